@@ -211,7 +211,7 @@ def main() -> None:
             heartbeat_timeout=how["heartbeat_timeout"],
             resume=how["resume"],
         )
-    print("DIGESTS " + json.dumps([trial.state for trial in run.trials] + [run.best.id, run.best.epoch]))
+    print("DIGESTS " + json.dumps([trial.digest for trial in run.trials] + [run.best.id, run.best.epoch]))
 
 
 if __name__ == "__main__":

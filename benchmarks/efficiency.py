@@ -174,7 +174,7 @@ def run_hopyard(data: Any, folder: Path, group: Any) -> tuple[float, float, floa
             parallel=hy.Hopper(group=group),
             directory=Path(name) / "run",
         )
-        lines = run.lines()
+        lines = run._lines()
         began = next(line.at for line in lines if isinstance(line, Began))
         up = max(line.at for line in lines if isinstance(line, Joined))
         end = next(line.at for line in lines if isinstance(line, Finished))

@@ -55,7 +55,7 @@ else:
                     hy.Dataset.numpy(x, y, validation=0.2, partitions=6), search=hy.Random(6), epochs=3,
                     metric="val_loss", mode="min", directory=how["directory"], parallel=hy.Hopper(group=how["group"]),
                     engine=hy.Local(workers=how["workers"]) if how["workers"] else hy.Inline())
-print("DIGESTS " + json.dumps([t.state for t in run.trials] + [run.best.id, run.best.epoch]))
+print("DIGESTS " + json.dumps([t.digest for t in run.trials] + [run.best.id, run.best.epoch]))
 """
 TROUBLES = ("none", "kill", "kills", "stop", "zombie", "driver", "drivers")
 

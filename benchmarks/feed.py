@@ -208,7 +208,7 @@ def frames(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
         rates = interleaved(options.repeats, ours, bare, peer, partitions)
         program.wait(60)
         for name in names:
-            assert sum(task["values"][name] for task in program.status()["tasks"]) == options.rows
+            assert sum(task["values"][name] for task in program.summary()["tasks"]) == options.rows
         good &= told(f"DataFrame, {partitions} partitions", *rates, ALLOWED["frame"], 20)
     return good
 

@@ -374,8 +374,8 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
                 | {"engine": hy.Inline(), "directory": "kept", "resume": True}
             ),
         ),
-        "resume": Call(hy.resume, lambda: {"run_directory": "kept"}, ended),
-        "load": Call(hy.load, lambda: {"run_directory": "kept"}),
+        "resume": Call(hy.resume, lambda: {"directory": "kept"}, ended),
+        "load": Call(hy.load, lambda: {"directory": "kept"}),
         "load_model": Call(hy.load_model, lambda: {"directory": "saved"}),
         "launch": Call(
             hy.launch, lambda: {"main": main, "roles": {"worker": 1}, "grace": 0}, lambda program: program.stop()
@@ -397,9 +397,9 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "program.feed": Call(program.feed, feed, waits=True),
         "program.infer": Call(program.infer, lambda: {"data": df, "schema": "a double"}),
         "program.end": Call(program.end, lambda: {"name": f"e{time.monotonic_ns()}"}),
-        "program.show_tensorboard": Call(program.show_tensorboard, lambda: {"timeout": 0.1}),
-        "predict": Call(hy.predict, lambda: {"model": "saved", "df": df.selectExpr("array(a, b, c) AS inputs")}),
-        "map_batches": Call(hy.map_batches, lambda: {"fn": dict, "df": df, "schema": "a double"}),
+        "program.tensorboard_url": Call(program.tensorboard_url, lambda: {"timeout": 0.1}),
+        "predict": Call(hy.spark.predict, lambda: {"model": "saved", "df": df.selectExpr("array(a, b, c) AS inputs")}),
+        "map_batches": Call(hy.spark.map_batches, lambda: {"fn": dict, "df": df, "schema": "a double"}),
         "HopyardEstimator": Call(
             hopyard.spark.HopyardEstimator, lambda: {"recipe": recipe, "featuresCols": ["a", "b", "c"], "labelCol": "y"}
         ),

@@ -198,7 +198,7 @@ def run_hopyard(job: Job, data: Any, folder: Path) -> Ours:
             directory=folder,
         )
     assert run.status == "completed", run
-    lines = run.lines()
+    lines = run._lines()
     began = next(line.at for line in lines if isinstance(line, Began))
     up = min(line.at for line in lines if isinstance(line, Joined))
     checked = next(line.at for line in lines if isinstance(line, Checked))

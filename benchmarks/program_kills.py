@@ -66,7 +66,7 @@ def once(draw: random.Random, spark: Any) -> tuple[str, float, str]:
     while not all((directory / name).exists() and (directory / name).read_text() for name in tasks):
         time.sleep(0.01)
     pids = {name: int((directory / name).read_text()) for name in tasks}
-    told = {f"{task['role']} {task['index']}": task["agent"] for task in program.status()["tasks"]}
+    told = {f"{task['role']} {task['index']}": task["agent"] for task in program.summary()["tasks"]}
 
     def feed() -> None:
         try:

@@ -1,4 +1,4 @@
-"""`hopyard.predict` on a DataFrame against its limit: a `mapInArrow` by hand, with the model in memory.
+"""`hopyard.spark.predict` on a DataFrame against its limit: a `mapInArrow` by hand, with the model in memory.
 
 A Parquet file of 20 columns of doubles, a torch perceptron, two executors of one core and one thread each; all columns
 are kept and the outputs added, and the result goes nowhere (`noop`). By hand: columns are stacked to float32, the whole

@@ -72,12 +72,12 @@ def measured(engine: Any, recipe: Callable[..., Any], configs: Any, epochs: int,
             engine=engine,
             directory=Path(folder) / "run",
         )
-        lines = run.lines()
+        lines = run._lines()
         began = next(line.at for line in lines if isinstance(line, Began))
         ups = [line.at for line in lines if isinstance(line, Joined)]
         assert len(ups) == WORKERS, "a worker was lost, or came too late to take part"
         (end,) = [line.at for line in lines if isinstance(line, Finished)]
-        return end - max(ups), max(ups) - began, [trial.state for trial in run.trials]
+        return end - max(ups), max(ups) - began, [trial.digest for trial in run.trials]
 
 
 def compare(name: str, engines: dict[str, Any], repeats: int, *job: Any) -> float:

@@ -72,7 +72,7 @@ def main(spark, shared=None, share=1.0, trials=4, epochs=2):
         mode="max",
         engine=hy.Spark(spark, workers=2),
     )
-    return run, hy.predict(run, table)
+    return run, hy.spark.predict(run, table)
 
 
 if __name__ == "__main__":

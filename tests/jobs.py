@@ -132,8 +132,8 @@ def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: A
 
 def digests(run: Run) -> list[str]:
     """Of the final States, by trial; none of a completed trial is missing."""
-    found = [trial.state for trial in run.trials]
-    assert all(len(trial.state) == 64 for trial in run.trials if trial.status == "completed")
+    found = [trial.digest for trial in run.trials]
+    assert all(len(trial.digest) == 64 for trial in run.trials if trial.status == "completed")
     return found
 
 

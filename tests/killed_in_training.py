@@ -66,19 +66,19 @@ def killed(name: str, victim: str, scope: Any, engine: Any, directory: Path) -> 
         directory=directory,
     )
     with program:
-        while (step := _step(program)) < KILL_AT and not program.over:
+        while (step := _step(program)) < KILL_AT and not program.done:
             time.sleep(0.01)
-        if not program.over:
-            tasks = {f"{task['role']} {task['index']}": task for task in program.status()["tasks"]}
+        if not program.done:
+            tasks = {f"{task['role']} {task['index']}": task for task in program.summary()["tasks"]}
             os.kill(process_of(tasks[victim]["agent"]), signal.SIGKILL)
         program.wait(820)
-    status = program.status()
+    status = program.summary()
     results = {path.stem: json.loads(path.read_text()) for path in directory.glob("result*.json")}
     return {"status": status["status"], "restarts": status["restarts"], "killed at": step, "results": results}
 
 
 def _step(program: hy.Program) -> int:
-    return max((task["step"] or 0 for task in program.status()["tasks"]), default=0)
+    return max((task["step"] or 0 for task in program.summary()["tasks"]), default=0)
 
 
 def main() -> None:

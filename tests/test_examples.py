@@ -116,7 +116,7 @@ def test_tensorflow_own_step(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [run.status for run in runs] == ["completed"] * 2
     assert runs[0].best.metrics["val_accuracy"] > 0.85
     assert "right with" in capsys.readouterr().out
-    first, second = [[trial.state for trial in run.trials] for run in runs]
+    first, second = [[trial.digest for trial in run.trials] for run in runs]
     assert first == second and all(len(state) == 64 for state in first)
 
 

@@ -149,7 +149,7 @@ def test_three_workers_of_which_one_is_killed(tmp_path: Path, one: Run) -> None:
         run.stop()
         raise
     assert digests(run.wait()) == digests(one)[:3]
-    (lost,) = [line for line in run.lines() if isinstance(line, Lost)]
+    (lost,) = [line for line in run._lines() if isinstance(line, Lost)]
     assert lost.slot == slot
     assert "SIGKILL" in lost.reason
 
@@ -179,7 +179,7 @@ select(Path("run"), zoo, ZOO[:5], engine=local(2), parallel=hy.Hopper("off"))
 
 def backends(run: Run) -> set[str]:
     """As the workers saw it."""
-    return {line.fingerprint["keras_backend"] for line in run.lines() if isinstance(line, Joined)}
+    return {line.fingerprint["keras_backend"] for line in run._lines() if isinstance(line, Joined)}
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_it_goes_on_from_its_checkpoint(
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     victim = VICTIMS[name][role]
     found = told(name, victim, scope, engine, tmp_path / "run")
-    assert (found["status"], found["restarts"]) == ("done", 1)
+    assert (found["status"], found["restarts"]) == ("completed", 1)
     results, steps = found["results"], ARGUMENTS[name]["steps"]
     leader = results["result-0" if name == "ps_tutorial" else "result"]
     assert leader["accuracy"] > 0.8

@@ -17,7 +17,6 @@ NAMES = {
         "Batch",
         "Categories",
         "Configs",
-        "Context",
         "DataError",
         "Dataset",
         "Grid",
@@ -26,7 +25,17 @@ NAMES = {
         "Inexact",
         "Inline",
     ),
-    *("JournalError", "Local", "PreflightError", "Random", "ResourceError", "Run", "RunDirectoryError", "RunFailed"),
+    *(
+        "JournalError",
+        "Local",
+        "PreflightError",
+        "Random",
+        "RecipeContext",
+        "ResourceError",
+        "Run",
+        "RunDirectoryError",
+        "RunFailed",
+    ),
     "SavedModel",
     *(
         "Space",
@@ -41,10 +50,12 @@ NAMES = {
         "load",
         "load_model",
     ),
-    *("Spark", "map_batches", "predict", "spark"),
+    "Spark",
     *("Program", "ProgramContext", "ProgramFailed", "Role", "launch"),
-    *("loguniform", "quniform", "randint", "resume", "select", "torch", "keras", "uniform", "__version__"),
+    *("loguniform", "quniform", "randint", "resume", "select", "uniform", "__version__"),
 }
+MODULES = {"keras", "spark", "torch"}
+"""Names that `from hopyard import *` leaves out: they would hide the packages of these names."""
 COMMON = {
     "engine": None,  # resolved to Local()
     "parallel": None,  # resolved to Hopper()
@@ -66,10 +77,13 @@ COMMON = {
 def test_the_exported_names_are_these() -> None:
     assert set(hy.__all__) == NAMES
     assert len(hy.__all__) == len(NAMES)
-    assert set(dir(hy)) == NAMES
+    assert set(dir(hy)) == NAMES | MODULES
+    assert set(hy.spark.__all__) == {
+        *("HopyardEstimator", "HopyardModel", "load_tfrecords", "map_batches", "predict", "save_tfrecords", "session")
+    }
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(NAMES | MODULES))
 def test_each_can_be_imported_and_has_a_docstring(name: str) -> None:
     value = getattr(hy, name)
     assert value is getattr(importlib.import_module("hopyard"), name)
@@ -84,6 +98,15 @@ def test_another_name_is_no_attribute() -> None:
 def test_importing_it_imports_no_heavy_package() -> None:
     code = "import sys, hopyard; print(sorted({'torch', 'pyarrow', 'numpy', 'zmq', 'pandas'} & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_all_names_at_once_hide_no_package_and_import_no_framework() -> None:
+    code = (
+        "import sys; from hopyard import *; select, Dataset, Program\n"
+        "print(sorted({'torch', 'keras', 'spark', 'pyspark', 'tensorflow'} & {*globals(), *sys.modules}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert out.strip() == "[]"
 
 
@@ -111,8 +134,8 @@ def test_the_signature_of_fit() -> None:
 
 
 def test_the_signatures_of_resume_load_and_load_model() -> None:
-    assert positional(hy.resume) == ["run_directory"]
-    assert positional(hy.load) == ["run_directory"]
+    assert positional(hy.resume) == ["directory"]
+    assert positional(hy.load) == ["directory"]
     assert parameters(hy.load) == {"trust": False}
     assert parameters(hy.load_model) == {"transform": None, "trust": False}
     assert parameters(hy.resume)["trust"] is False

@@ -79,9 +79,9 @@ def test_what_python_prints(run: hy.Run) -> None:
 def test_the_live_table(run: hy.Run, terminal: bool) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=400, height=50, color_system=None)
-    view = Table(run.spec, console=console)
+    view = Table(run._machine.spec, console=console)
     machine = run._machine
-    view.see(run.lines(), machine)
+    view.see(run._lines(), machine)
     view.close(machine)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "")  # rich's own
     assert "[/x][bold red]" in harmless(shown)

@@ -80,7 +80,7 @@ def launch(count=10, workers=2, engine=None, spark=None, directory=None):
             stream_lists(program, count)
         else:
             stream_spark(program, spark, count)
-        program.end()
+        program.end_feed()
         program.wait(timeout=300)
     return [json.loads(path.read_text()) for path in sorted(program.directory.glob("result-*.json"))]
 

@@ -21,7 +21,6 @@ _WHERE = {
     "Batch": "hopyard.spec",
     "Categories": "hopyard.data.options",
     "Configs": "hopyard.search.listed",
-    "Context": "hopyard.spec",
     "DataError": "hopyard.errors",
     "Dataset": "hopyard.data.dataset",
     "Grid": "hopyard.search.listed",
@@ -35,6 +34,7 @@ _WHERE = {
     "Program": "hopyard.driver.programs.program",
     "ProgramContext": "hopyard.agent.programs.context",
     "ProgramFailed": "hopyard.errors",
+    "RecipeContext": "hopyard.spec",
     "Random": "hopyard.search.listed",
     "ResourceError": "hopyard.errors",
     "Role": "hopyard.core.programs.placement",
@@ -56,8 +56,6 @@ _WHERE = {
     "load": "hopyard.driver.runs.run",
     "load_model": "hopyard.driver.runs.saved_model",
     "loguniform": "hopyard.space",
-    "map_batches": "hopyard.spark.inference.map_batches",
-    "predict": "hopyard.spark.inference.predict",
     "quniform": "hopyard.space",
     "randint": "hopyard.space",
     "resume": "hopyard.driver.runs.api",
@@ -69,7 +67,7 @@ _WHERE = {
 _MODULES = {"keras": "hopyard.frameworks.keras", "spark": "hopyard.spark", "torch": "hopyard.frameworks.torch"}
 """Public submodule → its module."""
 
-__all__ = ["__version__", *sorted(_WHERE), *sorted(_MODULES)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604 - no submodule: it would hide the package of its name
 
 
 def __getattr__(name: str) -> Any:
@@ -84,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *sorted(_MODULES)]
 
 
 if TYPE_CHECKING:
@@ -131,5 +129,5 @@ if TYPE_CHECKING:
     from hopyard.space import randint as randint
     from hopyard.space import uniform as uniform
     from hopyard.spec import Batch as Batch
-    from hopyard.spec import Context as Context
     from hopyard.spec import Hopper as Hopper
+    from hopyard.spec import RecipeContext as RecipeContext

@@ -100,7 +100,7 @@ def _table(folder: Path) -> pa.Table:
 # ------------------------------------------------------------------------------------------------ the program
 
 
-def recipe(config: dict[str, Any], ctx: hy.Context) -> Any:
+def recipe(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
     """A plain net of `depth` layers for a table."""
     import torch
 

@@ -95,8 +95,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Equal for models that differ only in their State; "": equal to no model of another trial."""
     batch_size: int
     reads_epochs: bool = False
-    """Whether the recipe asked for the run's number of epochs (`Context.epochs`), so that a run of more epochs trains
-    another model."""
+    """Whether the recipe asked for the run's number of epochs (`RecipeContext.epochs`), so that a run of more epochs
+    trains another model."""
 
 
 class Unit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -268,7 +268,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Context:
+class RecipeContext:
     """What a `recipe(config, ctx)` receives in addition to its config.
 
     A schedule of the learning rate over the whole run, which steps after each batch, has

@@ -410,15 +410,15 @@ def test_a_script_as_a_distributed_program(tmp_path):
         "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
         "if '--fail' in sys.argv and os.environ['RANK'] == '1': raise ValueError('the wrong wine')\n"
     )
-    roles = ["run", "--roles", "worker=2", "--directory"]
+    roles = ["launch", "--roles", "worker=2", "--directory"]
     done = call(*roles, tmp_path / "programs/good", script, "--steps", "3")
-    assert done.exit_code == 0 and "done" in done.output
+    assert done.exit_code == 0 and "completed" in done.output
     done = call(*roles, tmp_path / "programs/bad", script, "--fail")
     assert done.exit_code == 1 and "worker 1 failed: ValueError: the wrong wine" in done.output
     listed = call("ls", tmp_path / "programs")
-    assert [line.split()[:2] for line in listed.output.splitlines()[1:]] == [["bad", "failed"], ["good", "done"]]
+    assert [line.split()[:2] for line in listed.output.splitlines()[1:]] == [["bad", "failed"], ["good", "completed"]]
     assert "worker 1" in call("show", tmp_path / "programs/bad").output
-    assert json.loads(call("show", tmp_path / "programs/good", "--json").output)["status"] == "done"
+    assert json.loads(call("show", tmp_path / "programs/good", "--json").output)["status"] == "completed"
     assert "rank 1 of 2 ['--steps', '3']" in call("logs", tmp_path / "programs/good").output
     script.write_text("import time; time.sleep(1000)")
     done = call(*roles, tmp_path / "programs/long", "--max-time", "3", script)
@@ -433,17 +433,17 @@ def test_a_script_as_a_distributed_program(tmp_path):
         (["--roles", "worker"], "must be such as worker=4,ps=1"),
         (["--roles", "worker=2", "--engine", "mesos"], "must be local or spark, got mesos"),
         (["--roles", "worker=2", "--master", "yarn"], "it goes with --engine spark"),
-        (["--master", "yarn"], "go with --roles"),
-        (["--max-restarts", "2"], "go with --roles"),
-        (["--restart-scope", "task"], "go with --roles"),
-        (["--max-time", "60"], "go with --roles"),
+        (["--until", "chief"], "Missing option '--roles'"),
+        (["--roles", "worker=2", "--restart-scope", "all"], "not one of"),
         (["--roles", "worker=2", "--until", "worker:2"], "from 0 to 1"),
     ],
 )
 def test_usage_of_programs(tmp_path, words, said):
     (tmp_path / "train.py").write_text("")
-    done = call("run", *words, tmp_path / "train.py")
+    done = call("launch", *words, tmp_path / "train.py")
     assert done.exit_code == 2 and said in done.output
+    done = call("run", *words, tmp_path / "train.py")
+    assert done.exit_code == 2 and f"no such option: {words[0]}" in done.output and "hopyard launch" in done.output
 
 
 @pytest.fixture
@@ -457,6 +457,12 @@ def no_master(tmp_path, monkeypatch):
     return tmp_path / "spark-defaults.conf"
 
 
+def launched(seen, status):
+    """What hy.launch would be: it notes the engine, and the program ends with this status."""
+    program = types.SimpleNamespace(directory="d", wait=lambda: types.SimpleNamespace(status=status))
+    return lambda *_, engine, **more: seen.append(engine) or contextlib.nullcontext(program)
+
+
 @pytest.mark.parametrize("settings", [None, "# spark.master yarn\nspark.master.ui.port 1\n"])
 def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, monkeypatch, settings):
     if settings:
@@ -465,8 +471,8 @@ def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, 
     session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
     monkeypatch.setattr("hopyard.spark.local.session.session", lambda **how: seen.append(how) or session)
     monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
-    monkeypatch.setattr("hopyard.cli.runs.run_program", lambda *given, **_: seen.append(given[3]) or 0)
-    done = call("run", "--engine", "spark", "--roles", "worker=2", script(""))
+    monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "completed"))
+    done = call("launch", "--engine", "spark", "--roles", "worker=2", script(""))
     assert done.exit_code == 0
     assert "no master is named, so these are 2 executors of this machine" in done.stderr
     assert seen == [{"cores": 1, "executors": 2}, (session, 2), "stopped"]
@@ -484,9 +490,9 @@ def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
     builders = "pyspark.sql.SparkSession.Builder.getOrCreate"
     monkeypatch.setattr(builders, lambda self: seen.append(self._options.get("spark.master")) or session)
     monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
-    monkeypatch.setattr("hopyard.cli.runs.run_program", lambda *given, **_: seen.append(given[3]) or 3)
+    monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "stopped"))
     given = ["--master", "yarn"] if by == "--master" else []
-    assert call("run", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 3
+    assert call("launch", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 1
     assert seen == ["yarn" if given else None, (session, 3), "stopped"]
 
 
@@ -510,7 +516,7 @@ def test_spark_that_does_not_start(no_master, script, monkeypatch, error, said):
         raise RuntimeError(error)
 
     monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", fails)
-    done = call("run", "--engine", "spark", "--master", "odd", "--roles", "worker=2", script(""))
+    done = call("launch", "--engine", "spark", "--master", "odd", "--roles", "worker=2", script(""))
     assert done.exit_code == 2
     assert done.stderr.startswith(f"error: --master 'odd': Spark did not start: {said}; a master is spark://host:7077")
     assert done.stderr.count("\n") == 1
@@ -526,9 +532,9 @@ def test_a_script_on_real_executors(tmp_path, monkeypatch):
         "text = ' '.join([os.environ['WORLD_SIZE'], *sys.argv[1:]])\n"
         "pathlib.Path(os.environ['HOPYARD_DIRECTORY'], 'rank-' + os.environ['RANK']).write_text(text)\n"
     )
-    command = [sys.executable, "-m", "hopyard", "run", "--engine", "spark"]
+    command = [sys.executable, "-m", "hopyard", "launch", "--engine", "spark"]
     command += ["--roles", "worker=2", "--directory", tmp_path / "program", path, "--steps", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=110)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == f"{tmp_path / 'program'}: done"
+    assert done.stderr.splitlines()[-1] == f"{tmp_path / 'program'}: completed"
     assert [(tmp_path / "program" / f"rank-{n}").read_text() for n in (0, 1)] == ["2 --steps 3"] * 2

@@ -108,7 +108,7 @@ def test_a_cluster_that_does_not_end_is_stopped_after_the_timeout(sc: Any) -> No
     cluster = TFCluster.run(sc, main, None, 2, 0)
     with pytest.raises(ResourceError, match="did not end within timeout=1 seconds and was stopped"):
         cluster.shutdown(timeout=1)
-    assert cluster.program.status()["status"] == "stopped"
+    assert cluster.program.status == "stopped"
 
 
 @pytest.mark.parametrize(

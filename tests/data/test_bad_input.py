@@ -41,7 +41,10 @@ def arrow(table: pa.Table = ROWS, **options: Any) -> Dataset:
         ({"features": {"x": [1.5]}}, r"features\['x'\]\[0\] = 1\.5: names of columns are text; give '1\.5' perhaps"),
         ({"features": np.array([["a"], ["b"]])}, "features must be the name of a column or a list of such names, got"),
         ({"features": ["a", ""]}, r"features\[1\] = '': a name has a character"),
-        ({"features": ["a", ("b", "c")]}, r"""features\[1\] = \('b', 'c'\): names .* text; give "\('b', 'c'\)" perhaps"""),
+        (
+            {"features": ["a", ("b", "c")]},
+            r"""features\[1\] = \('b', 'c'\): names .* text; give "\('b', 'c'\)" perhaps""",
+        ),
         ({"features": ""}, "features must be the name of a column .*, got ''"),
         ({"features": {1.5: "a"}}, r"key 1\.5"),
         ({"label": True}, "label must be .*, got True"),

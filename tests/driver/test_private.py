@@ -66,7 +66,7 @@ def test_a_program_directory_is_its_users_alone(tmp_path: Path) -> None:
     program = hy.launch(
         programs.who, roles={"worker": 1}, engine=engine, env={"OTHER_KEY": SECRET}, directory=tmp_path / "program"
     )
-    assert program.wait(60) == "done"
+    assert program.wait(60).status == "completed"
     assert mode(tmp_path / "program") == 0o700
     assert having(tmp_path, SECRET) == []
 

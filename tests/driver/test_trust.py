@@ -54,7 +54,7 @@ def test_a_run(tmp_path: Path, loosen: Callable[[Path], None]) -> None:
     loosen(layout.recipe)
     tries: list[Callable[[], Any]] = [
         lambda: hy.resume(layout.root),
-        lambda: hy.load(layout.root).inputs,
+        lambda: hy.load(layout.root)._inputs,
         lambda: select(layout.root, resume=True),
     ]
     before = layout.journal.read_bytes()
@@ -66,7 +66,7 @@ def test_a_run(tmp_path: Path, loosen: Callable[[Path], None]) -> None:
         assert outcome.exit_code != 0 and "opening a pickle runs its code" in outcome.output
     assert not sign.exists() and layout.journal.read_bytes() == before
     layout.recipe.write_bytes(own)
-    assert hy.load(layout.root, trust=True).inputs.data.prepare().digest == dataset().prepare().digest
+    assert hy.load(layout.root, trust=True)._inputs.data.prepare().digest == dataset().prepare().digest
     assert digests(select(layout.root, resume=True, trust=True)) == digests(run)
     assert hy.resume(layout.root, trust=True).status == "completed"
     outcome = CliRunner().invoke(app, ["replay", str(layout.root), "--trust"])

@@ -71,7 +71,7 @@ def launch(name, main, roles, **how):
     return hy.launch(main, None, roles=roles, engine=engine, directory=Path(name), **how)
 
 def values(program):
-    return [task["values"] for task in program.status()["tasks"]]
+    return [task["values"] for task in program.summary()["tasks"]]
 
 engine = hy.Spark(spark, workers=2)
 """

@@ -47,11 +47,11 @@ def notes(tmp_path: Path, count: int, restart: int = 0) -> dict[str, int]:
 
 
 def everyone(program: hy.Program) -> list[int]:
-    return [task["agent"] for task in program.status()["tasks"] if task["agent"]]
+    return [task["agent"] for task in program.summary()["tasks"] if task["agent"]]
 
 
 def values(program: hy.Program, name: str) -> list[float]:
-    return [task["values"].get(name, 0) for task in program.status()["tasks"]]
+    return [task["values"].get(name, 0) for task in program.summary()["tasks"]]
 
 
 def frame(spark: Any, rows: int = 20000, partitions: int = 8) -> Any:
@@ -75,16 +75,21 @@ def slots_are_free(spark: Any) -> bool:
 class TestItsLife:
     def test_each_task_knows_who_it_is(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, roles={"chief": 1, "ps": 1}, until="all")
-        assert program.wait(90) == "done"
+        assert program.wait(90).status == "completed"
         assert values(program, "rank") == [0, -1]
         assert slots_are_free(spark)
 
     def test_parameter_servers_beside_the_driver_take_no_slot(self, spark: Any, tmp_path: Path) -> None:
         engine = hy.Spark(spark, workers=4, driver_workers=2)
         program = launch(spark, tmp_path, programs.serves, roles={"worker": 2, "ps": 2}, engine=engine, until="workers")
-        assert program.wait(90) == "done"
-        status = {(task["role"], task["index"]): task["status"] for task in program.status()["tasks"]}
-        assert status == {("worker", 0): "done", ("worker", 1): "done", ("ps", 0): "ended", ("ps", 1): "ended"}
+        assert program.wait(90).status == "completed"
+        status = {(task["role"], task["index"]): task["status"] for task in program.summary()["tasks"]}
+        assert status == {
+            ("worker", 0): "completed",
+            ("worker", 1): "completed",
+            ("ps", 0): "ended",
+            ("ps", 1): "ended",
+        }
         assert gone(everyone(program), 2.0) and slots_are_free(spark)
 
     def test_an_idle_program_stops_at_once(self, spark: Any, tmp_path: Path) -> None:
@@ -107,7 +112,7 @@ class TestItsLife:
         program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
         with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
             program.wait(120)
-        assert program.status()["status"] == "failed"
+        assert program.status == "failed"
         pids = [int(path.read_text() or 0) for path in (tmp_path / "program" / "notes").glob("*-pid")]
         assert gone([*filter(None, pids), *everyone(program)], 5.0) and slots_are_free(spark)
 
@@ -132,7 +137,7 @@ class TestFeeding:
         program = launch(spark, tmp_path, programs.collects)
         data = frame(spark)
         rows = program.feed(data.rdd.map(tuple) if kind == "RDD" else data, epochs=2)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert rows == sum(values(program, "rows")) == 40000
         assert sum(values(program, "total")) == 2 * sum(range(20000))
         assert min(values(program, "rows")) > 0
@@ -150,7 +155,7 @@ class TestFeeding:
     def test_a_worker_that_has_enough_does_not_hang_the_job(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.collects, {"enough": 500})
         program.feed(frame(spark, 2_000_000, 8))
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
 
     def test_a_worker_that_never_reads(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.idle)
@@ -166,14 +171,14 @@ class TestFeeding:
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*(SIGKILL|lost)"):
             program.feed(frame(spark, 2_000_000, 8))
         assert time.monotonic() - began < 60
-        assert program.status()["status"] == "failed"
+        assert program.status == "failed"
 
     @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.slow)])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
-        assert program.wait(60) == "done"
-        assert program.status()["restarts"] == 1 and sum(values(program, "rows")) == 20000
+        assert program.wait(60).status == "completed"
+        assert program.summary()["restarts"] == 1 and sum(values(program, "rows")) == 20000
 
 
 class TestInference:
@@ -182,8 +187,8 @@ class TestInference:
         found = program.infer(frame(spark, 5000, 5), schema="b long").collect()
         assert [row.b for row in found] == [2 * n for n in range(5000)]
         assert program.infer(frame(spark, 10, 2), schema="b long").count() == 10
-        program.end("infer")
-        assert program.wait(60) == "done"
+        program.end_feed("infer")
+        assert program.wait(60).status == "completed"
 
     def test_after_the_program_has_ended(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _doubles)
@@ -230,19 +235,19 @@ class TestKills:
         """Nothing of it answers any more; its executor has the only core that another could get."""
         program = launch(spark, tmp_path, _slow_start, max_restarts=1)
         pids = notes(tmp_path, 2)
-        agent = next(task["agent"] for task in program.status()["tasks"] if task["index"] == 0)
+        agent = next(task["agent"] for task in program.summary()["tasks"] if task["index"] == 0)
         supervisor = _parent_of(agent)
         for pid in (supervisor, agent):
             os.kill(pid, signal.SIGSTOP)
         until = time.monotonic() + 180
-        while program.status()["restarts"] == 0 and time.monotonic() < until:
+        while program.summary()["restarts"] == 0 and time.monotonic() < until:
             time.sleep(0.1)
         again = notes(tmp_path, 2, restart=1)
         assert gone([supervisor, agent, *pids.values()], 1.0), "the old agent goes on working"
         assert not set(again.values()) & set(pids.values())
         (tmp_path / "program" / "go").touch()
-        assert program.wait(60) == "done"
-        assert program.status()["restarts"] == 1
+        assert program.wait(60).status == "completed"
+        assert program.summary()["restarts"] == 1
         assert slots_are_free(spark)
 
     def test_a_killed_executor_restarts_the_program(self, spark: Any, tmp_path: Path) -> None:
@@ -252,8 +257,8 @@ class TestKills:
         os.kill(executor, signal.SIGKILL)
         assert gone([pids["worker-0"]], 2.0)
         (tmp_path / "program" / "go").touch()
-        assert program.wait(90) == "done"
-        assert program.status()["restarts"] == 1
+        assert program.wait(90).status == "completed"
+        assert program.summary()["restarts"] == 1
 
 
 def _executor_of(pid: int) -> int:

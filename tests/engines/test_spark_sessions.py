@@ -52,14 +52,14 @@ import hopyard
 spark = hopyard.spark.session(cores=2, config={{"spark.api.mode": "connect"}})
 assert type(spark).__module__.startswith("pyspark.sql.connect")
 select(Path("run"), engine=hy.Spark(spark, workers=2))
-assert hy.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
+assert hy.spark.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
 import programs
 import time
 how = {{"roles": {{"worker": 2}}, "engine": hy.Spark(spark, workers=2)}}
 program = hy.launch(programs.collects, directory="program", **how)
 assert program.feed(spark.range(0, 1000, 1, 4).withColumnRenamed("id", "a")) == 1000
-assert program.wait(60) == "done"
-assert sum(task["values"]["total"] for task in program.status()["tasks"]) == sum(range(1000))
+assert program.wait(60).status == "completed"
+assert sum(task["values"]["total"] for task in program.summary()["tasks"]) == sum(range(1000))
 idle = hy.launch(programs.idle, directory="idle", release_cores=True, **how)
 while sum(1 for path in Path("idle/notes").glob("*-pid") if path.read_text()) < 2:
     time.sleep(0.05)

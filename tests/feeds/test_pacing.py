@@ -27,12 +27,12 @@ def pacing(uneven: Uneven, allowed: Count = Count(0, False), size: int = 10) -> 
         ("min", Count(1, True), 1, HERE, "end"),
         ("min", Count(3, True), 2, ENDED, "give"),
         ("min", Count(3, True), 0, UNWANTED, "end"),
-        ("repeat", Count(0, False), 1, HERE, "give"),
-        ("repeat", Count(0, False), 2, HERE, None),
-        ("repeat", Count(9, False), 2, HERE, None),
-        ("repeat", Count(0, False), 2, ENDED, "give"),
-        ("repeat", Count(9, False), 3, ENDED, "again"),
-        ("repeat", Count(9, True), 9, ENDED, "end"),
+        ("cycle", Count(0, False), 1, HERE, "give"),
+        ("cycle", Count(0, False), 2, HERE, None),
+        ("cycle", Count(9, False), 2, HERE, None),
+        ("cycle", Count(0, False), 2, ENDED, "give"),
+        ("cycle", Count(9, False), 3, ENDED, "again"),
+        ("cycle", Count(9, True), 9, ENDED, "end"),
     ],
 )
 def test_whose_turn_it_is(uneven: Uneven, allowed: Count, batch: int, arrived: Arrived, turn: str | None) -> None:
@@ -64,6 +64,6 @@ def test_a_program_that_takes_no_more_tells_how_many_batches_it_took() -> None:
     assert it.news(UNWANTED) == Count(1, True)
 
 
-@pytest.mark.parametrize(("uneven", "together"), [(None, False), ("join", False), ("min", True), ("repeat", True)])
+@pytest.mark.parametrize(("uneven", "together"), [(None, False), ("allow", False), ("min", True), ("cycle", True)])
 def test_who_ends_together(uneven: Uneven | None, together: bool) -> None:
     assert Pacing(uneven).together == together

@@ -466,7 +466,7 @@ class Driver:
 
 @pytest.mark.parametrize(
     ("uneven", "rows", "batches"),
-    [("min", (25, 8), (1, 1)), ("min", (45, 38), (4, 4)), ("min", (25, 0), (0, 0)), ("repeat", (45, 8), (5, 5))],
+    [("min", (25, 8), (1, 1)), ("min", (45, 38), (4, 4)), ("min", (25, 0), (0, 0)), ("cycle", (45, 8), (5, 5))],
 )
 def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, ...], batches: tuple[int, ...]) -> None:
     driver = Driver(uneven, 2)
@@ -487,23 +487,23 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
             server.queue("train").end()
         got = [one.result(5) for one in found]
         assert tuple(map(len, got)) == batches
-        if uneven == "repeat":
+        if uneven == "cycle":
             assert [batch["y"].tolist() for batch in got[1]] == [list(range(8))] * 5
         elif batches[0]:
             assert got[0][0]["y"].tolist() == list(range(10))
 
 
 def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
-    driver = Driver("repeat", 2)
+    driver = Driver("cycle", 2)
     with feed_server(tmp_path, 0, on_count=driver.hear(0)) as server:
-        server.queue("train").uneven = "repeat"
+        server.queue("train").uneven = "cycle"
         server.queue("train").allow(Count(3, False))
         server.queue("train").end()
         with pytest.raises(DataError, match="this worker got no rows"):
             next(Feed(server.queue("train")).batches(10))
 
 
-@pytest.mark.parametrize("uneven", ["min", "repeat"])
+@pytest.mark.parametrize("uneven", ["min", "cycle"])
 @pytest.mark.parametrize("main", ["leaves its feed", "is over", "was over before"])
 def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Uneven, main: str) -> None:
     driver = Driver(uneven, 2)
@@ -544,7 +544,7 @@ def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Pa
         assert found.result(5) == []
 
 
-@pytest.mark.parametrize("uneven", ["min", "repeat"])
+@pytest.mark.parametrize("uneven", ["min", "cycle"])
 def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: Uneven) -> None:
     told: list[Count] = []
     with feed_server(tmp_path, on_count=lambda _, count: told.append(count)) as server:
@@ -666,7 +666,7 @@ def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: py
 
 def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) -> None:
     queue = FeedQueue("train", tmp_path, limit=100)
-    queue.uneven = "join"
+    queue.uneven = "allow"
     stream = queue.open(0, 0)
     assert stream is not None
     bodies = [queue.reserve(stream, 40) for _ in range(2)]

@@ -22,7 +22,7 @@ def write(layout, *lines, torn=b""):
     layout.journal.write_bytes(b"".join(encode(line) + b"\n" for line in lines) + torn)
 
 
-@pytest.mark.parametrize("told", ["completed", "partial", "failed", "done", "stopped"])
+@pytest.mark.parametrize("told", ["completed", "partial", "failed", "stopped"])
 def test_what_is_over_stays_so(layout, told):
     write(layout, DIED)
     with layout.lock.open("w") as file:
@@ -30,7 +30,7 @@ def test_what_is_over_stays_so(layout, told):
         assert standing(layout, told) == told
 
 
-@pytest.mark.parametrize("told", ["checking", "running", "reserving"])
+@pytest.mark.parametrize("told", ["checking", "running"])
 @pytest.mark.parametrize("last", [[], [DIED], [ASKED], [ASKED, AGAIN]])
 def test_while_a_driver_lives_it_is_running(layout, told, last):
     write(layout, *last)

@@ -473,8 +473,8 @@ args = str(home / "ready"), str(home / "go")
 engine = hy.Local(2, devices=None, env={"HOPYARD_TEST_KEY": "secret"})
 program = hy.launch(main, args, roles={"worker": 2}, engine=engine, directory=home / "program")
 taken = program.feed([{"a": n} for n in range(20_000)])
-assert program.wait(200) == "done"
-tasks = program.status()["tasks"]
+assert program.wait(200).status == "completed"
+tasks = program.summary()["tasks"]
 print(json.dumps([taken, *(sum(task["values"][name] for task in tasks) for name in ("rows", "total"))]))
 """
 

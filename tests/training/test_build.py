@@ -60,14 +60,14 @@ def test_anything_else_is_refused(recipe: Any, message: str) -> None:
 def test_the_context_says_what_the_data_is() -> None:
     seen: list[Any] = []
 
-    def recipe(config: Any, ctx: hy.Context) -> Any:
+    def recipe(config: Any, ctx: hy.RecipeContext) -> Any:
         seen.append(ctx)
         return linear(config)
 
     about = plan(recipe)
     built = build(about, 2, {"lr": 0.1})
     rows = tuple(part.rows for part in about.manifest.train)
-    assert seen == [hy.Context("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2, rows, 1)]
+    assert seen == [hy.RecipeContext("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2, rows, 1)]
     assert seen[0].rows == sum(rows) == about.manifest.train_rows
     assert built.context is seen[0] and not built.reads_epochs
     assert seen[0].epochs == 1 and built.reads_epochs
@@ -87,23 +87,23 @@ def test_the_context_counts_the_batches_of_an_epoch(batch_size: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 18, 33])
 def test_a_last_batch_of_one_row_is_no_step_of_its_own(rows: int) -> None:
-    ctx = hy.Context("cpu", {}, None, 0, 0, (rows, 16))
+    ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (rows, 16))
     assert ctx.batches(16) == len(sizes(rows, 16)) + 1
 
 
 def test_batches_of_what_is_no_size_are_refused() -> None:
     with pytest.raises(hy.SpecError, match="batch_size must be an integer >= 1, got 0"):
-        hy.Context("cpu", {}, None, 0, 0, (16,)).batches(0)
+        hy.RecipeContext("cpu", {}, None, 0, 0, (16,)).batches(0)
 
 
 def test_to_show_a_context_does_not_count_as_asking_for_the_epochs() -> None:
-    ctx = hy.Context("cpu", {}, None, 0, 0, (16,), 3)
-    assert "trial=0" in repr(ctx) and ctx == hy.Context("cpu", {}, None, 0, 0, (16,), 3)
+    ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
+    assert "trial=0" in repr(ctx) and ctx == hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
     assert not ctx.epochs_read
 
 
 def test_a_context_is_read_only() -> None:
-    ctx = hy.Context("cpu", {}, None, 0, 0, (16,), 3)
+    ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
     with pytest.raises(hy.SpecError, match=r"ctx\.epochs = 7: the number of epochs is set by select\(epochs=\)"):
         ctx.epochs = 7  # type: ignore[misc]
     for name in ("seed", "width"):

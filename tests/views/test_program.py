@@ -32,7 +32,7 @@ def test_the_report_says_how_each_task_stands() -> None:
     text = report(summarize(LINES), Path("runs/p"))
     assert text.splitlines()[0] == "train: failed"
     assert "roles      2 worker, on local" in text and "restarts   1" in text
-    assert "worker 0     done      a  slot-0.log  step 7  loss 0.5" in text
+    assert "worker 0     completed a  slot-0.log  step 7  loss 0.5" in text
     assert "worker 1     failed" in text
 
 
@@ -56,7 +56,7 @@ def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
 def test_a_journal_begins_with_the_launch() -> None:
     with pytest.raises(JournalError, match="begins with Launched, not Reserved"):
         summarize(LINES[1:])
-    assert summarize([]).status == "reserving"
+    assert summarize([]).status == "running"
 
 
 def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:
@@ -66,4 +66,4 @@ def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:
     assert [told.status, *(task.status for task in told.tasks.values())] == ["interrupted"] * 3
     told = summarize(LINES[:6])
     told.set_status("interrupted")
-    assert [task.status for task in told.tasks.values()] == ["done", "interrupted"]
+    assert [task.status for task in told.tasks.values()] == ["completed", "interrupted"]

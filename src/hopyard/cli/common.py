@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from hopyard.errors import HopyardError
+from hopyard.errors import HopyardError, UsageError
 from hopyard.text import escaped, escaped_json, one_line
 
 P = ParamSpec("P")
@@ -47,6 +48,19 @@ def verb(work: Callable[P, int | None]) -> Callable[P, None]:
         raise typer.Exit(code)
 
     return guarded
+
+
+def require_script(script: Path, name: str) -> None:
+    """Raise UsageError unless there is such a script. `name`: of the verb, for the message."""
+    if script.is_file():
+        return
+    if str(script).startswith("-"):
+        raise UsageError(
+            f"hopyard {name}: no such option: {script}; `hopyard {name} --help` lists them, and options of the script "
+            "come after its name"
+            + ("; `hopyard launch --roles … SCRIPT` runs a distributed program" if name == "run" else "")
+        )
+    raise UsageError(f"{script}: no such file; SCRIPT must be the path of a Python script")
 
 
 def echo(text: str, nl: bool = True, err: bool = False) -> None:

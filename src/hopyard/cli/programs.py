@@ -1,4 +1,4 @@
-"""`hopyard run --roles`: runs a script as a distributed program."""
+"""The verb `launch`: runs a script as a distributed program."""
 
 from __future__ import annotations
 
@@ -7,11 +7,73 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hopyard.cli.common import FAILED, GOOD, echo, say
+import typer
+
+from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, verb
 from hopyard.errors import UsageError
 from hopyard.text import shown
+
+
+@verb
+def launch(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Any script: each task of the program runs it.")],
+    roles: Annotated[
+        str,
+        typer.Option(metavar="ROLES", help="Its tasks: worker=4,ps=1 (or worker=2:4 for a range)."),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    engine: Annotated[str, typer.Option(help="Where the tasks run: local or spark.")] = "local",
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Spark's master: spark://host:7077, yarn. Default: that of its settings."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Tasks that must finish: chief, workers, all, or one: worker:0."),
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often to start again when a task fails.")] = 0,
+    restart_scope: Annotated[
+        Literal["program", "task"],
+        typer.Option(help="What starts again when a task fails: program, or task, if the others can wait for it."),
+    ] = "program",
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time after which the program is ended, restarts included.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each chief and worker.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
+    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
+) -> int:
+    """Run a script as a distributed program, each task in a process of its own."""
+    require_script(script, "launch")
+    terminable()
+    from hopyard.driver.programs import api
+
+    tasks = roles_of(roles, gpus)
+    with (
+        engine_of(engine, tasks, master) as placed,
+        api.launch(
+            script,
+            arguments or [],
+            roles=tasks,
+            engine=placed,
+            until=until,
+            max_restarts=max_restarts,
+            restart_scope=restart_scope,
+            max_time=max_time,
+            tensorboard=tensorboard,
+            tensorflow1=tensorflow1,
+            directory=directory,
+        ) as program,
+    ):
+        say(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`")
+        if tensorboard:
+            say(f"TensorBoard: {program.tensorboard_url() or 'not up; see the logs'}")
+        status = program.wait().status
+    say(f"{program.directory}: {status}")
+    return GOOD if status == "completed" else FAILED
 
 
 def roles_of(text: str, gpus: int) -> dict[str, Any]:
@@ -123,16 +185,3 @@ def _has_master(environ: Mapping[str, str]) -> bool:
     folder = Path(environ.get("SPARK_CONF_DIR") or pyspark(environ).home / "conf")
     settings = folder / "spark-defaults.conf"
     return settings.is_file() and bool(re.search(r"(?m)^\s*spark\.(master|remote)[\s=:]", settings.read_text()))
-
-
-def run_program(script: Path, arguments: list[str], roles: dict[str, Any], engine: Any, **options: Any) -> int:
-    """Run a program to its end and return the exit code."""
-    from hopyard.driver.programs.api import launch
-
-    with launch(script, arguments, roles=roles, engine=engine, **options) as program:
-        echo(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`", err=True)
-        if options["tensorboard"]:
-            echo(f"TensorBoard: {program.show_tensorboard() or 'not up; see the logs'}", err=True)
-        status = program.wait()
-    echo(f"{program.directory}: {status}", err=True)
-    return GOOD if status == "done" else FAILED

@@ -11,70 +11,21 @@ from typing import Annotated
 
 import typer
 
-from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, say, terminable, verb
-from hopyard.cli.programs import engine_of, roles_of, run_program
-from hopyard.errors import HopyardError, UsageError
+from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
+from hopyard.errors import HopyardError
 
 
 @verb
 def run(
     script: Annotated[
         Path,
-        typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit; with --roles, any script."),
+        typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit."),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    roles: Annotated[
-        str | None,
-        typer.Option(help="Run it as a program of these tasks: worker=4,ps=1 (or worker=2:4 for a range)."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Where the tasks run: local or spark.")] = "local",
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Spark's master: spark://host:7077, yarn. Default: that of its settings."),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(help="Tasks that must finish: chief, workers, all, or one: worker:0."),
-    ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often to start again when a task fails.")] = 0,
-    restart_scope: Annotated[
-        str,
-        typer.Option(help="What starts again when a task fails: program, or task, if the others can wait for it."),
-    ] = "program",
-    max_time: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Time after which the program is ended, restarts included.")
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each chief and worker.")] = 0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
-    tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
 ) -> int:
-    """Run a script; the exit code says how its runs ended. With --roles each task of a program runs it."""
-    if not script.is_file():
-        raise UsageError(f"{script}: no such file; SCRIPT must be the path of a Python script")
+    """Run a script; the exit code says how its runs ended."""
+    require_script(script, "run")
     terminable()
-    if roles is not None:
-        program_roles = roles_of(roles, gpus)
-        with engine_of(engine, program_roles, master) as program_engine:
-            return run_program(
-                script,
-                arguments or [],
-                program_roles,
-                program_engine,
-                until=until,
-                max_restarts=max_restarts,
-                restart_scope=restart_scope,
-                max_time=max_time,
-                tensorboard=tensorboard,
-                tensorflow1=tensorflow1,
-                directory=directory,
-            )
-    program_options = (master, until, max_restarts, max_time, tensorboard, tensorflow1, gpus, directory)
-    if engine != "local" or restart_scope != "program" or any(program_options):
-        raise UsageError(
-            "--engine, --master, --until, --max-restarts, --restart-scope, --max-time, --gpus, --tensorboard, "
-            "--tensorflow1 and --directory go with --roles"
-        )
     from hopyard.frameworks import quiet
 
     quiet()

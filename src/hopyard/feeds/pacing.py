@@ -46,7 +46,7 @@ class Pacing:
     @property
     def together(self) -> bool:
         """Whether workers end together, as far as is known yet."""
-        return self.uneven not in (None, "join")
+        return self.uneven not in (None, "allow")
 
     def ask(self, batch: int, size: int) -> None:
         """Record that the program asks for batch number `batch`, of `size` rows."""
@@ -64,10 +64,10 @@ class Pacing:
         """
         if arrived.unwanted:
             return "end"
-        if self.uneven == "repeat" and batch < self._count(arrived).batches:
+        if self.uneven == "cycle" and batch < self._count(arrived).batches:
             return "give"
         if batch < self.allowed.batches:
-            if self.uneven != "repeat":
+            if self.uneven != "cycle":
                 return "give"
             return "again" if arrived.ended else None
         return "end" if self.allowed.ended else None

@@ -86,7 +86,7 @@ class FeedQueue:
                 return None
             if reply_to is None:
                 return self._shared
-            self._pacing.uneven = self._pacing.uneven or "join"
+            self._pacing.uneven = self._pacing.uneven or "allow"
             self._changed.notify_all()
             return self._requests.open(reply_to, partition, timeout)
 
@@ -321,7 +321,7 @@ class FeedQueue:
         with self._changed:
             self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended)
             self._check()
-            return self.uneven or "join"
+            return self.uneven or "allow"
 
     def turn(self, batch: int, size: int) -> Literal["give", "again", "end"]:
         """Wait until it is known whether batch number `batch`, of `size` rows, may be given out, in a feed whose
@@ -378,7 +378,7 @@ class FeedQueue:
         failure = HopyardError(
             f"feed {self.name!r}: {problem} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
             f"{self._limit:,} bytes wait by uneven={self.uneven!r} (now {self._spill.bytes:,} bytes): free space "
-            'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="join", which holds senders up'
+            'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="allow", which holds senders up'
         )
         self.fail(failure)
         return failure

@@ -21,7 +21,7 @@ from hopyard.formats.arrow import Array
 from hopyard.text import shown
 
 REPEAT_BYTES = 64 << 20
-"""Bytes of a feed's first rows that are kept in memory for uneven="repeat"."""
+"""Bytes of a feed's first rows that are kept in memory for uneven="cycle"."""
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Feed:
     def _batch(self, size: int, wait: float | None) -> list[_Piece]:
         rule = self._queue.rule()
         is_repeat = False
-        if rule != "join":
+        if rule != "allow":
             turn = self._queue.turn(self._batch_number, size)
             if turn == "end":
                 self.terminate()
@@ -163,7 +163,7 @@ class Feed:
             wait = None
         pieces = self._next_repeat() if is_repeat else self._gather(size, wait)
         self._batch_number += bool(pieces)
-        if rule == "repeat" and pieces and not is_repeat and self._repeat_bytes < REPEAT_BYTES:
+        if rule == "cycle" and pieces and not is_repeat and self._repeat_bytes < REPEAT_BYTES:
             self._repeatable.append(pieces)
             self._repeat_bytes += sum(len(piece.block.body) for piece in pieces if not piece.start)
         if pieces and pieces[0].block.stream.is_request:
@@ -192,7 +192,7 @@ class Feed:
         """The next of the first batches, which are repeated in turn."""
         if not self._repeatable:
             raise DataError(
-                f'feed {self._queue.name!r}: this worker got no rows, and by uneven="repeat" it should repeat some; '
+                f'feed {self._queue.name!r}: this worker got no rows, and by uneven="cycle" it should repeat some; '
                 "make at least as many partitions as there are workers (df.repartition)"
             )
         pieces = self._repeatable[self._repeats % len(self._repeatable)]

@@ -208,7 +208,7 @@ class FeedServer:
         answers = bool(hello.get("answers"))
         try:
             if not answers:
-                queue.uneven = hello.get("uneven", "join")
+                queue.uneven = hello.get("uneven", "allow")
                 if not hello.get("claimed"):
                     worker = queue.claim(epoch, partition, int(hello["worker"]))
                     if worker not in (None, self.index):

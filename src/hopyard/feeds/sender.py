@@ -52,7 +52,7 @@ class Route:
     feed: str = "train"
     epoch: int = 0
     """Number of the epoch; an inference counts none."""
-    uneven: str = "join"
+    uneven: str = "allow"
     timeout: float | None = None
     """For an inference: seconds for which a worker may neither take nor answer a row while rows wait for it."""
 

@@ -2,6 +2,7 @@
 
     hopyard.spark.session(cores=2)         a Spark session here, also on a machine without Java
     hopyard.spark.HopyardEstimator(…)      fit(df) → HopyardModel, transform(df)
+    hopyard.spark.predict(run, df)         predictions beside the columns; map_batches(fn, df): any function of rows
     hopyard.spark.save_tfrecords(df, path), load_tfrecords(spark, path)
 
     local/      the session, what Spark is launched with, and a Java where there is none
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "HopyardEstimator": "hopyard.spark.ml.estimator",
     "HopyardModel": "hopyard.spark.ml.estimator",
+    "map_batches": "hopyard.spark.inference.map_batches",
+    "predict": "hopyard.spark.inference.predict",
     "load_tfrecords": "hopyard.spark.tfrecord.frames",
     "save_tfrecords": "hopyard.spark.tfrecord.frames",
     "session": "hopyard.spark.local.session",
@@ -42,6 +45,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from hopyard.spark.inference.map_batches import map_batches as map_batches
+    from hopyard.spark.inference.predict import predict as predict
     from hopyard.spark.local.session import session as session
     from hopyard.spark.ml.estimator import HopyardEstimator as HopyardEstimator
     from hopyard.spark.ml.estimator import HopyardModel as HopyardModel

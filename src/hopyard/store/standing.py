@@ -14,13 +14,13 @@ from hopyard.errors import JournalError
 from hopyard.store.layout import Layout
 from hopyard.system.files import open_regular
 
-ENDED = ("completed", "partial", "failed", "done", "stopped")
+ENDED = ("completed", "partial", "failed", "stopped")
 """Statuses in the journal of a run or program that is over; every other status means that a driver is at work on it."""
 _TAIL = 1 << 16
 
 
 def standing(layout: Layout, journal_status: str) -> str:
-    """Return "completed", "partial", "failed", "done" or "stopped" when it is over, "running" while a driver lives,
+    """Return "completed", "partial", "failed" or "stopped" when it is over, "running" while a driver lives,
     "interrupted" when the driver ended before the run did.
 
     Args:

@@ -24,7 +24,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
 from hopyard.meter import Steps
 from hopyard.ports import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
-from hopyard.spec import Config, Context, RunSpec
+from hopyard.spec import Config, RecipeContext, RunSpec
 from hopyard.training.recipes import all_of, recipe_of, wants_context
 
 BATCH_SIZE = 32
@@ -53,7 +53,7 @@ class Built:
     batch_size: int
     steps: Steps = field(default_factory=Steps)
     """Its steps that have run once, and so are compiled."""
-    context: Context | None = None
+    context: RecipeContext | None = None
     """What its recipe received; None: nothing, or the recipe was not called for it."""
 
     @property
@@ -185,11 +185,11 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     seed = build_seed(plan.spec.seed, trial)
     arguments: list[Any] = [dict(config)]
     recipe, manifest = recipe_of(plan.recipe, trial), plan.manifest
-    context: Context | None = None
+    context: RecipeContext | None = None
     if wants_context(recipe):
         rows = tuple([part.rows for part in manifest.train])
         shapes = _shapes(manifest.inputs)
-        context = Context(plan.device, shapes, manifest.classes, seed, trial, rows, plan.spec.epochs)
+        context = RecipeContext(plan.device, shapes, manifest.classes, seed, trial, rows, plan.spec.epochs)
         arguments.append(context)
     names = named(recipe)
     while True:

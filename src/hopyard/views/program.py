@@ -31,7 +31,7 @@ class ProgramSummary:
     name: str = ""
     roles: str = ""
     engine: str = ""
-    status: str = "reserving"
+    status: str = "running"
     cause: str = ""
     restarts: int = 0
     began: float = 0.0

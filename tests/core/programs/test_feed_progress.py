@@ -9,7 +9,7 @@ from hopyard.core.programs.uneven import Count
 
 
 def test_all_is_taken_when_each_has_said_so() -> None:
-    progress = FeedProgress("join")
+    progress = FeedProgress("allow")
     assert not progress.all_taken([]) and not progress.all_taken([0, 1])
     progress.take(0, 10, False, progress.question)
     assert not progress.all_taken([0, 1])
@@ -20,7 +20,7 @@ def test_all_is_taken_when_each_has_said_so() -> None:
 
 
 def test_answers_to_an_older_question_do_not_count() -> None:
-    progress = FeedProgress("join")
+    progress = FeedProgress("allow")
     before = progress.question
     progress.take(0, 10, False, before)
     progress.ask_anew()
@@ -42,10 +42,10 @@ def test_how_far_uneven_workers_may_go() -> None:
 
 
 def test_who_joins_is_told_nothing() -> None:
-    assert FeedProgress("join").count(0, Count(9, True), [0]) is None
+    assert FeedProgress("allow").count(0, Count(9, True), [0]) is None
 
 
-@pytest.mark.parametrize("uneven", ["min", "repeat"])
+@pytest.mark.parametrize("uneven", ["min", "cycle"])
 def test_the_rule_is_that_of_core(uneven: str) -> None:
     progress = FeedProgress(uneven)  # type: ignore[arg-type]
     progress.count(0, Count(5, True), [0, 1])

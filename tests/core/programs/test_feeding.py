@@ -43,7 +43,7 @@ def program(*incarnations: int, endpoint: Endpoint | None = HERE, **status: Any)
 OLD, NEW, ONE = program(1, 2), program(3, 4), program(1, 5)
 NOBODY = program(phase="reserving")
 CLOSED = program(1, 2, endpoint=None)
-DONE = program(1, 2, phase="over", status="done", ended=True)
+DONE = program(1, 2, phase="over", status="completed", ended=True)
 FAILED = program(1, 2, phase="over", status="failed", ended=True)
 STOPPED = program(1, 2, phase="over", status="stopped", ended=True)
 
@@ -70,7 +70,7 @@ def told(command: Any) -> str:
 class Played:
     """A feed, the program as it stands, and a clock."""
 
-    def __init__(self, restart: Any = "program", uneven: Any = "join") -> None:
+    def __init__(self, restart: Any = "program", uneven: Any = "allow") -> None:
         self.machine = FeedMachine("train", uneven, restart)
         self.now, self.at = OLD, 100.0
 
@@ -136,7 +136,7 @@ def test_endpoints_are_waited_for() -> None:
     assert play.machine.due == play.at + feeding.OPEN_SECONDS
     (failed,) = play(after=feeding.OPEN_SECONDS)
     assert "not every worker opened its endpoint within 120 seconds" in failed
-    gone = tuple(replace(task, status="done") for task in CLOSED.tasks[:1]) + CLOSED.tasks[1:]
+    gone = tuple(replace(task, status="completed") for task in CLOSED.tasks[:1]) + CLOSED.tasks[1:]
     assert Played()(fed("A"), replace(CLOSED, tasks=gone))[1:] == [
         "fail: worker 0 has ended and never asked for rows: nothing can be fed to it"
     ]
@@ -162,7 +162,7 @@ def test_started_again_while_rows_go() -> None:
         (SourceFailed(2, "an older epoch's"), NEW),
         (EpochSent(3, 5), NEW, "opened>34", "send B as 4"),
         (EpochSent(4, 7), NEW, "ended>34"),
-        (None, replace(NEW, phase="over", status="done", ended=True), "answer 7"),
+        (None, replace(NEW, phase="over", status="completed", ended=True), "answer 7"),
     )
 
 

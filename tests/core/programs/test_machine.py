@@ -104,7 +104,7 @@ def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() ->
     assert [command.slot for command in play.said] == [2, 3]
     play.end("worker 1")
     assert [command.slot for command in play.said] == [3]
-    assert play.halted() == [Finish("done")]
+    assert play.halted() == [Finish("completed")]
     assert [type(line).__name__ for line in play.lines[-4:]] == ["Ended", "Closing", "Ended", "Over"]
 
 
@@ -126,7 +126,7 @@ def test_what_fails_when_the_program_is_done_is_told() -> None:
     play.tell(Lost(at=0, slot=2, reason="its executor ended"))
     play.halted()
     records = {record.task.name: record for record in play.machine.tasks.values()}
-    assert play.machine.status == "done"
+    assert play.machine.status == "completed"
     assert (records["worker 0"].status, records["worker 0"].cause) == ("failed", "ValueError: late")
     assert records["worker 1"].status == "failed" and "its executor ended" in records["worker 1"].cause
     assert records["ps 0"].status == "ended"
@@ -152,7 +152,7 @@ def test_what_does_not_end_by_itself_has_a_grace_time_and_the_servers_go_first()
     play.tell(Tick(at=0), 1.0)
     names = [play.machine.tasks[command.slot].task.name for command in play.said]
     assert names == ["ps 0", "ps 1", "evaluator 0", "worker 0", "worker 1"]
-    assert play.halted()[-1] == Finish("done")
+    assert play.halted()[-1] == Finish("completed")
 
 
 @pytest.mark.parametrize("until, last", [("workers", "worker 1"), ("all", "ps 0")])
@@ -197,7 +197,7 @@ def test_a_process_that_ends_before_main_returns_is_no_success() -> None:
     play = Play({"worker": 1}, script=True)
     play.up()
     play.end("worker 0", code=0, returned=False)
-    assert play.machine.status == "done"
+    assert play.machine.status == "completed"
 
 
 def test_a_restart_waits_until_the_old_attempt_has_ended() -> None:
@@ -276,7 +276,7 @@ def test_a_task_is_started_again_beside_one_whose_agent_is_gone() -> None:
     play.tell(Tick(at=0), SETTLE + 0.01)
     assert play.said[0].peers == {"worker": ["10.0.0.a:1000", "10.0.0.a:1001"]}
     play.end("worker 1")
-    assert play.machine.status == "done"
+    assert play.machine.status == "completed"
 
 
 def test_a_lost_slot_takes_its_address_along_so_all_is_restarted() -> None:
@@ -397,7 +397,7 @@ def test_a_program_that_ends_within_the_grace_time_of_a_stop_is_done() -> None:
     play = Play({"worker": 1})
     play.up()
     play.tell(Stop(at=0, reason="stopped by the user", grace=20.0))
-    assert play.end("worker 0")[-1] == Finish("done")
+    assert play.end("worker 0")[-1] == Finish("completed")
 
 
 def test_a_second_stop_does_not_wait_for_the_grace_time_of_the_first() -> None:
@@ -493,7 +493,7 @@ def test_the_end_of_worker_0_is_the_end_where_others_only_serve() -> None:
     assert [type(command) for command in play.said] == [RequestStop, RequestStop]
     play.tell(Tick(at=0), 1.1)
     play.halted()
-    assert play.machine.status == "done"
+    assert play.machine.status == "completed"
 
 
 def test_worker_0_of_an_elastic_program_is_the_first_of_those_that_run() -> None:
@@ -505,7 +505,7 @@ def test_worker_0_of_an_elastic_program_is_the_first_of_those_that_run() -> None
     play.tell(Tick(at=0), ELASTIC + 0.01)
     assert play.machine.tasks[1].task.name == "worker 0"
     play.end("worker 0")
-    assert play.machine.status == "done"
+    assert play.machine.status == "completed"
 
 
 class TestMaxTime:
@@ -558,7 +558,7 @@ class TestMaxTime:
         play.end("worker 0")
         play.tell(Tick(at=0), 11.0)
         play.halted()
-        assert play.machine.status == "done"
+        assert play.machine.status == "completed"
 
     def test_a_stop_does_not_wait_for_the_grace(self) -> None:
         play = Play({"worker": 1}, max_time=10.0, grace=60.0)

@@ -30,10 +30,10 @@ def test_all_end_after_as_many_as_the_least_has(counts: list[tuple[int, bool]], 
     ],
 )
 def test_all_go_on_for_as_long_as_the_one_with_most(counts: list[tuple[int, bool]], expected: tuple[int, bool]) -> None:
-    assert allowed("repeat", [Count(*count) for count in counts]) == expected
+    assert allowed("cycle", [Count(*count) for count in counts]) == expected
 
 
-@pytest.mark.parametrize("rule", ["min", "repeat"])
+@pytest.mark.parametrize("rule", ["min", "cycle"])
 def test_what_was_allowed_stays_allowed(rule: str) -> None:
     seen = [Count(0, False), Count(0, False)]
     last = 0

@@ -521,7 +521,7 @@ def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_p
     def trained(name: str, given: Any, engine: Any) -> Any:
         run = hy.fit(linear, {"lr": 0.1}, given, epochs=2, engine=engine, directory=tmp_path / name)
         assert run.status == "completed"
-        return run.trials[0].state
+        return run.trials[0].digest
 
     states = {
         trained("spark", data, hy.Local(workers=1)),
@@ -530,8 +530,8 @@ def test_runs_on_it_have_equal_digests_and_resume(spark: Any, store: Path, tmp_p
     }
     assert len(states) == 1
     again = hy.fit(linear, {"lr": 0.1}, data, epochs=2, engine=hy.Inline(), directory=tmp_path / "spark", resume=True)
-    assert {again.trials[0].state} == states
-    assert hy.resume(tmp_path / "open").checked_data().prepare().digest == data.prepare().digest
+    assert {again.trials[0].digest} == states
+    assert hy.resume(tmp_path / "open")._checked_data().prepare().digest == data.prepare().digest
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -835,7 +835,7 @@ for name, frame in frames.items():
         lambda config: Linear(6, 2, lr=0.1, batch_size=16), {}, data, epochs=2, engine=hy.Inline(),
         directory=f"{folder}-runs/{executors}-{len(sys.argv)}-{name}",
     )
-    print(json.dumps([data.prepare().digest, run.trials[0].state]))
+    print(json.dumps([data.prepare().digest, run.trials[0].digest]))
 """
 
 

@@ -29,7 +29,7 @@ def launch(tmp_path: Path, main: Any = programs.collects, args: Any = None, **ho
 
 
 def values(program: hy.Program, name: str) -> list[float]:
-    return [task["values"].get(name, 0) for task in program.status()["tasks"]]
+    return [task["values"].get(name, 0) for task in program.summary()["tasks"]]
 
 
 def driver_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -45,17 +45,17 @@ class TestFeed:
     def test_every_row_comes_once_in_each_epoch(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
         assert program.feed(ROWS, epochs=3) == 30_000
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert sum(values(program, "total")) == 3 * sum(range(10_000))
 
-    @pytest.mark.parametrize("uneven", ["join", "min", "repeat"])
+    @pytest.mark.parametrize("uneven", ["allow", "min", "cycle"])
     def test_how_uneven_feeds_end(self, tmp_path: Path, uneven: str) -> None:
         program = launch(tmp_path)
         program.feed(ROWS, uneven=uneven)  # blocks of 4096, 4096 and 1808 rows, to two workers
         program.wait(60)
         first, second = values(program, "batches")
-        assert (first == second) == (uneven != "join")
-        assert first == {"join": 60, "min": 41, "repeat": 60}[uneven]
+        assert (first == second) == (uneven != "allow")
+        assert first == {"allow": 60, "min": 41, "cycle": 60}[uneven]
 
     def test_ctrl_c_while_rows_go(self, tmp_path: Path) -> None:
         """The program is told, and no thread goes on sending."""
@@ -106,7 +106,7 @@ class TestFeed:
             program = hy.launch(main, roles={"worker": 1}, directory=Path("program"))
             program.feed([Row(n) for n in range(10)])
             program.wait(60)
-            print(program.status()["tasks"][0]["values"]["sum"])
+            print(program.summary()["tasks"][0]["values"]["sum"])
             """,
         )
         assert script.stdout.strip() == "45.0", script.stderr
@@ -114,7 +114,7 @@ class TestFeed:
     def test_min_of_none_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         program = launch(tmp_path, programs.collects)
         program.feed([{"a": 1}], uneven="min")
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert sum(values(program, "rows")) == 0
         assert "has ended without a batch, as worker 1 had none" in caplog.text
 
@@ -126,7 +126,7 @@ class TestFeed:
         )
         program = launch(tmp_path, script)
         program.feed(ROWS)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert sum(values(program, "rows")) == 10_000
         with pytest.raises(hy.SpecError, match="this process is no task of a program"):
             hy.context()
@@ -141,14 +141,14 @@ class TestFeed:
 
         program = launch(tmp_path, main, heartbeat_timeout=2.0)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .* was stopped \(SIGSTOP\)"):
-            program.feed(pa.table({"a": np.zeros(4096 * 2000, np.int8)}), uneven="repeat")
+            program.feed(pa.table({"a": np.zeros(4096 * 2000, np.int8)}), uneven="cycle")
 
     def test_it_may_stay_open(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
         for start in range(0, 1000, 100):
             program.feed(ROWS[start : start + 100], end=False)
-        program.end()
-        assert program.wait(60) == "done"
+        program.end_feed()
+        assert program.wait(60).status == "completed"
         assert sum(values(program, "rows")) == 1000
 
     def test_two_feeds_at_once(self, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ class TestFeed:
 
         program = launch(tmp_path, main)
         program.feed(ROWS[:300], name="valid", end=False)
-        program.end("valid")
+        program.end_feed("valid")
         program.feed(ROWS[:1000], name="train")
         program.wait(60)
         assert (sum(values(program, "train")), sum(values(program, "valid"))) == (1000, 300)
@@ -196,7 +196,7 @@ class TestFeed:
     def test_enough_is_enough(self, tmp_path: Path) -> None:
         program = launch(tmp_path, args={"enough": 500})
         program.feed(ROWS, epochs=50)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
 
     def test_a_worker_that_never_reads(self, tmp_path: Path) -> None:
         refused = pytest.raises(hy.HopyardError, match=r"worker \d has taken no row for 1 seconds")
@@ -213,7 +213,7 @@ class TestFeed:
         with launch(tmp_path, programs.idle) as program:
             for how, words in (
                 ({"epochs": -1}, r"feed\(epochs=\) must be an integer >= 0, got -1"),
-                ({"uneven": "max"}, '"join", "min" or "repeat"'),
+                ({"uneven": "max"}, '"allow", "min" or "cycle"'),
                 ({"name": ""}, "text that is not empty"),
                 ({"timeout": 0}, r"feed\(timeout=\) must be a finite number of seconds > 0"),
             ):
@@ -255,7 +255,7 @@ class TestContext:
         pd.DataFrame({"x": range(240), "y": [0.5] * 240}).to_parquet(tmp_path / "rows.parquet")
         data = hy.Dataset.parquet(tmp_path / "rows.parquet", features=["x"], label="y", partitions=5)
         program = launch(tmp_path, main, data, max_restarts=1)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         told = [json.loads((program.directory / f"told-{rank}").read_text()) for rank in (0, 1)]
         assert [one["list"] for one in told] == [[0, 2, 4], [1, 3]]
         assert sum(one["rows"] for one in told) == 240 and min(one["rows"] for one in told) > 0
@@ -305,7 +305,7 @@ def test_tensorboard_comes_and_goes(tmp_path: Path, real: bool) -> None:
         (package / "main.py").write_text(TENSORBOARD)
         engine = hy.Local(workers=2, env={"PYTHONPATH": str(package.parent)})
     with launch(tmp_path, programs.idle, tensorboard=True, engine=engine) as program:
-        url = program.show_tensorboard(300)
+        url = program.tensorboard_url(300)
         assert url.startswith("http://127.0.0.1:")
         assert urlopen(url, timeout=60).status == 200
     with pytest.raises(OSError):
@@ -319,8 +319,8 @@ def test_a_tensorboard_that_does_not_start_is_said(tmp_path: Path, caplog: pytes
     (broken / "__init__.py").write_text("raise ImportError('half installed')\n")
     engine = hy.Local(workers=2, env={"PYTHONPATH": str(broken.parent)})
     with launch(tmp_path, programs.idle, tensorboard=True, engine=engine) as program:
-        assert program.show_tensorboard(60) == "" == program.tensorboard_url
-        assert not program.over
+        assert program.tensorboard_url(60) == "" == program.tensorboard_url(0)
+        assert not program.done
     assert "TensorBoard did not start" in caplog.text and "half installed" in caplog.text
 
 
@@ -337,6 +337,6 @@ def test_a_failure_after_the_feed_is_fed_again(tmp_path: Path) -> None:
     program = hy.launch(main, roles={"worker": 1}, max_restarts=1, directory=tmp_path / "program")
     for start in (0, 5):
         program.feed([{"a": n} for n in range(start, start + 5)], end=False)
-    program.end()
-    assert program.wait(60) == "done"
-    assert program.status()["restarts"] == 1 and values(program, "rows") == [10]
+    program.end_feed()
+    assert program.wait(60).status == "completed"
+    assert program.summary()["restarts"] == 1 and values(program, "rows") == [10]

@@ -104,7 +104,7 @@ def feeding(loop: Any, tmp_path: Path) -> Any:
 
 
 def call(feeds: Any, rows: Any, end: bool, name: str = "train", epochs: int = 1) -> int:
-    return int(feeds.feed(rows, epochs=epochs, name=name, uneven="join", end=end, timeout=5.0))
+    return int(feeds.feed(rows, epochs=epochs, name=name, uneven="allow", end=end, timeout=5.0))
 
 
 def settled(loop: ProgramLoop) -> list[Any]:
@@ -234,7 +234,7 @@ def test_cores_are_released_only_while_rows_of_spark_go(loop: ProgramLoop, tmp_p
 
         return held()
 
-    feed = FeedSession(FeedMachine("train", "join", "program"), loop, Layout(tmp_path), "token", room)  # type: ignore[arg-type]
+    feed = FeedSession(FeedMachine("train", "allow", "program"), loop, Layout(tmp_path), "token", room)  # type: ignore[arg-type]
     loop.listener = SimpleNamespace(on_feed_message=feed.on_message, assigned=lambda: there.append("again"))
 
     def lost() -> None:
@@ -308,7 +308,7 @@ def test_a_program_that_had_enough(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
 
     def enough() -> None:
-        loop.stands(phase="over", status="done", ended=True)
+        loop.stands(phase="over", status="completed", ended=True)
 
     assert call(feeds, Rows(loop, "A", enough), end=True, epochs=3) == 0
 

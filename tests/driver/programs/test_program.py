@@ -48,7 +48,7 @@ def wait_for_notes(tmp_path: Path, count: int, restart: int = 0) -> dict[str, in
 
 def everyone(program: hy.Program, tmp_path: Path) -> list[int]:
     """Processes of agents and tasks."""
-    agents = [task["agent"] for task in program.status()["tasks"]]
+    agents = [task["agent"] for task in program.summary()["tasks"]]
     return [*agents, *(int(text) for text in notes(tmp_path).values() if text)]
 
 
@@ -64,8 +64,8 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 class TestItsLife:
     def test_each_task_knows_who_it_is(self, tmp_path: Path) -> None:
         program = launch(tmp_path, roles={"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}, until="all")
-        assert program.wait(60) == "done"
-        told = {f"{task['role']} {task['index']}": task for task in program.status()["tasks"]}
+        assert program.wait(60).status == "completed"
+        told = {f"{task['role']} {task['index']}": task for task in program.summary()["tasks"]}
         assert list(told) == ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"]
         assert [task["values"]["rank"] for task in told.values()] == [0, 1, 2, -1, -1]
         assert {task["values"]["world"] for task in told.values()} == {3}
@@ -75,9 +75,9 @@ class TestItsLife:
 
     def test_training_is_over_and_the_ps_that_never_exits_is_ended(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.serves, roles={"chief": 1, "worker": 1, "ps": 2, "evaluator": 1}, grace=5)
-        assert program.wait(60) == "done"
-        status = {task["role"]: task["status"] for task in program.status()["tasks"]}
-        assert status == {"chief": "done", "worker": "done", "ps": "ended", "evaluator": "ended"}
+        assert program.wait(60).status == "completed"
+        status = {task["role"]: task["status"] for task in program.summary()["tasks"]}
+        assert status == {"chief": "completed", "worker": "completed", "ps": "ended", "evaluator": "ended"}
 
     def test_an_idle_program_stops_at_once(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.idle)
@@ -85,14 +85,14 @@ class TestItsLife:
         began = time.monotonic()
         program.stop()
         assert time.monotonic() - began < 20  # `stop` gives up after 30; measured in benchmarks/program_start.py
-        assert program.status()["status"] == "stopped" and program.wait() == "stopped"
+        assert program.status == "stopped" and program.wait().status == "stopped"
         assert gone([*pids.values(), *everyone(program, tmp_path)], 1.0)
         program.stop()
 
     def test_a_context_manager_stops_it(self, tmp_path: Path) -> None:
         with launch(tmp_path, programs.idle) as program:
             wait_for_notes(tmp_path, 2)
-        assert program.status()["status"] == "stopped"
+        assert program.status == "stopped"
 
     def test_it_may_end_by_itself_when_it_is_asked_to(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
@@ -118,7 +118,7 @@ class TestItsLife:
             "sys.exit(0)\n"
         )
         program = launch(tmp_path, script, ["--steps", "3"])
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert "rank 1 of 2 ['--steps', '3'] __main__" in program.logs("worker", 1)
         with pytest.raises(hy.SpecError, match="there are 2 worker, counted from 0"):
             program.logs("ps")
@@ -129,7 +129,7 @@ class TestItsLife:
                 print("x" * 1023)
 
         program = launch(tmp_path, main, roles={"worker": 1})
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert len(program.logs()) >= 10 << 20
 
     def test_what_tasks_print_is_streamed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +151,7 @@ class TestItsLife:
         lines = [line for n in range(2) for line in (f"--- worker {n}, attempt 0", f"rank {n} is up \\x07")]
         assert sorted(shown.splitlines()) == [f"worker {at // 2}: {line}" for at, line in enumerate(lines)]
         (tmp_path / "program" / "go").touch()
-        assert program.wait(60, stream=True) == "done"
+        assert program.wait(60, stream=True).status == "completed"
         assert sorted(capsys.readouterr().out.splitlines()) == ["worker 0: the end", "worker 1: the end"]
         with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
             program.wait(stream=1)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_without_room_for_its_first_line_a_program_has_no_other(
         with pytest.raises(hy.ResourceError, match=r"program\.jsonl: no room .* start again, with resume=True"):
             launch(tmp_path).wait(60)
     assert not any(path.read_bytes() for path in (tmp_path / "program").glob("program*.jsonl"))
-    assert launch(tmp_path, resume=True).wait(60) == "done"
+    assert launch(tmp_path, resume=True).wait(60).status == "completed"
 
 
 def test_rows_that_a_program_was_fed_stay_until_it_is_over(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_rows_that_a_program_was_fed_stay_until_it_is_over(tmp_path: Path) -> No
     program.feed(data, end=False)
     where = data.prepare().path
     assert needed(where) == [str((tmp_path / "program").resolve())]
-    program.end()
-    assert program.wait(60) == "done"
+    program.end_feed()
+    assert program.wait(60).status == "completed"
     assert needed(where) == []
 
 
@@ -229,7 +229,7 @@ class TestMaxTime:
         with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=3 seconds") as caught:
             program.wait(60)
         assert caught.value.exit_code == 1 and caught.value.task == ""
-        assert program.status()["status"] == "failed" and "max_time" in program.status()["cause"]
+        assert program.status == "failed" and "max_time" in program.summary()["cause"]
         assert gone(everyone(program, tmp_path), 2.0)
         lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
         (first, *_) = [line for line in lines if isinstance(line, Closing)]
@@ -248,7 +248,7 @@ class TestMaxTime:
         with pytest.raises(hy.ProgramFailed, match="max_time=3"):
             program.wait(60)
         assert len(list((tmp_path / "program").glob("saved-*"))) == 2
-        assert [task["status"] for task in program.status()["tasks"]] == ["done", "done"]
+        assert [task["status"] for task in program.summary()["tasks"]] == ["completed", "completed"]
 
     def test_restarts_do_not_begin_it_anew(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
@@ -315,8 +315,8 @@ class TestFailures:
         program = launch(
             tmp_path, programs.misbehaves, args, roles={"chief": 1, "worker": 2, "ps": 1}, until="all", max_restarts=1
         )
-        assert program.wait(60) == "done"
-        assert program.status()["restarts"] == 1
+        assert program.wait(60).status == "completed"
+        assert program.summary()["restarts"] == 1
         assert len(notes(tmp_path, restart=1)) == 4
 
     def test_only_the_task_is_started_again_at_its_old_address(self, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ class TestFailures:
                 time.sleep(0.01)
 
         program = launch(tmp_path, main, roles={"worker": 2, "ps": 1}, max_restarts=1, restart_scope="task")
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         root = tmp_path / "program"
         assert (root / "worker-1-0").read_text() == (root / "worker-1-1").read_text()
         assert not (root / "worker-0-1").exists() and not (root / "ps-0-1").exists()
@@ -342,7 +342,7 @@ class TestFailures:
     def test_with_a_parameter_server_all_are_started_again(self, tmp_path: Path) -> None:
         args = {"who": ("ps", 0), "how": "kill", "times": 1}
         how: dict[str, Any] = {"roles": {"worker": 1, "ps": 1}, "max_restarts": 1, "restart_scope": "task"}
-        assert launch(tmp_path, programs.misbehaves, args, until="all", **how).wait(60) == "done"
+        assert launch(tmp_path, programs.misbehaves, args, until="all", **how).wait(60).status == "completed"
         assert len(notes(tmp_path, restart=1)) == 2
 
     @pytest.mark.parametrize("scope", ["task", "program"])
@@ -361,7 +361,7 @@ class TestFailures:
             program = hy.launch(
                 main, roles={"worker": 2}, directory=path, max_restarts=1, restart_scope=scope, until="all"
             )
-            assert program.wait(60) == "done"
+            assert program.wait(60).status == "completed"
             files = list(path.glob("worker-*"))
             assert len(files) == (3 if scope == "task" else 4)
             found += sorted({file.read_text() for file in files})
@@ -395,7 +395,7 @@ class TestFailures:
     def test_a_stopped_agent_is_found(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.idle, heartbeat_timeout=3.0)
         wait_for_notes(tmp_path, 2)
-        os.kill(program.status()["tasks"][1]["agent"], signal.SIGSTOP)
+        os.kill(program.summary()["tasks"][1]["agent"], signal.SIGSTOP)
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*said nothing for"):
             program.wait(30)
 
@@ -429,7 +429,7 @@ class TestBadInput:
             ({"engine": "spark"}, "hy.Local"),
             ({"env": {"a": 1}}, "names and values are text"),
             ({"env": {"a": "\ud800"}}, "names and values are text"),
-            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(least=\) must be an integer from 1"),
+            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(min=\) must be an integer from 1"),
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
             ({"release_cores": 3}, "True or False"),
@@ -469,7 +469,7 @@ class TestBadInput:
             for role, index in (("worker", 9), ("boss", None), (None, 9)):
                 with pytest.raises(hy.SpecError, match="no such task; there are 2 worker, counted from 0"):
                     program.logs(role, index)
-            assert not program.over
+            assert not program.done
 
     def test_no_function_no_script(self, tmp_path: Path) -> None:
         with pytest.raises(hy.SpecError, match="a function main"):
@@ -488,7 +488,7 @@ class TestBadInput:
         program.stop()
         with pytest.raises(hy.RunDirectoryError, match="resume=True"):
             launch(tmp_path)
-        assert launch(tmp_path, resume=True).wait(60) == "done"
+        assert launch(tmp_path, resume=True).wait(60).status == "completed"
         assert (tmp_path / "program" / "program-1.jsonl").exists()
 
 
@@ -522,8 +522,8 @@ class TestOddPrograms:
         table = pa.table({"a": range(40_000), "b": ["x" * 2500] * 40_000})  # 100 MB: more than a queue takes
         program = launch(tmp_path, main, roles={"worker": 1}, max_restarts=1)
         assert program.feed(table) == 40_000
-        assert program.wait(60) == "done"
-        assert program.status()["tasks"][0]["values"]["rows"] == 40_000
+        assert program.wait(60).status == "completed"
+        assert program.summary()["tasks"][0]["values"]["rows"] == 40_000
 
     def test_a_task_that_leaves_a_child_of_its_own(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
@@ -562,7 +562,7 @@ class TestOddPrograms:
             atexit.register(late)
 
         program = launch(tmp_path, main)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert len(list((tmp_path / "program").glob("late-*"))) == 2
 
     def test_many_are_stopped_while_they_are_started(self, tmp_path: Path) -> None:
@@ -570,8 +570,8 @@ class TestOddPrograms:
         time.sleep(0.3)
         began = time.monotonic()
         program.stop()
-        assert program.over and time.monotonic() - began < 25  # it gives up after 30
-        assert program.status()["status"] == "stopped"
+        assert program.done and time.monotonic() - began < 25  # it gives up after 30
+        assert program.status == "stopped"
 
     def test_threads_of_main_go_on_to_their_end(self, tmp_path: Path) -> None:
         """As in any Python program; longer than what runs at exit is waited for."""
@@ -589,7 +589,7 @@ class TestOddPrograms:
             ThreadPoolExecutor().submit(late, "pool")
 
         program = launch(tmp_path, main)
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         assert len([*(tmp_path / "program").glob("thread-*"), *(tmp_path / "program").glob("pool-*")]) == 4
         assert "the task goes on until its threads end: uploads" in program.logs()
 
@@ -601,15 +601,15 @@ class TestOddPrograms:
                 time.sleep(0.01)
 
         program = launch(tmp_path, main, roles={"worker": 1, "evaluator": 1}, grace=20)
-        assert program.wait(60) == "done"
-        assert {task["status"] for task in program.status()["tasks"]} == {"done"}
+        assert program.wait(60).status == "completed"
+        assert {task["status"] for task in program.summary()["tasks"]} == {"completed"}
 
     def test_metrics_that_are_not_finite(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             ctx.report({"loss": float("nan")})
 
         program = launch(tmp_path, main, roles={"worker": 1})
-        assert program.wait(60) == "done"
+        assert program.wait(60).status == "completed"
         from hopyard.store.journal import read
         from hopyard.views.program import summarize
 

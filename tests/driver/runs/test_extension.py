@@ -32,7 +32,7 @@ def same(run: Run, whole: Run) -> None:
     assert [trial.history for trial in run.trials] == [trial.history for trial in whole.trials]
     assert [trial.epoch for trial in run.trials] == [trial.epoch for trial in whole.trials]
     assert (run.best.id, run.best.metrics) == (whole.best.id, whole.best.metrics)
-    assert run.spec.epochs == whole.spec.epochs
+    assert run._machine.spec.epochs == whole._machine.spec.epochs
     assert run.best.evaluate(dataset()) == whole.best.evaluate(dataset())
 
 
@@ -190,17 +190,18 @@ def test_a_schedule_that_has_ended(tmp_path: Path) -> None:
     ended, other = run.trials
     assert (ended.status, other.status, run.best.id) == ("failed", "completed", 1)
     assert "Tried to step 25 times" in ended.error
-    assert "the run had 2 epochs before, and a schedule of a fixed length ends there" in ended.error
+    assert "the run had 2 epochs before, where a schedule of a fixed length (such as OneCycleLR) ends" in ended.error
     assert ended.history == before.trials[0].history
     np.testing.assert_array_equal(ended.predict(dataset()), outputs)
 
 
-def test_an_error_before_the_old_end_names_no_schedule(tmp_path: Path) -> None:
-    """Also in a run that has more epochs than it was begun with."""
+def test_an_error_elsewhere_names_no_schedule(tmp_path: Path) -> None:
+    """Also in a run that has more epochs than it was begun with; nor does one in a later epoch."""
     select(tmp_path / "run", troubled, CONFIGS[:1])
-    more = hy.Configs([CONFIGS[0], {**CONFIGS[1], "at": 5, "do": "raise"}])
-    run = hy.resume(tmp_path / "run", epochs=3, search=more)
-    assert run.trials[1].status == "failed" and "schedule" not in run.trials[1].error
+    more = hy.Configs([CONFIGS[0], *({**CONFIGS[1], "at": batch, "do": "raise"} for batch in (5, 40))])
+    run = hy.resume(tmp_path / "run", epochs=4, search=more)
+    for trial, epochs in zip(run.trials[1:], (0, 3), strict=True):
+        assert (trial.status, len(trial.history)) == ("failed", epochs) and "schedule" not in trial.error
 
 
 def test_new_trials_have_the_recipe_that_the_run_was_started_with(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_worker_starts_while_the_store_is_away(tmp_path: Path) -> None:
     configs = [{**CONFIGS[0], "folder": str(tmp_path)}]
     run = select(tmp_path / "run", without_store, configs, engine=hy.Local(workers=1))
     helper.join()
-    assert run.status == "completed" and run.records[0].strikes == {}
+    assert run.status == "completed" and run._records[0].strikes == {}
     assert digests(run) == clean(tmp_path, configs=CONFIGS[:1])
 
 
@@ -248,7 +248,7 @@ def test_shared_memory_that_is_removed_while_the_run_runs_costs_no_trial(tmp_pat
     configs = [{"lr": 0.1, "folder": str(tmp_path)}]  # so that the other worker validates: each epoch's end hops
     run = select(tmp_path / "run", logged_out, configs, engine=hy.Local(workers=2), **more)
     assert (tmp_path / "once").exists()
-    assert run.status == "completed" and run.records[0].strikes == {}
+    assert run.status == "completed" and run._records[0].strikes == {}
     assert digests(run) == clean(tmp_path, configs=CONFIGS[:1], **more)
     assert memory() <= before
     missed = [line for line in journal(tmp_path / "run") if isinstance(line, Failed)]
@@ -282,7 +282,7 @@ def test_memory_that_runs_out_twice_ends_the_trial_until_it_is_asked_for_again(t
     configs[1]["times"] = 2  # the second batch meets the second of it
     run = select(tmp_path / "run", starved, configs, engine=hy.Local(workers=2))
     assert run.status == "partial"
-    record = run.records[1]
+    record = run._records[1]
     assert (record.status, record.fault) == ("failed", "memory") and "smaller batch_size" in record.error
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     run = hy.resume(tmp_path / "run", failed=True)
@@ -343,9 +343,9 @@ def test_a_recipe_that_raises_what_ctrl_c_raises_ends_its_trial(tmp_path: Path) 
     configs = [{"lr": 0.1, "where": "train"}, {"lr": 0.1, "where": "build"}, *CONFIGS[1:]]
     run = select(tmp_path / "run", interrupting, configs, engine=hy.Local(workers=1))
     assert [trial.status for trial in run.trials] == ["failed", "failed", "completed", "completed", "completed"]
-    for record in (run.records[0], run.records[1]):
+    for record in (run._records[0], run._records[1]):
         assert record.fault == "user" and "KeyboardInterrupt: by the recipe" in record.error
-    assert "raise KeyboardInterrupt" in run.records[0].trace
+    assert "raise KeyboardInterrupt" in run._records[0].trace
     assert not [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
 
 
@@ -375,10 +375,10 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     poison.touch()
     configs = [{"lr": 0.1, "poison": str(poison)}, *CONFIGS[1:]]
     run = select(tmp_path / "run", poisonous, configs, engine=hy.Local(workers=2))
-    assert run.status == "partial" and run.records[0].fault == "system" and "poison" in run.records[0].error
+    assert run.status == "partial" and run._records[0].fault == "system" and "poison" in run._records[0].error
     again = hy.resume(tmp_path / "run")
     assert again.status == "partial"  # nothing was trained
-    assert run.records[0].durable_step > 0  # its State was kept
+    assert run._records[0].durable_step > 0  # its State was kept
     assert "hopyard resume" in run.report() and "--failed" in run.report()
     rows, needing = dataset().prepare().path, str((tmp_path / "run").resolve())
     assert needing in needed(rows)
@@ -389,7 +389,7 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     poison.unlink()
     run = hy.resume(tmp_path / "run", failed=True)
     assert run.status == "completed" and digests(run) == wanted
-    assert run.records[0].strikes == {} and needing not in needed(rows)
+    assert run._records[0].strikes == {} and needing not in needed(rows)
     (asked,) = [line for line in journal(tmp_path / "run") if isinstance(line, Retried)]
     assert (asked.trial, asked.recipe) == (0, "")
     assert replay(tmp_path / "run", engine=hy.Inline()).different == []
@@ -456,7 +456,7 @@ def test_a_recipe_with_which_no_trial_began_anew_trains_nothing(
     """Bug: the next plain resume went on from States of the old recipe with the new one, or raised its error again."""
     configs = [{"folder": str(tmp_path), "times": 0, **config} for config in CONFIGS]
     configs[1]["times"] = 2
-    assert select(tmp_path / "run", starved, configs, engine=hy.Inline()).records[1].fault == "memory"
+    assert select(tmp_path / "run", starved, configs, engine=hy.Inline())._records[1].fault == "memory"
     with pytest.raises(hy.HopyardError, match=error):
         hy.resume(tmp_path / "run", failed=True, recipe=recipe, engine=engine)
     run = hy.resume(tmp_path / "run", failed=True, engine=hy.Inline())
@@ -582,4 +582,4 @@ def test_an_error_that_has_no_text_ends_its_own_trial(tmp_path: Path, engine: An
     run = select(tmp_path / "run", recipe, CONFIGS[:2], engine=engine)
     assert [trial.status for trial in run.trials] == ["completed", "failed"]
     assert "Mute: (its text cannot be had: RuntimeError)" in run.trials[1].error
-    assert run.records[1].fault == "user"
+    assert run._records[1].fault == "user"

@@ -162,8 +162,8 @@ def test_a_program_loses_nothing_and_nobody(
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
         directory=tmp_path / "program",
     )
-    assert program.wait(60) == "done"
-    assert program.status()["restarts"] == 1
+    assert program.wait(60).status == "completed"
+    assert program.summary()["restarts"] == 1
     assert between.lost > 0
     facts = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
     assert not [fact for fact in facts if isinstance(fact, Lost)]

@@ -80,7 +80,7 @@ def test_of_two_starts_at_once_one_raises_and_changes_nothing(
     again = hy.load(directory)
     assert again.status == "completed"
     assert digests(again) == digests(winner)
-    assert [trial.config for trial in again.trials] == again.inputs.search.configs
+    assert [trial.config for trial in again.trials] == again._inputs.search.configs
     assert again.best.model().steps > 0
 
 
@@ -613,7 +613,7 @@ def test_a_run_goes_on_with_the_rows_that_were_compared(
         shutil.rmtree(str(first.url))
     found = hy.resume(tmp_path / "run")
     assert found.status == "completed"
-    assert found.inputs.data.url == second.url
+    assert found._inputs.data.url == second.url
     assert needed(str(second.url)) == []
     assert digests(select(tmp_path / "other", interrupting, configs, data=written())) == digests(found)
 

@@ -36,7 +36,7 @@ def test_by_another_engine_too(run: hy.Run) -> None:
 def test_an_altered_digest_is_found(run: hy.Run, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.directory, copy)
-    digest = run.trials[2].state
+    digest = run.trials[2].digest
     journal = copy / "journal.jsonl"
     journal.write_text(journal.read_text().replace(digest, "0" * 64))
     (line,) = replay(copy).different

@@ -80,9 +80,7 @@ def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_nothing_but_nan_never_wins(mode: str) -> None:
     run = told(mode, [NAN, math.inf], [-math.inf, NAN])
-    with pytest.raises(
-        hy.RunFailed, match=r"val_loss is NaN or infinite in every epoch of the trials that completed.*model\(.last"
-    ):
+    with pytest.raises(hy.RunFailed, match=r"val_loss is NaN or infinite in every epoch .*model\(checkpoint=.last"):
         run.best  # noqa: B018
     assert run.trials[0].status == "completed"
     assert told(mode, [NAN], [NAN], metric=None).best.id == 0
@@ -101,7 +99,7 @@ def test_every_trial_has_the_metrics_of_its_best_epoch() -> None:
 
 def test_a_trial_without_an_epoch_has_no_metrics() -> None:
     run = told("min", [1.0])
-    run.records[0].best, run.records[0].history = None, {}
+    run._records[0].best, run._records[0].history = None, {}
     (trial,) = run.trials
     assert (trial.epoch, trial.metrics, trial.history) == (None, {}, {})
 
@@ -121,7 +119,7 @@ def test_as_a_table(run: hy.Run) -> None:
     frame = run.to_pandas()
     assert list(frame["trial"]) == [0, 1, 2, 3]
     assert list(frame["lr"]) == [config["lr"] for config in CONFIGS]
-    assert list(frame["state"]) == digests(run)
+    assert list(frame["digest"]) == digests(run)
     assert list(frame["epoch"]) == [trial.epoch for trial in run.trials]
     names = list(run.best.metrics)
     for trial, row in zip(run.trials, frame.to_dict("records"), strict=True):
@@ -193,7 +191,7 @@ def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
 
 def test_of_a_run_in_the_midst_the_best_is_that_of_what_there_is() -> None:
     run = told("min", [3.0, 2.0], [4.0, 1.0], [5.0, 0.5])
-    for trial, status in zip(run.records, ("completed", "running", "failed"), strict=True):
+    for trial, status in zip(run._records, ("completed", "running", "failed"), strict=True):
         trial.status = status  # type: ignore[assignment]
     assert (run.status, run.best.id, run.best.epoch) == ("interrupted", 1, 2)
     assert [trial.status for trial in run.trials] == ["completed", "interrupted", "failed"]
@@ -223,7 +221,7 @@ def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
     assert not np.array_equal(best.weights, last.weights)
     assert last.steps == 4 * 12
     assert best.steps == run.best.epoch * 12
-    with pytest.raises(hy.SpecError, match='which must be "best" or "last"'):
+    with pytest.raises(hy.SpecError, match='checkpoint must be "best" or "last"'):
         run.best.model("first")  # type: ignore[arg-type]
 
 
@@ -258,7 +256,7 @@ def test_answers_stand_at_their_rows_whatever_the_transform_drops_and_sorts(
     model, left = cleaned.best.model(), table["a"].to_numpy() > -0.5
     wanted = np.column_stack([2 * a, b]) @ model.weights + model.bias
     wanted[~left] = np.nan
-    for data in (table, table.to_pandas(), cleaned.inputs.data, table.to_reader(max_chunksize=11)):
+    for data in (table, table.to_pandas(), cleaned._inputs.data, table.to_reader(max_chunksize=11)):
         np.testing.assert_allclose(cleaned.best.predict(data), wanted, rtol=1e-5)
     assert caplog.records == []
     found = cleaned.best.evaluate(table)
@@ -471,7 +469,7 @@ class Perceptron(hy.Trainable):
         return float(total[1] / rows)
 
 
-def perceptron(config: dict[str, Any], ctx: hy.Context) -> Perceptron:
+def perceptron(config: dict[str, Any], ctx: hy.RecipeContext) -> Perceptron:
     ((shape, _),) = ctx.inputs.values()
     assert ctx.device == "cpu"
     return Perceptron(shape[0], ctx.classes or 0, ctx.seed)
@@ -540,7 +538,7 @@ def test_epoch_ends_are_told(tmp_path: Path) -> None:
 
 def test_the_users_environment_is_not_changed(run: hy.Run) -> None:
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ or os.environ["CUBLAS_WORKSPACE_CONFIG"]
-    assert run.spec.exact == "warn"
+    assert run._machine.spec.exact == "warn"
 
 
 def hanging_store(config: dict[str, Any]) -> Any:

@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> dict[str
         return {"torch": torch_run, "array": select(folder / "array", configs=CONFIGS[:2])}
 
 
-def one_cycle(config: dict[str, Any], ctx: hy.Context) -> Any:
+def one_cycle(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
     import torch
 
     assert ctx.rows == sum(ctx.partition_rows)
@@ -61,7 +61,7 @@ def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, e
 
     run = select(tmp_path / "run", one_cycle, CONFIGS[:2], engine=engine)
     assert run.status == "completed"
-    assert [record.model.reads_epochs for record in run.records if record.model] == [True, True]
+    assert [record.model.reads_epochs for record in run._records if record.model] == [True, True]
     trainable = run.trials[0]._trained("last").built.trainable
     assert isinstance(trainable.scheduler, OneCycleLR)
     assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps
@@ -230,7 +230,7 @@ def frame(rows: int = 200, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame({"a": a, "kind": kind, "mood": np.where(a + (kind == "van") > 0.5, "good", "bad")})
 
 
-def moods(config: dict[str, Any], ctx: hy.Context) -> Any:
+def moods(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
     from hopyard.frameworks.linear import Linear
 
     return Linear(ctx.inputs["inputs"][0][0], ctx.classes or 0, lr=0.1, batch_size=16)
@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_whole(moody: hy.Run, tmp_path: Path, name: str) ->
     with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
         hy.load_model(file.parent)
     with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
-        portable(file.parent, "best", False)  # what hy.predict sends
+        portable(file.parent, "best", False)  # what hy.spark.predict sends
     file.write_bytes(content)
     file.chmod(0o600)
     assert len(hy.load_model(file.parent).predict(frame(9)))

@@ -139,7 +139,7 @@ class TestPredict:
 
     def test_one_number_is_a_double(self, spark: Any, tmp_path: Path) -> None:
         run = fit(numbers, tmp_path / "run", data("v"))
-        df = predict(run.best, spread(spark, frame()), which="last")
+        df = predict(run.best, spread(spark, frame()), checkpoint="last")
         assert df.schema["prediction"].dataType.simpleString() == "double"
         np.testing.assert_allclose(column(df), run.best.predict(frame())[:, 0], rtol=1e-12)
 

@@ -139,7 +139,7 @@ class TestFit:
         assert [model.bestConfig["lr"] for model in models] == [0.001, 0.3]
         assert [model.getPredictionCol() for model in models] == ["prediction", "p"]
         assert len({model.run.directory for model in models}) == 2
-        assert len({model.run.inputs.data.url for model in models}) == 1  # read once
+        assert len({model.run._inputs.data.url for model in models}) == 1  # read once
 
     def test_the_rows_go_when_the_fits_end_also_when_one_fails(self, df: Any, make: Any, tmp_path: Path) -> None:
         store = tmp_path / "rows"

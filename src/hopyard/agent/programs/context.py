@@ -33,7 +33,7 @@ def context() -> ProgramContext:
         SpecError: this process is no task of a program.
     """
     if present is None:
-        raise SpecError("hy.context(): this process is no task of a program; start it by hy.launch or `hopyard run`")
+        raise SpecError("hy.context(): this process is no task of a program; start it by hy.launch or `hopyard launch`")
     return present
 
 

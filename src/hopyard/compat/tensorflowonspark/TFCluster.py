@@ -43,7 +43,7 @@ class TFCluster:
 
     Attributes:
         sc: its SparkContext.
-        program: the program of Hopyard behind it: `program.logs()`, `program.status()`, `program.stop()`.
+        program: the program of Hopyard behind it: `program.logs()`, `program.summary()`, `program.stop()`.
         input_mode, num_executors, queues, defaultFS, working_dir, cluster_id: as `run` got or found them.
     """
 
@@ -80,7 +80,7 @@ class TFCluster:
             try:
                 self.program.feed(rows, epochs=epochs, name=qname, end=False, timeout=feed_timeout)
             except ProgramFailed:
-                if self.program.status()["status"] != "done":
+                if self.program.status != "completed":
                     raise
                 logger.info("the program has ended well: it needs no more rows")
 
@@ -121,21 +121,21 @@ class TFCluster:
                     break
         if self.input_mode == InputMode.SPARK:
             for name in self._inputs:
-                self.program.end(name)
+                self.program.end_feed(name)
         interval = max(WARN_SECONDS, float(grace_secs))
         while not self._wait(interval if deadline is None else min(interval, deadline - time.monotonic())):
             if deadline is not None and time.monotonic() >= deadline:
-                status = self.program.status()
+                summary = self.program.summary()
                 self.program.stop()
                 raise ResourceError(
-                    f"the program did not end within timeout={timeout} seconds and was stopped: {status}"
+                    f"the program did not end within timeout={timeout} seconds and was stopped: {summary}"
                 )
             if self.input_mode == InputMode.SPARK:
-                logger.warning("all was fed, but tasks still run: %s", self.program.status())
+                logger.warning("all was fed, but tasks still run: %s", self.program.summary())
 
     def tensorboard_url(self) -> str | None:
         """Return the URL of the TensorBoard, or None."""
-        return self.program.tensorboard_url or None
+        return self.program.tensorboard_url(timeout=0) or None
 
     @contextmanager
     def stopped_by_errors(self) -> Iterator[None]:
@@ -148,13 +148,13 @@ class TFCluster:
 
     @property
     def cluster_info(self) -> list[dict[str, Any]]:
-        """For each task its role as `job_name`, `task_index`, `host`, and what `program.status()` says of it."""
-        tasks = self.program.status()["tasks"]
+        """For each task its role as `job_name`, `task_index`, `host`, and what `program.summary()` says of it."""
+        tasks = self.program.summary()["tasks"]
         return [{**task, "job_name": task["role"], "task_index": task["index"]} for task in tasks]
 
     @property
     def _over(self) -> bool:
-        return self.program.status()["status"] in ("done", "failed", "stopped")
+        return self.program.status != "running"
 
     @property
     def _inputs(self) -> list[str]:
@@ -238,12 +238,12 @@ def run(
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():
-        while program.status()["status"] == "reserving" and not program.over:
+        while not program.summary()["tasks"] and not program.done:
             time.sleep(POLL_SECONDS)
-        if program.over or program.status()["status"] == "failed":
+        if program.done or program.status == "failed":
             program.wait()
-        if tensorboard and program.show_tensorboard():
-            logger.info("TensorBoard: %s", program.tensorboard_url)
+        if tensorboard and (url := program.tensorboard_url()):
+            logger.info("TensorBoard: %s", url)
     return cluster
 
 

@@ -20,7 +20,7 @@ from hopyard.text import shown
 
 FORMAT = 1
 """Number of the format of a program's journal. A higher number is for changes that an older Hopyard would misread."""
-Status = Literal["done", "failed", "stopped"]
+Status = Literal["completed", "failed", "stopped"]
 
 
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def spec_of(roles: object, until: object, **fields: object) -> ProgramSpec:
         SpecError: names the argument, the value, what is allowed.
     """
     parsed = roles_of(roles)
-    plain = {name: (role.count, role.least or role.count, role.gpus) for name, role in parsed.items()}
+    plain = {name: (role.count, role.min or role.count, role.gpus) for name, role in parsed.items()}
     try:
         return msgspec.convert({"roles": plain, "until": _until(until, parsed), **fields}, ProgramSpec)
     except msgspec.ValidationError as error:
@@ -99,7 +99,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
         )
     if role not in roles:
         raise SpecError(f"until = {until!r}: roles have no {role!r}; there are {', '.join(map(repr, roles))}")
-    least = roles[role].least or roles[role].count
+    least = roles[role].min or roles[role].count
     if int(number) >= least:
         elastic = f", as {role!r} may go on with {least}" if least < roles[role].count else ""
         raise SpecError(

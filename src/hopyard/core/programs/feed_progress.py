@@ -38,7 +38,7 @@ class FeedProgress:
 
     def count(self, slot: int, count: Count, fed: Sequence[int]) -> Count | None:
         """Record a worker's batches. Returns what all may give out by now, or None where that has not changed."""
-        if self.uneven == "join":
+        if self.uneven == "allow":
             return None
         self._counts[slot] = count
         allowance = allowed(self.uneven, [self._counts.get(worker, NOTHING) for worker in fed])
@@ -49,7 +49,7 @@ class FeedProgress:
 
     def silent(self, fed: Sequence[int]) -> list[int]:
         """Return the workers that hold up the others: they have reported no batches, as they ask for none."""
-        return [] if self.uneven == "join" else [slot for slot in fed if slot not in self._counts]
+        return [] if self.uneven == "allow" else [slot for slot in fed if slot not in self._counts]
 
     @property
     def ended_empty(self) -> list[int]:

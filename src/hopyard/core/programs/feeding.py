@@ -308,7 +308,7 @@ class FeedMachine:
         """Wait for a program that starts, or starts again, then for the endpoints of its tasks."""
         status, epoch = self._status, self._epoch
         if status.ended:
-            if epoch is None or not (epoch.later and status.status == "done"):
+            if epoch is None or not (epoch.later and status.status == "completed"):
                 return self._fail_over()
             self._skip()  # it had enough
             return True
@@ -318,7 +318,9 @@ class FeedMachine:
         if self._asked_to_open != status.incarnations:
             self._asked_to_open, self._deadline = status.incarnations, self._at + OPEN_SECONDS
             self._send_message(FeedOpened(feed=self.name, uneven=self.uneven), status.incarnations)
-        without_endpoint = [task.task.slot for task in status.fed if task.endpoint is None and task.status == "done"]
+        without_endpoint = [
+            task.task.slot for task in status.fed if task.endpoint is None and task.status == "completed"
+        ]
         to = status.incarnations if self._call is None and epoch is not None else None
         if without_endpoint:
             return self._fail(
@@ -329,7 +331,7 @@ class FeedMachine:
             if self._at >= self._deadline:
                 return self._fail(
                     f"feed {self.name!r}: not every worker opened its endpoint within {OPEN_SECONDS:.0f} seconds; "
-                    "program.status() and program.logs() say what they do",
+                    "program.summary() and program.logs() say what they do",
                     to,
                 )
             self.due = self._deadline

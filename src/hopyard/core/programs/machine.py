@@ -69,7 +69,7 @@ class TaskRecord:
         self.task = task
         self.incarnation = incarnation
         self.began = at
-        self.status: Literal["starting", "running", "done", "failed", "ended"] = "starting"
+        self.status: Literal["starting", "running", "completed", "failed", "ended"] = "starting"
         self.code: int | None = None
         self.cause = ""
         self.values: dict[str, float] = {}
@@ -93,7 +93,7 @@ class ProgramMachine:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.phase: Phase = "reserving"
-        self.status: Status | Literal["reserving", "running"] = "reserving"
+        self.status: Status | Literal["running"] = "running"
         self.cause = ""
         self.no_slots = False
         """Whether it failed for want of slots."""
@@ -121,7 +121,7 @@ class ProgramMachine:
         self._stopping: Stop | None = None
         """A stop whose grace time has begun."""
         self._halted = False
-        self._verdict: Status = "done"
+        self._verdict: Status = "completed"
         self._out: list[ProgramCommand] = []
 
     # ------------------------------------------------------------------------------------------------ asked by the loop
@@ -218,10 +218,10 @@ class ProgramMachine:
         succeeded = not fact.error and fact.code == 0 and (fact.returned or self.spec.script)
         if fact.halted or self.phase in ("restarting", "closing"):
             if record.status != "failed":
-                record.status = "ended" if fact.halted else "done" if succeeded else "failed"
+                record.status = "ended" if fact.halted else "completed" if succeeded else "failed"
                 record.cause = fact.error or (f"its {fact.story}" if fact.story else "")
         elif succeeded:
-            record.status = "done"
+            record.status = "completed"
         else:
             record.status = "failed"
             text = fact.error or f"its {fact.story}"
@@ -273,7 +273,6 @@ class ProgramMachine:
         self._failed_starts.clear()
         self._failures.clear()
         self._go("running", line.at)
-        self.status = "running"
 
     def _restarting(self, line: Restarting) -> None:
         self.restart, self._spent = line.restart, line.spent
@@ -412,7 +411,7 @@ class ProgramMachine:
         limit = self.spec.start_timeout
         late = [record for record in self.tasks.values() if record.status == "starting" and at - record.began > limit]
         if self._is_over():
-            self._close(at, "done", halted=False)
+            self._close(at, "completed", halted=False)
         elif late:
             cause = (
                 f"it has not begun its main within {limit:.0f} seconds: it hangs while what it needs is imported or "
@@ -450,7 +449,7 @@ class ProgramMachine:
             records = [record for record in records if record.task.rank >= 0]
         elif until != "all":
             records = [record for record in records if f"{record.task.role}:{record.task.index}" == until]
-        return all(record.status == "done" for record in records)
+        return all(record.status == "completed" for record in records)
 
     def _judge(self, at: float) -> None:
         """Restart, or end with the first cause. A process that was killed or a slot that was lost is a cause even if a

@@ -36,7 +36,7 @@ class Role:
 
     Args:
         count: how many.
-        least: with how many the program may go on, where it can (elastic torch programs, as torchrun's
+        min: with how many the program may go on, where it can (elastic torch programs, as torchrun's
             `--nnodes min:max`); None: all of them.
         gpus: GPUs of each task. Where any role asks for GPUs, tasks of the others see none. A slot must have as many:
             with `hy.Local` each has one, on Spark as many as `spark.task.resource.gpu.amount` says.
@@ -46,7 +46,7 @@ class Role:
     """
 
     count: int
-    least: int | None = None
+    min: int | None = None
     gpus: int = 0
 
     def __post_init__(self) -> None:
@@ -54,9 +54,8 @@ class Role:
             object.__setattr__(self, name, whole(f"Role({name}=)", getattr(self, name), minimum))
         if self.count > MOST:
             raise SpecError(f"Role(count={self.count!r}): at most {MOST:,} are allowed")
-        least = self.least
-        if least is not None:
-            object.__setattr__(self, "least", whole("Role(least=)", least, 1, self.count))
+        if self.min is not None:
+            object.__setattr__(self, "min", whole("Role(min=)", self.min, 1, self.count))
 
 
 def roles_of(roles: Any) -> dict[str, Role]:
@@ -198,7 +197,7 @@ def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
     """Return role → how many tasks it has on so many places: elastic roles are cut, the largest first."""
     counts = {name: role.count for name, role in roles.items()}
     while sum(counts.values()) > places:
-        shrinkable = [name for name, role in roles.items() if counts[name] > (role.least or role.count)]
+        shrinkable = [name for name, role in roles.items() if counts[name] > (role.min or role.count)]
         if not shrinkable:
             raise SpecError(f"the program has at least {sum(counts.values())} processes, there are {places} slots")
         counts[max(shrinkable, key=lambda name: counts[name])] -= 1

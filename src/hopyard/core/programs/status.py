@@ -19,7 +19,7 @@ class TaskStatus:
     Attributes:
         task: its role, index and ranks.
         incarnation: a number that no other start of a task has.
-        status: "starting", "running", "done", "failed" or "ended".
+        status: "starting", "running", "completed", "failed" or "ended".
         host: where it runs.
         agent: process of its agent; 0: not known.
         values: the metrics that it reported last.
@@ -56,7 +56,7 @@ class ProgramStatus:
     """
 
     phase: Phase
-    status: Status | Literal["reserving", "running"]
+    status: Status | Literal["running"]
     cause: str
     failed_slot: int
     no_slots: bool
@@ -84,8 +84,8 @@ class ProgramStatus:
 
     @property
     def well(self) -> bool:
-        """Whether it has ended as "done", and its driver without an error."""
-        return self.ended and self.status == "done" and self.error is None
+        """Whether it has ended as "completed", and its driver without an error."""
+        return self.ended and self.status == "completed" and self.error is None
 
     def names(self, slots: list[int]) -> str:
         """Return the names of the tasks in these slots, as text."""

@@ -78,7 +78,7 @@ def launch(
             then all are started again.
         max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
             all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
-        tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url`.
+        tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url()`.
         directory: for its journal, logs and checkpoints; default `runs/<time>-<word>`.
         resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
         env: more environment for the tasks.
@@ -93,7 +93,7 @@ def launch(
         heartbeat_timeout: seconds after which an agent that sends nothing, or a process that was stopped, is lost.
 
     Returns:
-        Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.status()`, `.logs()`, `.stop()`; at once, while it starts.
+        Program: `.wait()`, `.feed(rows)`, `.infer(rows)`, `.summary()`, `.logs()`, `.stop()`; at once, while it starts.
 
     Raises:
         SpecError, RunDirectoryError: before anything is started.

@@ -85,7 +85,7 @@ class Feeding:
 
     def end(self, name: str) -> None:
         """End a feed: no more rows come."""
-        self._session("end", name, "join").end()
+        self._session("end_feed", name, "allow").end()
 
     def infer(self, data: Any, *, schema: Any, name: str, timeout: float | None) -> Any:
         """See `Program.infer`."""
@@ -101,7 +101,7 @@ class Feeding:
             raise SpecError(f"infer(…) must be given a DataFrame or an RDD, got {type(data).__name__}")
         from hopyard.feeds.inference import inferring, inferring_rows
 
-        feed = self._session("infer", name, "join")
+        feed = self._session("infer", name, "allow")
         self._has_inferences = True
         route = Route(feed.endpoints(), self._token, feed.machine.name, feed.machine.epochs, timeout=timeout)
         self._use_cores()  # until the program's end: an inference may run at any time

@@ -322,7 +322,7 @@ class ProgramLoop:
 
     def _log_failures(self) -> None:
         """Log tasks that failed when the program was done already: they do not change its status."""
-        if self._machine.status == "done":
+        if self._machine.status == "completed":
             for record in self._machine.tasks.values():
                 if record.status == "failed":
                     text = f"{record.task.name} failed when the program was done: {record.cause}"
@@ -333,7 +333,7 @@ class ProgramLoop:
             return
         for record in self._machine.tasks.values():
             addressed = order.to is None or record.incarnation in order.to
-            if addressed and record.task.rank >= 0 and (record.up or record.status == "done"):
+            if addressed and record.task.rank >= 0 and (record.up or record.status == "completed"):
                 slot, incarnation = record.task.slot, record.incarnation
                 self._link.send(slot, msgspec.structs.replace(order.message, slot=slot, incarnation=incarnation))
 

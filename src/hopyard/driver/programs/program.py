@@ -43,7 +43,7 @@ class Program:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        return escaped(f"<Program {self._loop.spec.name} {self.directory} {self._loop.status.status}>")
+        return escaped(f"<Program {self._loop.spec.name} {self.directory} {self.status}>")
 
     def __enter__(self) -> Program:
         return self
@@ -56,16 +56,16 @@ class Program:
 
     # ------------------------------------------------------------------------------------------------ its life
 
-    def wait(self, timeout: float | None = None, *, stream: bool = False) -> str:
+    def wait(self, timeout: float | None = None, *, stream: bool = False) -> Program:
         """Wait until it is over. Ctrl-C here stops it.
 
         Args:
-            timeout: seconds.
+            timeout: seconds to wait at most; None: any number.
             stream: print what its tasks print, as it comes: each line behind the name of its task, control characters
                 escaped. What was printed before is printed first.
 
         Returns:
-            "done", or "stopped".
+            The program itself; its status is "completed", or "stopped".
 
         Raises:
             ProgramFailed: a task failed; names the first cause, its host and its log.
@@ -83,13 +83,13 @@ class Program:
                 self._print_logs()
             raise
         if not is_over:
-            raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._summary()}")
+            raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._task_statuses()}")
         status = self._loop.status
         if status.error is not None:
             raise status.error
         if status.status == "failed":
             raise failure(status, self._layout)
-        return str(status.status)
+        return self
 
     def stop(self, grace: float = 0.0) -> None:
         """End it, and wait until nothing of it runs any more. No error when it is over.
@@ -101,12 +101,24 @@ class Program:
         self._loop.stop("stopped by the user", grace)
         if not self._loop.wait_for(_ended, grace + 30.0):
             log.warning(
-                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._summary()
+                "%s: not over %.0f seconds after it was stopped: %s", self.directory, grace + 30, self._task_statuses()
             )
 
-    def status(self) -> dict[str, Any]:
-        """Return its state: "status" (reserving, running, done, failed, stopped), "restarts", "cause", and of each task
-        its role, index, status, host, process of its agent, log, and last reported values and step (None: none yet)."""
+    @property
+    def status(self) -> str:
+        """ "running" (also while it waits for slots), "completed", "failed", or "stopped" (by `stop`)."""
+        status = self._loop.status
+        return "failed" if status.error is not None else status.status
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._loop.status.ended
+
+    def summary(self) -> dict[str, Any]:
+        """Return "directory", "status", "restarts", "cause", and as "tasks" of each task its role, index, status, host,
+        process of its agent, log, and last reported values and step (None: none yet); no tasks before all slots are
+        there."""
         status, order = self._loop.status, list(self._loop.spec.roles)
         tasks = [
             {
@@ -121,15 +133,14 @@ class Program:
             }
             for task in sorted(status.tasks, key=lambda task: (order.index(task.task.role), task.task.index))
         ]
-        name, cause = status.status, status.cause
-        if status.error is not None:
-            name, cause = "failed", cause or str(status.error)
-        return {"status": name, "restarts": status.restart, "cause": cause, "tasks": tasks}
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of it runs any more."""
-        return self._loop.status.ended
+        cause = status.cause or ("" if status.error is None else str(status.error))
+        return {
+            "directory": str(self.directory),
+            "status": self.status,
+            "restarts": status.restart,
+            "cause": cause,
+            "tasks": tasks,
+        }
 
     def logs(self, role: str | None = None, index: int | None = None) -> str:
         """Return what its tasks printed, all or those of a role.
@@ -152,23 +163,17 @@ class Program:
             if role in (None, record.task.role) and index in (None, record.task.index)
         )
 
-    @property
-    def tensorboard_url(self) -> str:
-        """Where TensorBoard listens; empty while it is not up, or was not asked for."""
-        return self._loop.status.tensorboard_url
-
-    def show_tensorboard(self, timeout: float = 60.0) -> str:
-        """Return its URL, once it is up; empty when it does not start, which is logged with the reason, or was not
-        asked for.
+    def tensorboard_url(self, timeout: float = 60.0) -> str:
+        """Return the URL at which its TensorBoard listens, once it is up; empty when it does not start, which is logged
+        with the reason, is not up within `timeout`, or was not asked for.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: seconds to wait for it; 0: none.
         """
-        seconds("show_tensorboard(timeout=)", timeout, zero=True)
-        if not self._loop.tensorboard:
-            return ""
-        self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
-        return self.tensorboard_url
+        seconds("tensorboard_url(timeout=)", timeout, zero=True)
+        if self._loop.tensorboard:
+            self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
+        return self._loop.status.tensorboard_url
 
     # ------------------------------------------------------------------------------------------------ its rows
 
@@ -178,7 +183,7 @@ class Program:
         *,
         epochs: int = 1,
         name: str = "train",
-        uneven: str = "join",
+        uneven: str = "allow",
         end: bool = True,
         timeout: float | None = 600.0,
     ) -> int:
@@ -191,9 +196,9 @@ class Program:
                 array, or a list of rows (dicts become columns, others stay as they are).
             epochs: number of times that all rows are sent.
             name: of the feed, as in `ctx.feed(name)`.
-            uneven: when workers have unequal shares: "join" (the feed of each ends with its own rows), "min" (all end
-                after as many batches as the least has) or "repeat" (who runs out begins its own again).
-            end: False: more rows will be fed under this name; `program.end(name)` says when that was all.
+            uneven: when workers have unequal shares: "allow" (the feed of each ends with its own rows), "min" (all end
+                after as many batches as the least has) or "cycle" (who runs out begins its own again).
+            end: False: more rows will be fed under this name; `program.end_feed(name)` says when that was all.
             timeout: seconds that a worker may take no row at all while it has some to take; None: any.
 
         Returns:
@@ -220,7 +225,7 @@ class Program:
         """
         return self._feeding.infer(data, schema=schema, name=name, timeout=timeout)
 
-    def end(self, name: str = "train") -> None:
+    def end_feed(self, name: str = "train") -> None:
         """No more rows come under this name."""
         self._feeding.end(name)
 
@@ -254,12 +259,9 @@ class Program:
         for line in self._printed.lines(logs, status.ended):
             print(line, flush=True)  # noqa: T201 - asked for
 
-    def _summary(self) -> str:
-        status = self.status()
-        return (
-            ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in status["tasks"])
-            or status["status"]
-        )
+    def _task_statuses(self) -> str:
+        tasks = self.summary()["tasks"]
+        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in tasks) or "it waits for slots"
 
 
 def _ended(status: ProgramStatus) -> bool:

@@ -149,7 +149,7 @@ def fit(
 
 
 def resume(
-    run_directory: str | Path,
+    directory: str | Path,
     *,
     engine: Engine | None = None,
     wait: bool = True,
@@ -167,7 +167,7 @@ def resume(
     the run has ended, States that are gone from its store, or were cut, are made again.
 
     Args:
-        run_directory: its directory, or its name under `runs/`.
+        directory: of the run, or its name under `runs/`.
         engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
             this process has other values of these variables, or none.
         wait: as for `select`.
@@ -212,7 +212,7 @@ def resume(
     changes = Changes(changed, failed, recipe, epochs, search)
     if engine is not None:
         _engine(engine)
-    layout = find(path("run_directory", run_directory))
+    layout = find(path("directory", directory))
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):

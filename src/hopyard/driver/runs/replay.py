@@ -37,30 +37,30 @@ class Replayed:
     different: list[str]
 
 
-def replay(run_directory: str | Path, *, engine: Engine | None = None, trust: bool = False) -> Replayed:
+def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool = False) -> Replayed:
     """Train every trial of a run anew, in a folder that is thrown away, and compare the digests of all States that the
     run ever stored: those of every epoch's end, and those between that both stored.
 
     Args:
-        run_directory: its directory, or its name under `runs/`.
+        directory: of the run, or its name under `runs/`.
         engine: another than the run was made with; the bits must not depend on it.
         trust: as for `resume`.
 
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
     """
-    run = load(run_directory, trust=trust)
-    inputs, data, spec = run.inputs, run.checked_data(), run.spec
-    configs = Configs([record.config for record in run.records])
-    recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run.records if record.recipe})
+    run = load(directory, trust=trust)
+    inputs, data, spec = run._inputs, run._checked_data(), run._machine.spec
+    configs = Configs([record.config for record in run._records])
+    recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run._records if record.recipe})
     selected = engine or with_environment(inputs.engine, run.directory, about_of(Layout(run.directory)).backend)
     inputs = RunInputs(recipe, data, None, configs, selected)
     with scratch_folder("replay") as folder:
-        directory = folder / "run"
-        replay_spec = msgspec.structs.replace(spec, trials=len(run.records), timeouts=Timeouts())
+        repeated = folder / "run"
+        replay_spec = msgspec.structs.replace(spec, trials=len(run._records), timeouts=Timeouts())
         with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
-            begin(RunRequest(inputs, replay_spec, directory=directory), resume=False, wait=True)
-        new = load(directory)
+            begin(RunRequest(inputs, replay_spec, directory=repeated), resume=False, wait=True)
+        new = load(repeated)
         before, after = _digests(run.directory), _digests(new.directory)
         both = sorted(before.keys() & after.keys())
         different = [
@@ -69,7 +69,7 @@ def replay(run_directory: str | Path, *, engine: Engine | None = None, trust: bo
             for trial, step in both
             if before[trial, step] != after[trial, step]
         ]
-        for old, now in zip(run.records, new.records, strict=True):
+        for old, now in zip(run._records, new._records, strict=True):
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
     if not both:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest, difference
 from hopyard.driver.directory import not_whole
+from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
-from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed, SpecError
+from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
-from hopyard.spec import Config, Encrypt, RunSpec
+from hopyard.spec import Config, Encrypt
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import standing
@@ -32,6 +35,9 @@ from hopyard.text import escaped, shown
 from hopyard.training.build import Plan
 from hopyard.views import words
 from hopyard.views.timeline import Span, chart
+
+LOOK_SECONDS = 0.5
+"""Time between two looks at a run that another process drives."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,18 +71,18 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 
 
-def load(run_directory: str | Path, *, trust: bool = False) -> Run:
+def load(directory: str | Path, *, trust: bool = False) -> Run:
     """Read a run from its journal; changes nothing.
 
     Args:
-        run_directory: its directory, or its name under `runs/`.
+        directory: of the run, or its name under `runs/`.
         trust: let its models be built though others than this user and root may write the pickle of their recipe.
 
     Raises:
         RunDirectoryError: no run there.
         JournalError: damaged, or of a newer version.
     """
-    layout = find(checks.path("run_directory", run_directory))
+    layout = find(checks.path("directory", directory))
     return Run(layout, recover(layout)[0], trust=checks.flag("trust", trust))
 
 
@@ -96,6 +102,11 @@ class Handle:
         self._over.set()
         self._stopped: tuple[str, bool] | None = None
         self._halt: Callable[[str, bool], None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no driver of it is at work in this process."""
+        return self._over.is_set()
 
     @property
     def stopped(self) -> bool:
@@ -139,8 +150,6 @@ class Run:
 
     Attributes:
         directory: its directory.
-        status: "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), or
-            "interrupted": its driver ended before it did.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class Run:
     ) -> None:
         self._layout = layout
         self._machine = machine
-        self._inputs = inputs
+        self._opened = inputs
         self._trust = trust
         self._driver = Handle() if driver is None else driver
         self._source: ModelSource | None = None
@@ -165,19 +174,20 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Its status now."""
+        """One of "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), and
+        "interrupted": its driver ended before it did."""
         return standing(self._layout, self._machine.status)
 
     @property
-    def spec(self) -> RunSpec:
-        """What was asked for."""
-        return self._machine.spec
+    def done(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.status != "running"
 
     @property
     def trials(self) -> list[Trial]:
         """All trials, by number."""
         status = self.status
-        return [self._trial(record, status) for record in self.records]
+        return [self._trial(record, status) for record in self._records]
 
     @property
     def best(self) -> Trial:
@@ -192,10 +202,11 @@ class Run:
         """
         spec = self._machine.spec
         best_record = words.best(self._machine)
-        if best_record is None and any(record.status == "completed" for record in self.records):
+        if best_record is None and any(record.status == "completed" for record in self._records):
             raise RunFailed(
                 f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that completed, so "
-                'none is the best; run.trials[0].history shows all metrics, run.trials[0].model("last") gives a model'
+                "none is the best; run.trials[0].history shows all metrics, "
+                'run.trials[0].model(checkpoint="last") gives a model'
             )
         if best_record is None:
             raise RunFailed(
@@ -210,45 +221,96 @@ class Run:
         return trial
 
     @property
-    def records(self) -> list[TrialRecord]:
+    def _records(self) -> list[TrialRecord]:
         """What the machine knows of each trial."""
         return list(self._machine.trials.values())
 
     @property
-    def inputs(self) -> RunInputs:
+    def _inputs(self) -> RunInputs:
         """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
-        if self._inputs is None:
-            self._inputs = unpickle(self._layout.recipe, about_of(self._layout).python, self._trust)
-        return self._inputs
+        if self._opened is None:
+            self._opened = unpickle(self._layout.recipe, about_of(self._layout).python, self._trust)
+        return self._opened
 
-    def checked_data(self) -> Dataset:
+    def _checked_data(self) -> Dataset:
         """Return the Dataset, after a check that it still gives the same partitions.
 
         Raises:
             RunDirectoryError: it does not.
         """
-        same_data(self._layout, self.inputs.data)
-        data: Dataset = self.inputs.data
+        same_data(self._layout, self._inputs.data)
+        data: Dataset = self._inputs.data
         return data
 
-    def wait(self, seconds: float | None = None) -> Run:
-        """Wait until the run has ended, or for so many seconds. Raises what the run raised."""
-        if seconds is not None:
-            checks.seconds("wait(seconds=)", seconds, zero=True, none="for any")
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait until it has ended. Ctrl-C here stops it.
+
+        Args:
+            timeout: seconds to wait at most; None: any number.
+
+        Returns:
+            The run itself.
+
+        Raises:
+            TimeoutError: it goes on.
+            HopyardError: what ended it, where its trials did not.
+        """
+        if timeout is not None:
+            checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            self._driver.wait(seconds)
+            self._driver.wait(timeout)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
             self._driver.stop("interrupted by the user", stopped=False)
             raise
         if self._driver.error is not None:
             raise self._driver.error
+        while self.status == "running":
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds; it goes on")
+            time.sleep(LOOK_SECONDS)  # another process drives it
+            self._machine = recover(self._layout)[0]
         return self
 
     def stop(self) -> None:
-        """End the driver of a run started with `wait=False`; `hy.resume` goes on."""
+        """End the driver of a run started with `wait=False`, and wait until nothing of it runs any more. `hy.resume`
+        goes on: nothing is lost but the units at work.
+
+        Raises:
+            UsageError: another process drives it.
+        """
+        if self._driver.over and self.status == "running":
+            raise UsageError(
+                f"{self.directory}: another process drives this run, and stop() ends runs of its own process; end that "
+                "one with Ctrl-C or SIGTERM"
+            )
         self._driver.stop("stopped by the user", stopped=True)
 
-    def lines(self) -> list[Line]:
+    def logs(self, slot: int | None = None) -> str:
+        """Return what its workers printed, all or the one of a slot; "" where nothing was, as with `hy.Inline`.
+
+        Raises:
+            SpecError: there is no such slot.
+        """
+        logs = {int(path.stem.rpartition("-")[2]): path for path in self._layout.logs.glob("slot-*.log")}
+        if slot is None:
+            return "".join(read_log(logs[number]) for number in sorted(logs))
+        if checks.whole("logs(slot=)", slot, 0) not in logs:
+            available = ", ".join(map(str, sorted(logs))) or "none"
+            raise SpecError(f"logs(slot={slot!r}): no such slot has a log; there are logs of: {available}")
+        return read_log(logs[slot])
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the report says of the whole run, and `hopyard show --json`: "status", "trials" (their number),
+        "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once."""
+        from hopyard.views.report import facts
+
+        return {
+            "directory": str(self.directory),
+            **facts(read(self._layout.journal, CODEC), self._machine, self.status),
+        }
+
+    def _lines(self) -> list[Line]:
         """Return the whole journal, in memory: a line of a unit takes about a kilobyte there."""
         return list(read(self._layout.journal, CODEC))
 
@@ -280,15 +342,15 @@ class Run:
 
     def to_pandas(self) -> Any:
         """Return one row per trial as a DataFrame: `trial`, `status`, `epoch` (the best one, from 1), `seconds`, the
-        configuration, the metrics of the best epoch, those of the last one as `last_…`, `state` (digest of the final
-        State), `error`.
+        configuration, the metrics of the best epoch, those of the last one as `last_…`, `digest` (of the final State),
+        `error`.
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
         included. Reads the journal once. A metric that has the name of one of these columns is in "metrics/error", a
         parameter that has the name of a metric or of such a column in "config/loss".
         """
         trials, seconds = self.trials, self._seconds()
-        own = {"trial", "status", "epoch", "seconds", "state", "error"}
+        own = {"trial", "status", "epoch", "seconds", "digest", "error"}
         taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
         return _frame(
             (
@@ -301,7 +363,7 @@ class Run:
                 _config(t.config, taken),
                 _metrics(t.metrics, own),
                 _metrics(_last(t), own, "last_"),
-                {"state": t.state, "error": t.error},
+                {"digest": t.digest, "error": t.error},
             )
             for t in trials
         )
@@ -343,8 +405,8 @@ class Run:
             about = about_of(self._layout)
             quiet(about.backend)
             manifest = manifest_of(self._layout)
-            plan = Plan(self.inputs.recipe, manifest, self._machine.spec, threads=about.threads)
-            transform = getattr(self.inputs.data, "transform", None)
+            plan = Plan(self._inputs.recipe, manifest, self._machine.spec, threads=about.threads)
+            transform = getattr(self._inputs.data, "transform", None)
             tracker = None if transform is None else RowTracker(transform)
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)

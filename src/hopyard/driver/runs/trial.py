@@ -49,7 +49,7 @@ class Trial:
             all in.
         metrics: metrics of that epoch; {} before any is all in.
         history: epoch → metrics, for all epochs.
-        state: digest of its final State; "" before it is durable.
+        digest: digest of its final State; "" before it is durable.
         error: why it failed, else "".
     """
 
@@ -70,7 +70,7 @@ class Trial:
         self.epoch = None if record.best is None else record.best + 1
         self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
         self.metrics = {} if self.epoch is None else dict(self.history[self.epoch])
-        self.state = record.digests.get(spec.steps, "")
+        self.digest = record.digests.get(spec.steps, "")
         self.error = record.error
 
     def __repr__(self) -> str:
@@ -83,15 +83,15 @@ class Trial:
         class of `predict(data).argmax(1)`. A dict from label to these, where there are several labels; else None."""
         return self._manifest().label_values
 
-    def model(self, which: Literal["best", "last"] = "best") -> Any:
+    def model(self, checkpoint: Literal["best", "last"] = "best") -> Any:
         """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
 
         Raises:
             TrialFailed: there is no such model.
         """
-        return self._trained(which).model()
+        return self._trained(checkpoint).model()
 
-    def predict(self, data: Any, which: Literal["best", "last"] = "best") -> Any:
+    def predict(self, data: Any, checkpoint: Literal["best", "last"] = "best") -> Any:
         """The model's outputs, one for each row of `data`, in its order.
 
         Where the run's data had a transform, rows are numbered while they go through it: outputs stand at the places of
@@ -103,7 +103,7 @@ class Trial:
             data: a Dataset, a pandas DataFrame, an Arrow table, the path of Parquet files, arrays, or a dict of arrays.
                 The transform and the encoding that the run's own data had are applied (a Dataset with a transform has
                 its own in its place); a label is not needed.
-            which: whose weights.
+            checkpoint: whose weights: of the best epoch, or the last ones.
 
         Returns:
             Array of shape (rows, …), or a dict of such.
@@ -112,24 +112,24 @@ class Trial:
             DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
                 or moves some and loses their numbers.
         """
-        return self._trained(which).predict(data)
+        return self._trained(checkpoint).predict(data)
 
-    def evaluate(self, data: Any, which: Literal["best", "last"] = "best") -> dict[str, float]:
+    def evaluate(self, data: Any, checkpoint: Literal["best", "last"] = "best") -> dict[str, float]:
         """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite.
 
         Rows that the transform of the run's data drops are left out; a warning says how many.
         """
-        return self._trained(which).evaluate(data)
+        return self._trained(checkpoint).evaluate(data)
 
-    def save(self, directory: str | Path, which: Literal["best", "last"] = "best") -> Path:
-        """Write a folder that `hy.load_model` and `hy.predict` read: `config.json`, the weights, the pickled recipe
-        and, where the data had one, its pickled transform.
+    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
+        """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, the pickled
+        recipe and, where the data had one, its pickled transform.
 
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.
         """
-        trained = self._trained(which)
-        epochs, remainder = divmod(self._step(which), self._partitions)
+        trained = self._trained(checkpoint)
+        epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
         return save(Path(path("directory", directory)), self._plan, self._record, epoch, trained)
 
@@ -140,19 +140,19 @@ class Trial:
         recipes = {self.id: self._record.recipe} if self._record.recipe else {}
         return replace(plan, recipe=assigned(plan.recipe, recipes))
 
-    def _step(self, which: str) -> int:
-        one_of("which", which, ("best", "last"))
-        if which == "last" or self._record.best is None:
+    def _step(self, checkpoint: str) -> int:
+        one_of("checkpoint", checkpoint, ("best", "last"))
+        if checkpoint == "last" or self._record.best is None:
             return self._record.durable_step
         return (self._record.best + 1) * self._partitions
 
-    def _trained(self, which: str) -> TrainedModel:
+    def _trained(self, checkpoint: str) -> TrainedModel:
         """Build the model with the weights of that epoch.
 
         Raises:
             TrialFailed: no State of it is stored, or it is damaged.
         """
-        step = self._step(which)
+        step = self._step(checkpoint)
         state = self._record.states.get(step)
         if state is None or not state.digest:
             raise TrialFailed(

@@ -78,7 +78,7 @@ class Portable:
                 raise ResourceError(
                     f"the model has {total:,} bytes, a Connect session takes {CONNECT_BYTES:,} (it travels in the "
                     "query): use a classic session, or keep the file where executors can read it and use "
-                    "hy.map_batches with a function that loads it"
+                    "hy.spark.map_batches with a function that loads it"
                 )
             return Ticket(self.digest, dict(self.files), None)
         context = session.sparkContext
@@ -101,7 +101,7 @@ class Ticket:
         return files
 
 
-def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = False) -> Portable:
+def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bool = False) -> Portable:
     """Return the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote, by path or as a
     SavedModel.
 
@@ -114,7 +114,7 @@ def portable(model: Any, which: Literal["best", "last"] = "best", trust: bool = 
         model = model.best
     if isinstance(model, Trial):
         with scratch_folder("model") as folder:
-            return Portable(_read(model.save(folder / "model", which), trust=True))
+            return Portable(_read(model.save(folder / "model", checkpoint), trust=True))
     if isinstance(model, SavedModel):
         return Portable(model.files())
     if isinstance(model, (str, Path)):

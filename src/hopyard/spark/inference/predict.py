@@ -25,7 +25,7 @@ def predict(
     *,
     predictionCol: str = "prediction",
     handleInvalid: Invalid = "error",
-    which: Literal["best", "last"] = "best",
+    checkpoint: Literal["best", "last"] = "best",
     trust: bool = False,
 ) -> Any:
     """Return the DataFrame with one more column: the model's outputs, as `run.best.predict` gives them.
@@ -44,7 +44,7 @@ def predict(
         handleInvalid: what becomes of rows that hold null, NaN, infinity or a category that training never saw:
             "error"; "skip": they are left out, and so are those that transform= drops; "keep": they have NaN for a
             prediction.
-        which: which weights of a trial, the best or the last.
+        checkpoint: whose weights of a trial, the best or the last.
         trust: open the pickle in a directory even where others than this user and root may write it.
 
     Raises:
@@ -55,7 +55,7 @@ def predict(
     handleInvalid = one_of("handleInvalid", handleInvalid, get_args(Invalid))
     if not isinstance(predictionCol, str) or not predictionCol:
         raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
-    bundle = portable(model, which, flag("trust", trust))
+    bundle = portable(model, checkpoint, flag("trust", trust))
     check(df, bundle)
     score = Score(bundle.ticket(df.sparkSession), "values", predictionCol, invalid=handleInvalid)
     return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
