@@ -19,6 +19,7 @@ NAMES = {
         "Configs",
         "DataError",
         "Dataset",
+        "FeedError",
         "Grid",
         "Hopper",
         "HopyardError",
@@ -146,7 +147,7 @@ def test_errors_are_one_tree_with_their_exit_codes() -> None:
     codes = {name: getattr(hy, name).exit_code for name in NAMES if isinstance(getattr(hy, name), type)
              and issubclass(getattr(hy, name), Exception)}  # fmt: skip
     assert codes == {
-        **dict.fromkeys(("HopyardError", "JournalError", "RunFailed", "Inexact", "ProgramFailed"), 1),
+        **dict.fromkeys(("FeedError", "HopyardError", "JournalError", "RunFailed", "Inexact", "ProgramFailed"), 1),
         **dict.fromkeys(("UsageError", "SpecError", "DataError", "PreflightError", "RunDirectoryError"), 2),
         "TrialFailed": 3,
         "ResourceError": 4,

@@ -23,6 +23,7 @@ _WHERE = {
     "Configs": "hopyard.search.listed",
     "DataError": "hopyard.errors",
     "Dataset": "hopyard.data.dataset",
+    "FeedError": "hopyard.errors",
     "Grid": "hopyard.search.listed",
     "Hopper": "hopyard.spec",
     "HopyardError": "hopyard.errors",
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from hopyard.engines.local import Local as Local
     from hopyard.engines.spark import Spark as Spark
     from hopyard.errors import DataError as DataError
+    from hopyard.errors import FeedError as FeedError
     from hopyard.errors import HopyardError as HopyardError
     from hopyard.errors import Inexact as Inexact
     from hopyard.errors import JournalError as JournalError

@@ -82,6 +82,10 @@ class ProgramFailed(HopyardError):
         super().__init__(message)
 
 
+class FeedError(HopyardError):
+    """A feed cannot go on: its rows cannot be given exactly once, nobody takes them, or no more are wanted."""
+
+
 class Inexact(HopyardError):
     """`exact=True` cannot be kept, or a replay gave other bits."""
 

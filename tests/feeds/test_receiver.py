@@ -21,7 +21,7 @@ import pytest
 
 from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.core.programs.messages import Endpoint
-from hopyard.errors import DataError, HopyardError
+from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.protocol import END, SCHEMA, connect
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
@@ -245,11 +245,11 @@ def test_a_partition_that_is_computed_otherwise_fails_the_feed(tmp_path: Path, a
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN)
         send_partition(route, 3, 0, BLOCKS)
-        with pytest.raises(HopyardError, match="partition 3 was computed twice with different rows"):
+        with pytest.raises(FeedError, match="partition 3 was computed twice with different rows"):
             send_partition(route, 3, 1, again)
         with pytest.raises(DataError, match="cache or checkpoint"):
             y(Feed(server.queue("train")))
-        with pytest.raises(HopyardError, match="partition 3"):
+        with pytest.raises(FeedError, match="partition 3"):
             send_partition(route, 4, 0, BLOCKS)
 
 

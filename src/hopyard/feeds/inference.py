@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.errors import DataError, HopyardError, SpecError
+from hopyard.errors import DataError, FeedError, HopyardError, SpecError
 from hopyard.feeds.protocol import END, SCHEMA
 from hopyard.feeds.sender import FeedConnection, Route, framed
 from hopyard.feeds.spark_tasks import ROWS, Batches, cut, task
@@ -28,7 +28,7 @@ def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> It
 
     Raises:
         ConnectionError: the worker ended; names it.
-        HopyardError: the program takes no more rows, or answered wrongly; with its reason.
+        FeedError: the program takes no more rows, or answered wrongly; with its reason.
     """
     with FeedConnection(route, partition, attempt, answers=True) as connection:
         if connection.unwanted:
@@ -200,8 +200,8 @@ def _schema(schema: Any, zone: str) -> Any:
     return to_arrow_schema(parsed, timezone=zone)
 
 
-def _no_more_rows(route: Route) -> HopyardError:
-    return HopyardError(
+def _no_more_rows(route: Route) -> FeedError:
+    return FeedError(
         f"feed {route.feed!r}: the program takes no more rows for inference, it has ended or terminated its feed; an "
         "inference is computed each time its result is used: use it before the program ends, or cache it"
     )

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.core.programs.uneven import Count, Uneven
-from hopyard.errors import DataError, HopyardError
+from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.pacing import Arrived, Pacing
 from hopyard.feeds.requests import Requests
 from hopyard.feeds.spill import Spill, Spilled, buffer
@@ -78,7 +78,7 @@ class FeedQueue:
         """Return a stream for an attempt, its own where it waits for answers; None: its rows are not wanted.
 
         Raises:
-            HopyardError: the feed has failed.
+            FeedError: the feed has failed.
         """
         with self._changed:
             self._check()
@@ -97,7 +97,7 @@ class FeedQueue:
         slowest worker waits for. `put` then writes blocks beyond the limit to a file.
 
         Raises:
-            HopyardError: the feed has failed.
+            FeedError: the feed has failed.
         """
         with self._changed:
             while True:
@@ -123,7 +123,7 @@ class FeedQueue:
         """Whether block `number` of a partition was accepted from another attempt.
 
         Raises:
-            HopyardError: the feed has failed, or the block differs from the one that was accepted.
+            FeedError: the feed has failed, or the block differs from the one that was accepted.
         """
         with self._changed:
             self._check()
@@ -133,7 +133,7 @@ class FeedQueue:
         """Add a block for which `reserve` gave room. False: it came from another attempt meanwhile, or is not wanted.
 
         Raises:
-            HopyardError: the feed has failed, as it does where the block differs from the one that was accepted, or the
+            FeedError: the feed has failed, as it does where the block differs from the one that was accepted, or the
                 disk has no room for it.
         """
         size = len(block.body)
@@ -169,7 +169,7 @@ class FeedQueue:
         """An attempt came to the end of its partition, after `total` blocks.
 
         Raises:
-            HopyardError: the feed has failed, or another attempt had more blocks.
+            FeedError: the feed has failed, or another attempt had more blocks.
         """
         with self._changed:
             self._check()
@@ -259,7 +259,7 @@ class FeedQueue:
         """Return the next block, waiting up to `wait` seconds (None: as long as it takes).
 
         Raises:
-            HopyardError: the feed has failed, as it does where a block cannot be read back from the disk.
+            FeedError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
         item = self._wait_for_item(wait)
         if item.block is not None and isinstance(item.block.body, Spilled):  # read while others may put
@@ -316,7 +316,7 @@ class FeedQueue:
         """Return the rule by which this feed ends; waits until it is known.
 
         Raises:
-            HopyardError: the feed has failed.
+            FeedError: the feed has failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended)
@@ -328,7 +328,7 @@ class FeedQueue:
         workers end together; see `Pacing.turn`.
 
         Raises:
-            HopyardError: the feed has failed.
+            FeedError: the feed has failed.
         """
         with self._changed:
             self._pacing.ask(batch, size)
@@ -373,9 +373,9 @@ class FeedQueue:
         self._ledger.record(block.partition, digest)
         return True
 
-    def _fail_disk(self, problem: str, error: OSError) -> HopyardError:
+    def _fail_disk(self, problem: str, error: OSError) -> FeedError:
         """Let the feed fail after an error of its file, and return the failure."""
-        failure = HopyardError(
+        failure = FeedError(
             f"feed {self.name!r}: {problem} {self._folder} on {socket.gethostname()} ({error}), where rows beyond "
             f"{self._limit:,} bytes wait by uneven={self.uneven!r} (now {self._spill.bytes:,} bytes): free space "
             'there, or set TMPDIR to a folder on a larger disk, or feed with uneven="allow", which holds senders up'

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from hopyard.core.programs.messages import Endpoint
 from hopyard.core.programs.uneven import Count
-from hopyard.errors import HopyardError
+from hopyard.errors import FeedError, HopyardError
 from hopyard.feeds.protocol import (
     ARROW,
     END,
@@ -148,7 +148,7 @@ class FeedServer:
 
     def _end(self, queue: FeedQueue) -> None:
         if self._error:
-            queue.fail(HopyardError(self._error))
+            queue.fail(FeedError(self._error))
         else:
             queue.terminate()
 
@@ -240,7 +240,7 @@ class FeedServer:
         timeout = queue.await_stall()
         if timeout is not None:
             queue.fail(
-                HopyardError(
+                FeedError(
                     f"feed {queue.name!r}: worker {self.index} has neither taken nor answered a row for {timeout:g} "
                     f"seconds, though rows wait for it: does its main read ctx.feed({queue.name!r}) and answer each "
                     "batch? infer(timeout=…) says how long to wait"

@@ -21,7 +21,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.core.programs.messages import Endpoint
-from hopyard.errors import HopyardError
+from hopyard.errors import FeedError, HopyardError
 from hopyard.feeds.protocol import (
     ARROW,
     END,
@@ -81,7 +81,7 @@ def send_partition(
 
     Raises:
         ConnectionError: the worker ended; names it.
-        HopyardError: the feed failed; with its reason.
+        FeedError: the feed failed; with its reason.
     """
     with FeedConnection(route, partition, attempt, worker=worker) as connection:
         number = rows = 0
@@ -145,7 +145,7 @@ class FeedConnection:
 
     Its methods raise:
         ConnectionError: the worker ended; names it.
-        HopyardError: the feed failed; with its reason.
+        FeedError: the feed failed; with its reason.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class FeedConnection:
 
     def _handle_reply(self, reply: dict[str, Any]) -> None:
         if "failed" in reply:
-            raise HopyardError(reply["failed"])
+            raise FeedError(reply["failed"])
         self.unwanted = bool(reply.get("unwanted"))
 
     def _connection_error(self, reason: object) -> ConnectionError:

@@ -199,7 +199,7 @@ class TestFeed:
         assert program.wait(60).status == "completed"
 
     def test_a_worker_that_never_reads(self, tmp_path: Path) -> None:
-        refused = pytest.raises(hy.HopyardError, match=r"worker \d has taken no row for 1 seconds")
+        refused = pytest.raises(hy.FeedError, match=r"worker \d has taken no row for 1 seconds")
         with launch(tmp_path, programs.idle) as program, refused:
             program.feed(ROWS, timeout=1.0)
 

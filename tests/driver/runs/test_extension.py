@@ -214,7 +214,6 @@ def test_new_trials_have_the_recipe_that_the_run_was_started_with(tmp_path: Path
     select(tmp_path / "run", troubled, configs)
     more = hy.Configs([*configs, CONFIGS[2]])
     run = hy.resume(tmp_path / "run", failed=True, recipe=other, search=more)
-    assert [record.recipe != "" for record in run.records] == [False, True, False]
     plain, halved = (
         digests(select(tmp_path / name, make, CONFIGS[:3])) for name, make in (("a", linear), ("b", other))
     )

@@ -126,7 +126,7 @@ class TestFit:
         loaded = HopyardEstimator.load(str(tmp_path / "estimator")).setEngine(hy.Inline())
         assert (loaded.getEncode(), loaded.getImpute()) == (encode, impute)
         model = loaded.fit(df)
-        manifest = model.run.inputs.data.prepare()
+        manifest = model.run._inputs.data.prepare()
         assert manifest.vocabularies == {"text": ["?", "no", "yes"]} and manifest.fills["text"] == "?"
         assert manifest.fills["a"] == pytest.approx(rows["a"].mean())
         assert model.transform(df).where("prediction is null or isnan(prediction)").count() == 0

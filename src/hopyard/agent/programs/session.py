@@ -25,7 +25,7 @@ from hopyard.core.programs.messages import (
     StopRequested,
 )
 from hopyard.core.programs.uneven import Count
-from hopyard.errors import HopyardError
+from hopyard.errors import FeedError
 
 
 class TaskSession:
@@ -89,7 +89,7 @@ class TaskSession:
             case FeedEnded():
                 queue.end()
             case FeedFailed():
-                queue.fail(HopyardError(message.error))
+                queue.fail(FeedError(message.error))
             case FeedAllowed():
                 queue.allow(Count(message.batches, message.final))
             case FeedQuery():

@@ -47,7 +47,7 @@ from hopyard.core.programs.messages import (
 )
 from hopyard.core.programs.status import ProgramStatus
 from hopyard.core.programs.uneven import Count, Uneven
-from hopyard.errors import HopyardError, SpecError
+from hopyard.errors import FeedError, HopyardError, SpecError
 from hopyard.text import sendable, shown
 
 ASK_SECONDS = 0.5
@@ -425,7 +425,7 @@ class FeedMachine:
         fed = self._receivers or frozenset()
         self._out.append(SendMessage(message, fed if to is None else to))
 
-    def _fail(self, text: str, to: Incarnations | None = None, error: type[HopyardError] = HopyardError) -> bool:
+    def _fail(self, text: str, to: Incarnations | None = None, error: type[HopyardError] = FeedError) -> bool:
         """Let the call raise an error. `to`: the tasks that wait for rows, which are sent the error."""
         if to is not None:
             self._send_message(FeedFailed(feed=self.name, error=text), to)

@@ -206,7 +206,7 @@ class Program:
 
         Raises:
             ProgramFailed: a worker failed; with *its* error.
-            HopyardError: the rows cannot be given exactly once, or no worker takes them.
+            FeedError: the rows cannot be given exactly once, or no worker takes them.
         """
         return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
 

@@ -24,7 +24,7 @@ from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
-from hopyard.errors import DataError, HopyardError, RunDirectoryError, RunFailed, SpecError, UsageError
+from hopyard.errors import DataError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.spec import Config, Encrypt
 from hopyard.store.journal import read
@@ -433,7 +433,7 @@ def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
     try:
         import pandas
     except ImportError:
-        raise HopyardError("tables of a run need pandas: pip install pandas") from None
+        raise UsageError("tables of a run need pandas: pip install pandas") from None
     rows = list(rows)
     columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
     return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
