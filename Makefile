@@ -6,7 +6,7 @@ STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check lint types bench clean
+.PHONY: demo test quick check lint types docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/hopyard demo
@@ -26,6 +26,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --builder html docs docs/_build/html
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/all.py
 
@@ -36,4 +39,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf docs/_build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

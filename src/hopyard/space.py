@@ -192,6 +192,16 @@ class Space:
     A function that returns None leaves the parameter out:
     `Space(optimizer=choice(["sgd", "adam"]), momentum=lambda c: uniform(0, 1) if c["optimizer"] == "sgd" else None)`.
     Parameters are decided in the order they are written.
+
+    Example:
+        >>> import hopyard as hy
+        >>> space = hy.Space(lr=hy.loguniform(1e-4, 1e-2, grid=2), width=hy.choice([64, 256]), epochs=3)
+        >>> for config in space.grid():
+        ...     print(config)
+        {'lr': 0.0001, 'width': 64, 'epochs': 3}
+        {'lr': 0.0001, 'width': 256, 'epochs': 3}
+        {'lr': 0.01, 'width': 64, 'epochs': 3}
+        {'lr': 0.01, 'width': 256, 'epochs': 3}
     """
 
     def __init__(self, **parameters: Any) -> None:

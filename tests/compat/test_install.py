@@ -39,6 +39,17 @@ print(ours.__spec__.name, ours.__name__)
     assert lines == ["True True True True", f"{ours} {ours}"]
 
 
+def test_the_folders_of_clusterone() -> None:
+    code = (
+        "import os, hopyard.compat; hopyard.compat.install('clusterone')\n"
+        "from clusterone import get_data_path, get_logs_path\n"
+        "print(get_data_path('malo/mnist', '/data', 'mnist', '/train'), get_logs_path('/logs'))\n"
+        "os.environ['HOPYARD_DIRECTORY'] = '/runs/p'\n"
+        "print(get_logs_path('./logs'))"
+    )
+    assert said(code).split() == ["/data/mnist/train", "/logs", "/runs/p"]
+
+
 def test_a_module_that_is_imported_first_by_its_own_name_is_not_run_twice() -> None:
     code = "import hopyard.compat.tensorflowonspark.TFManager as a; from tensorflowonspark import TFManager as b;"
     code += "print(a is b)"

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("pyspark")
 
 
+MANY = [*CONFIGS[:3], *({"lr": 0.001 * n} for n in range(1, 8))]
+"""So many trials that however slow one host is, the other has States that it needs."""
+
+
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the driver works; the workers see an empty folder there."""
@@ -38,7 +42,7 @@ def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path
     met = {name: tmp_path / name for name in ("plain", "encrypted")}
     for folder in met.values():
         folder.mkdir()
-    meeting = {name: [{**config, "at": 3, "do": f"meet {met[name]}"} for config in CONFIGS[:3]] for name in met}
+    meeting = {name: [{**config, "at": 3, "do": f"meet {met[name]}"} for config in MANY] for name in met}
     killed = [dict(config) for config in CONFIGS[:3]]
     killed[1] |= {"at": 15, "do": "executor", "once": str(tmp_path / "once")}
     err = drive(
@@ -52,8 +56,8 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
 """,
     )
     assert "their States go through this process" in err
-    reference = digests(select(tmp_path / "inline", configs=CONFIGS[:3], epochs=6))
-    for name in ("plain", "encrypted", "killed"):
+    many = digests(select(tmp_path / "many", configs=MANY, epochs=6))
+    for name, reference in {"plain": many, "encrypted": many, "killed": many[:3]}.items():
         run = hy.load(hidden / name)
         assert digests(run) == reference, name
         assert gone(agents(hidden / name), 2)

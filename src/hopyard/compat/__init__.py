@@ -19,7 +19,7 @@ from types import ModuleType
 
 from hopyard.errors import SpecError
 
-LIBRARIES = ("tensorflowonspark",)
+LIBRARIES = ("tensorflowonspark", "clusterone")
 """Names of libraries that `install` can replace."""
 VARIABLE = "HOPYARD_COMPAT"
 """Environment variable: names for which a process of a program first calls `install`, comma separated."""

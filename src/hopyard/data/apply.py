@@ -104,7 +104,7 @@ def apply(
         if not encoder.faults and finisher is not None:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
     if not places.source_rows:
-        raise DataError("no rows were given; give at least one")
+        raise DataError("data must have rows: it has none; give at least one")
     if encoder is None or finisher is None:  # the transform dropped all
         fields = [field for field in manifest.fields if field.role == "inputs"]
         finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)

@@ -87,6 +87,14 @@ class Dataset:
     split.
 
     A pickle of it is small: files are pickled as paths; rows in memory are not, and the copy finds them in the cache.
+
+    Example:
+        >>> import pandas as pd, hopyard as hy
+        >>> table = pd.DataFrame({"age": [31.0, None, 58.0], "city": ["Ulm", "Bern", "Ulm"], "left": [0, 1, 0]})
+        >>> data = hy.Dataset.pandas(table, features=["age", "city"], label="left", partitions=1,
+        ...                          encode={"city": "one-hot"}, impute={"age": "mean"})
+        >>> data.prepare().rows
+        3
     """
 
     rows: InputRows

@@ -99,7 +99,8 @@ def to_numpy(array: Any, name: str, source_label: str, at: Callable[[int], str] 
     """
     kind, rows = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
-        return to_numpy(array.storage, name, source_label, at, each).reshape(rows, *kind.shape)
+        values = to_numpy(array.storage, name, source_label, at, each)
+        return values.reshape(rows, *kind.shape, *values.shape[2:])  # bytes are an axis of their own
     if pa.types.is_dictionary(kind):
         return to_numpy(array.dictionary_decode(), name, source_label, at, each)
     if pa.types.is_decimal(kind):

@@ -270,7 +270,7 @@ def test_a_batch_of_which_nothing_is_left(manifest: Manifest) -> None:
     assert gone.places is not None and gone.places.tolist() == []
     late = apply(manifest, TABLE.to_reader(max_chunksize=10), lambda b: b.filter(pc.greater(b["a"], 30)), targets=False)
     assert late.places is not None and late.places.tolist() == [n for n in range(ROWS) if A[n] > 30]
-    with pytest.raises(DataError, match="no rows were given"):
+    with pytest.raises(DataError, match="data must have rows"):
         apply(manifest, TABLE.slice(0, 0), positive, targets=False)
 
 

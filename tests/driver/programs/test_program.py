@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import hopyard as hy
@@ -422,6 +423,7 @@ class TestBadInput:
         [
             ({"roles": {"worker": 0}}, "at least one"),
             ({"until": "worker:2"}, "from 0 to 1"),
+            ({"until": pd.NA}, r"until must be \"chief\", .*got <NA>"),
             ({"max_restarts": -1}, "max_restarts must be an integer >= 0, got -1"),
             ({"restart_scope": "none"}, "restart_scope must be"),
             ({"grace": "1"}, "grace must be a finite number of seconds"),

@@ -28,7 +28,22 @@ from hopyard.driver.runs.run import Run, reasons
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch, RunSpec
 from hopyard.store.layout import Layout
-from jobs import CONFIGS, WIDTH, agents, dataset, digests, first_time, gone, journal, linear, select, table, troubled
+from jobs import (
+    CONFIGS,
+    WIDTH,
+    agents,
+    dataset,
+    digests,
+    driver,
+    first_time,
+    gone,
+    journal,
+    linear,
+    script,
+    select,
+    table,
+    troubled,
+)
 
 
 @pytest.fixture(scope="module")
@@ -363,6 +378,45 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     assert run.status == hy.load(run.directory).status == "stopped"
     assert gone(agents(run.directory), 0.2)
     assert hy.resume(run.directory).status == "completed"
+
+
+def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
+    """Whether this process drives it or another one."""
+    configs = [{**config, "at": 14, "do": f"wait for {tmp_path / 'go'}"} for config in CONFIGS[:2]]
+    body = f"select(Path('theirs'), troubled, {configs!r}, engine=hy.Local(1, devices=None))"
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    mine = select(tmp_path / "mine", troubled, configs, engine=hy.Local(1, devices=None), wait=False)
+    end = time.monotonic() + 60
+    while not (agents(tmp_path / "theirs") if Layout(tmp_path / "theirs").journal.exists() else ()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    theirs = hy.load(tmp_path / "theirs")
+    for run in (mine, theirs):
+        assert (run.status, run.done) == ("running", False)
+        for timeout in (0, 0.1):
+            with pytest.raises(TimeoutError, match=r"not over after 0(\.1)? seconds; it goes on"):
+                run.wait(timeout)
+    with pytest.raises(hy.UsageError, match=r"theirs: another process drives this run, .* with Ctrl-C"):
+        theirs.stop()
+    (tmp_path / "go").touch()
+    for run in (mine, theirs):
+        assert run.wait(60) is run and run.done
+        assert (run.status, run.summary()["completed"], run.summary()["status"]) == ("completed", 2, "completed")
+    assert digests(mine) == digests(theirs)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+
+
+def test_the_logs_of_a_run(tmp_path: Path, run: hy.Run) -> None:
+    def recipe(config: dict[str, Any]) -> Any:
+        print("a worker built", config)
+        return linear(config)
+
+    local = select(tmp_path / "local", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None))
+    assert "a worker built {'lr': 0.1}" in local.logs() and local.logs() == local.logs(0)
+    with pytest.raises(hy.SpecError, match=r"logs\(slot=7\): no such slot has a log; there are logs of: 0"):
+        local.logs(7)
+    assert run.logs() == ""  # nothing was printed
 
 
 def test_stop_at_once_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,7 +269,7 @@ class Worker:
         else:
             if spec.metric is not None and spec.metric not in names:
                 faults.append(
-                    f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}"
+                    f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}; give one of these"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
         reported_notes = notes if spec.exact == "warn" else ()

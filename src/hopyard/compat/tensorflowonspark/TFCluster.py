@@ -247,6 +247,52 @@ def run(
     return cluster
 
 
+class Reservation:
+    """What `reserve` of the first versions returns: a cluster that `start` starts."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._cluster: TFCluster | None = None
+
+    def start(self, map_fun: Callable[[Any, Any], Any], tf_args: Any) -> None:
+        """Starts `map_fun(tf_args, ctx)` once for each task, as `run` does, and raises what it does."""
+        self._cluster = run(map_fun=map_fun, tf_args=tf_args, **self._arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._cluster is None:
+            raise SpecError(
+                f"cluster.{name}: the cluster has not been started; call cluster.start(map_fun, tf_args) first"
+            )
+        return getattr(self._cluster, name)
+
+
+def reserve(
+    sc: Any,
+    num_executors: int,
+    num_ps: int,
+    tensorboard: bool = False,
+    input_mode: int = InputMode.TENSORFLOW,
+    queues: Sequence[str] = ("input", "output"),
+) -> Reservation:
+    """Return a cluster of the first versions, which `cluster.start(map_fun, tf_args)` starts; `run` does both at once.
+
+    Args:
+        sc, num_executors, num_ps, tensorboard, input_mode, queues: as for `run`.
+    """
+    return Reservation(
+        {
+            "sc": sc,
+            "num_executors": num_executors,
+            "num_ps": num_ps,
+            "tensorboard": tensorboard,
+            "input_mode": input_mode,
+            "queues": queues,
+        }
+    )
+
+
 def session(sc: Any) -> Any:
     """Return the session of a SparkContext."""
     if hasattr(sc, "range") and hasattr(sc, "createDataFrame"):

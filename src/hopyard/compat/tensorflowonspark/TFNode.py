@@ -38,11 +38,8 @@ def hdfs_path(ctx: Any, path: str) -> str:
 
 
 class DataFeed:
-    """The rows that the driver's `TFCluster.train` or `inference` sends to this worker.
-
-        feed = DataFeed(ctx.mgr, train_mode=True)
-        while not feed.should_stop():
-            rows = feed.next_batch(100)
+    """The rows that the driver's `TFCluster.train` or `inference` sends to this worker: `feed.next_batch(100)` until
+    `feed.should_stop()`.
 
     Args:
         mgr: `ctx.mgr`.

@@ -80,9 +80,11 @@ def spec_of(roles: object, until: object, **fields: object) -> ProgramSpec:
 def _until(until: object, roles: dict[str, Role]) -> str:
     """Return which tasks must end for the program to end. Without a chief, the task of rank 0 takes its part."""
     has_chief = any(name in roles for name in CHIEFS)
-    target = until if until is not None else "chief" if has_chief else "workers"
+    target = "chief" if until is None and has_chief else "workers" if until is None else until
+    if not isinstance(target, str):
+        target = ""
     if target == "all" or (target == "chief" and has_chief):
-        return str(target)
+        return target
     ranked = [name for name in roles if name not in SERVING]
     if target in ("chief", "workers"):
         if not ranked:
@@ -91,7 +93,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
                 f'until="all", or the name of a task, such as "{next(iter(roles))}:0"'
             )
         return "workers" if target == "workers" else f"{ranked[0]}:0"
-    role, colon, number = target.partition(":") if isinstance(target, str) else ("", "", "")
+    role, colon, number = target.partition(":")
     if not colon or not number.isdecimal() or not number.isascii():
         raise SpecError(
             f'until must be "chief", "workers", "all" or the name of a task such as "{next(iter(roles))}:0", '

@@ -56,7 +56,8 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
     """
     source = sequence(source)
     if isinstance(source, list) and source:
-        return [file for one in source for file in find(one, kind, endings)]
+        paths = [path(f"source[{at}]", one, "a path, glob, directory or URL") for at, one in enumerate(source)]
+        return [file for one in paths for file in find(one, kind, endings)]
     text = path("source", source, "a path, glob, directory or URL, or a list of these")
     with reaching(text, "open", DataError, "source"):
         system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)

@@ -98,6 +98,14 @@ def launch(
     Raises:
         SpecError, RunDirectoryError: before anything is started.
         ResourceError: the engine cannot be opened.
+
+    Example:
+        >>> import hopyard as hy
+        >>> def main(args, ctx):
+        ...     ctx.report({"answer": args["x"] * ctx.world_size})
+        >>> program = hy.launch(main, {"x": 21}, roles={"worker": 2}).wait()
+        >>> [task["values"] for task in program.summary()["tasks"]]
+        [{'answer': 42.0}, {'answer': 42.0}]
     """
     script = isinstance(main, (str, Path))
     user_engine = None if engine is None else _starting_agents(engine)

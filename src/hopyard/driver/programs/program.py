@@ -221,7 +221,7 @@ class Program:
                 asks fails, and names the worker. None: any.
 
         Returns:
-            A DataFrame, or an RDD; lazy: rows go when it is evaluated, while the program runs.
+            A lazy DataFrame or RDD. Rows go when it is evaluated, while the program runs.
         """
         return self._feeding.infer(data, schema=schema, name=name, timeout=timeout)
 

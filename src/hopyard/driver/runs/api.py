@@ -92,6 +92,21 @@ def select(
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.
         RunFailed: no trial completed.
         ResourceError: disk or memory ran out; `hy.resume(directory)` goes on.
+
+    Example:
+        >>> import numpy as np, torch, hopyard as hy
+        >>> def recipe(config):
+        ...     net = torch.nn.Linear(3, 2)
+        ...     optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
+        ...     return hy.torch.Model(net, optimizer, torch.nn.functional.cross_entropy)
+        >>> x = np.random.default_rng(0).normal(size=(1000, 3))
+        >>> data = hy.Dataset.numpy(x, x[:, 0] > 0, validation=0.2, partitions=4)
+        >>> space = hy.Space(lr=hy.loguniform(1e-3, 1e-1))
+        >>> run = hy.select(recipe, space, data, search=hy.Random(4), epochs=2, metric="val_loss", mode="min")
+        >>> run.best.epoch, sorted(run.best.metrics)
+        (2, ['loss', 'val_loss'])
+        >>> run.best.predict(x).shape
+        (1000, 2)
     """
     engine = _engine(engine)
     if not isinstance(search, Search):

@@ -100,6 +100,12 @@ def map_batches(
     Raises:
         SpecError: an argument is not allowed, or there are no rows to try `fn` on. What is wrong with rows is found
             when they are computed; the message names the column and the Spark partition.
+
+    Example:
+        >>> import hopyard as hy
+        >>> df = spark.createDataFrame([(1.0,), (2.0,)], "x double")
+        >>> hy.spark.map_batches(lambda rows: {"double": 2 * rows["x"]}, df).collect()
+        [Row(double=2.0), Row(double=4.0)]
     """
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import DataType, StructType

@@ -40,11 +40,7 @@ class HopyardEstimator(
 ):
     """Trains many configurations of a recipe on a DataFrame and gives the best model.
 
-        estimator = HopyardEstimator(recipe=recipe, space=space, search=hy.Random(16), epochs=3, validation=0.2)
-        model = estimator.fit(df)
-        model.transform(df)
-
-    Every Param of `hopyard.spark.ml.params` may be given to the constructor, or by its setter. Either `config`, or
+    Every Param may be given to the constructor, or by its setter, and read by its getter. Either `config`, or
     `search` with `space`, says what to train. The features are one vector or array column, `featuresCol`, or several
     columns, `featuresCols`. Vectors and arrays of floating point are one float32 matrix; an array of whole
     numbers or of arrays keeps its type and shape.
@@ -52,6 +48,18 @@ class HopyardEstimator(
     A label numbers classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when
     StringIndexer made it; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts as
     the whole number, as pyspark.ml has them. Any other label is a value.
+
+    Example:
+        >>> import torch, hopyard as hy
+        >>> def recipe(config):
+        ...     net = torch.nn.Linear(2, 2)
+        ...     optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
+        ...     return hy.torch.Model(net, optimizer, torch.nn.functional.cross_entropy)
+        >>> df = spark.createDataFrame([(n / 100, 1.0, int(n > 50)) for n in range(100)], ["a", "b", "label"])
+        >>> estimator = hy.spark.HopyardEstimator(recipe=recipe, config={"lr": 0.1}, featuresCols=["a", "b"], epochs=3)
+        >>> model = estimator.fit(df)
+        >>> model.transform(df).select("probability", "prediction").dtypes
+        [('probability', 'vector'), ('prediction', 'double')]
     """
 
     def __init__(self, **params: Unpack[EstimatorParams]) -> None:
