@@ -277,7 +277,8 @@ class Machine:
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
         trial.model = event.model or trial.model
-        self._warned(unit.trial, event.warnings)
+        if event.warnings:
+            self._warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
