@@ -380,6 +380,16 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     assert hy.resume(run.directory).status == "completed"
 
 
+def test_to_wait_for_a_run_that_has_ended_since_it_was_read(tmp_path: Path) -> None:
+    select(tmp_path / "run", configs=CONFIGS[:2])
+    path = Layout(tmp_path / "run").journal
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:8]))
+    run = hy.load(tmp_path / "run")
+    path.write_bytes(whole)
+    assert run.wait(60).summary()["completed"] == 2 and all(trial.digest for trial in run.trials)
+
+
 def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
     """Whether this process drives it or another one."""
     configs = [{**config, "at": 14, "do": f"wait for {tmp_path / 'go'}"} for config in CONFIGS[:2]]

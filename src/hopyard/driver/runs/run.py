@@ -270,6 +270,8 @@ class Run:
                 raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds; it goes on")
             time.sleep(LOOK_SECONDS)  # another process drives it
             self._machine = recover(self._layout)[0]
+        if self.status != self._machine.status:  # it has ended since its journal was read
+            self._machine = recover(self._layout)[0]
         return self
 
     def stop(self) -> None:
