@@ -41,7 +41,14 @@ INSIDE = {
         {"apply"},
     ],
     "frameworks": [{"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
-    "agent": [{"parent", "progress"}, {"connection"}, {"companion"}, {"runs", "programs"}, {"main"}, {"__main__"}],
+    "agent": [
+        {"parent", "progress", "import_hooks"},
+        {"connection", "spark_files"},
+        {"companion"},
+        {"runs", "programs"},
+        {"main"},
+        {"__main__"},
+    ],
 }
 """Levels inside a package. What it has at its own top is a level of its own; "" is its `__init__`."""
 PRODUCTS = {"runs", "programs"}

@@ -245,10 +245,9 @@ def test_a_recipe_that_fails_for_all(tmp_path: Path) -> None:
 
 
 def test_all_trials_that_fail_after_preflight(tmp_path: Path) -> None:
-    with pytest.raises(hy.RunFailed, match=r"every trial failed:\n  trial 0, config .*the moon") as caught:
+    with pytest.raises(hy.RunFailed, match=r"every trial failed:\n  trials 0, 1, 2, 3: .*the moon") as caught:
         select(tmp_path / "run", troubled, [{**config, "at": 13, "do": "raise"} for config in CONFIGS])
     assert caught.value.exit_code == 1
-    assert "and 1 more" in str(caught.value)
     run = hy.load(tmp_path / "run")
     with pytest.raises(hy.RunFailed, match="no trial has completed an epoch, or all failed:"):
         run.best  # noqa: B018

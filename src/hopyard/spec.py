@@ -267,7 +267,7 @@ class Batch:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecipeContext:
     """What a `recipe(config, ctx)` receives in addition to its config.
 
@@ -291,6 +291,19 @@ class RecipeContext:
     partition_rows: tuple[int, ...] = ()
     _epochs: int = field(default=1, repr=False)
     _asked: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(self, "_asked"):  # the last that is set when it is made
+            object.__setattr__(self, name, value)
+            return
+        raise SpecError(
+            f"ctx.{name} = {shown(value)}: "
+            + (
+                "the number of epochs is set by select(epochs=)"
+                if name == "epochs"
+                else "a recipe's context is read only"
+            )
+        )
 
     @property
     def rows(self) -> int:

@@ -530,6 +530,59 @@ def test_preflight_refuses_an_output_that_the_loss_would_broadcast(tmp_path: Any
         hy.fit(recipe, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (nn.MSELoss(), "so the loss compares each output with the labels of all rows"),
+        (lambda outputs, targets: ((outputs - targets) ** 2).mean(), "compares each output with the labels of all"),
+        (nn.BCEWithLogitsLoss(), "which BCEWithLogitsLoss does not take"),
+        (lambda outputs, targets: F.mse_loss(outputs, targets.squeeze(-1)), ""),
+        (lambda outputs, targets: F.mse_loss(outputs, targets[:, 0]), ""),
+        (lambda outputs, targets: F.mse_loss(outputs[:, None], targets), ""),
+        (
+            lambda outputs, targets: (outputs[:, None] - targets.squeeze(-1)).abs().max(1).values.mean(),
+            "",
+        ),  # on purpose
+    ],
+)
+def test_flat_outputs_and_a_column_of_labels(loss: Any, message: str) -> None:
+    batch = labelled(np.float32)
+    batch.targets = batch.targets[:, None]
+    fault = net(1, loss, nn.Flatten(0)).loss_fault(batch, "y")
+    assert bool(fault) == bool(message) and message in fault
+    if message:
+        assert fault.startswith("outputs have shape (rows,) and label 'y' has shape (rows, 1)")
+        assert "return outputs.unsqueeze(-1) from the module" in fault
+
+
+def test_preflight_refuses_labels_that_the_loss_would_broadcast(tmp_path: Any) -> None:
+    def recipe(config: Any) -> Any:
+        module = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+        return Model(module, torch.optim.SGD(module.parameters(), lr=config["lr"]), nn.MSELoss())
+
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
+    data = hy.Dataset.numpy(x, x[:, :1] * 2)
+    with pytest.raises(hy.PreflightError, match=r"outputs have shape \(rows,\) and label '\w+' has shape \(rows, 1\)"):
+        hy.fit(recipe, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+
+
+def test_evaluate_names_a_label_that_the_model_has_no_output_for(tmp_path: Any) -> None:
+    def recipe(config: Any) -> Any:
+        module = nn.Linear(6, 3)
+        return Model(module, torch.optim.SGD(module.parameters(), lr=config["lr"]), nn.CrossEntropyLoss())
+
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
+    y = np.arange(64) % 3
+    directory = tmp_path / "run"
+    run = hy.fit(recipe, {"lr": 0.1}, hy.Dataset.numpy(x, y), epochs=1, engine=hy.Inline(), directory=directory)
+    assert run.best.evaluate({"inputs": x, "targets": y})["loss"] > 0
+    y[5] = 7
+    with pytest.raises(
+        hy.DataError, match=r"column 'targets': .* labels 0 to 2: label 7 has none; .*or drop such rows"
+    ):
+        run.best.evaluate({"inputs": x, "targets": y})
+
+
 def test_a_loss_that_refuses_other_shapes_by_itself_is_no_fault() -> None:
     """Preflight tries losses with shapes that the model never gives."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +100,16 @@ def test_to_show_a_context_does_not_count_as_asking_for_the_epochs() -> None:
     ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
     assert "trial=0" in repr(ctx) and ctx == hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
     assert not ctx.epochs_read
+
+
+def test_a_context_is_read_only() -> None:
+    ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
+    with pytest.raises(hy.SpecError, match=r"ctx\.epochs = 7: the number of epochs is set by select\(epochs=\)"):
+        ctx.epochs = 7  # type: ignore[misc]
+    for name in ("seed", "width"):
+        with pytest.raises(hy.SpecError, match=rf"ctx\.{name} = 1: a recipe's context is read only"):
+            setattr(ctx, name, 1)
+    assert ctx == copy.deepcopy(ctx) == pickle.loads(pickle.dumps(ctx)) and ctx.epochs == 3
 
 
 def test_everything_random_is_seeded_by_run_and_trial() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,10 +15,11 @@ from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, listed
 from hopyard.data.encoding.finalize import FeatureFinalizer
-from hopyard.data.encoding.row_tracker import NAME, RowTracker
+from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.faults import valid_rows
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
+from hopyard.data.sources import parquet
 from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.data.sources.source import Source
@@ -30,13 +32,13 @@ log = logging.getLogger(__name__)
 UNKNOWN = -1
 """Stands for the number of a row that is not known."""
 TRUSTED = (
-    f"the Dataset's transform does not give back the column {NAME!r} that numbers the rows (or not as it was): answers "
+    "the Dataset's transform does not give back the column that numbers the rows (or not as it was): answers "
     "are taken to stand in the order of the rows that went in. A transform that keeps the columns that it is given has "
     "each answer put at its row, also where it filters or sorts"
 )
 
 MOVED = (
-    f"the Dataset's transform gives rows in another order, and does not give back the column {NAME!r} that numbers "
+    "the Dataset's transform gives rows in another order, and does not give back the column that numbers "
     "them, so nobody can tell which answer is whose; let it keep the columns that it is given"
 )
 
@@ -54,8 +56,9 @@ def apply(
     Args:
         manifest: of the training data; its cache entry is not needed.
         data: a Dataset (its own transform, if any, is used instead of `transform`; its `validation` is not used), a
-            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a dict from column to array, a list of
-            dicts, or one array: the single input, or, when that is a list of number columns, these side by side.
+            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, the path of Parquet files, a dict from
+            column to array, a list of dicts, or one array: the single input, or, when that is a list of number columns,
+            these side by side.
         transform: that of the training Dataset, if it had one. A RowTracker keeps its findings for the next call.
         targets: whether to return targets and weights, if their columns exist. Without them (`predict`) the source row
             of each row must be known; with them (`evaluate`) it is enough to know how many rows there are.
@@ -174,7 +177,7 @@ class Places:
         if unknown and ordered:
             raise DataError(
                 f"the Dataset's transform made {rows} rows of {self.source_rows}, and nobody can tell which: it does "
-                f"not give back the column {NAME!r} that numbers the rows, or does not give the same twice; let it "
+                "not give back the column that numbers the rows, or does not give the same twice; let it "
                 "keep the columns that it is given, or drop such rows before predict"
             )
         return places
@@ -205,6 +208,8 @@ def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[
 
 
 def _source(manifest: Manifest, data: Any) -> Source:
+    if isinstance(data, (str, os.PathLike)):
+        return parquet.ParquetFiles(parquet.find(data))
     if isinstance(data, pa.RecordBatchReader):
         return Reader(data, "the record batch reader")
     if isinstance(data, Mapping) and data:  # a column that no model reads may be of any type, slice by slice
@@ -214,7 +219,8 @@ def _source(manifest: Manifest, data: Any) -> Source:
     array = as_array(data, "the data")
     if not array.ndim:
         raise DataError(
-            f"data must be a Dataset, a DataFrame, a table, a dict of arrays or an array, got {shown(data)}"
+            "data must be a Dataset, a DataFrame, a table, the path of Parquet files, a dict of arrays or an array, "
+            f"got {shown(data)}"
         )
     return Arrays(_split(manifest, array), "the array")
 

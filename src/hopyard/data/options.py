@@ -212,7 +212,7 @@ def columns(
         raise SpecError(f"standardize must be True, False or a list of feature columns, got {shown(standardize)}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
-    fills = {} if impute is None else _fills(impute, _flat(inputs), encodings)
+    fills = {} if impute is None else _fills(impute, _flat(inputs), _flat(targets), encodings)
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills or UNSET)
 
 
@@ -285,12 +285,20 @@ def _values(argument: str, value: Any) -> list[Value]:
         raise SpecError(
             f"{argument} must be a list of at least one value, each a text, a number or a boolean, got {shown(value)}"
         )
+    for each in values:
+        if isinstance(each, float) and not abs(each) <= LARGEST:
+            raise SpecError(
+                f"{argument} = {shown(value)}: {each} is no category: missing values are filled by impute=, and other "
+                "floating-point values must be ones that float32 can hold"
+            )
+    if len({isinstance(each, str) for each in values}) > 1:
+        raise SpecError(f"{argument} = {shown(value)}: text and numbers; a column has one type: list values of it")
     if len(set(values)) < len(values):
         raise SpecError(f"{argument} = {shown(value)}: a value is there twice; name each once")
     return values
 
 
-def _fills(impute: Any, features: list[str], encodings: Mapping[str, Encoding]) -> dict[str, Fill]:
+def _fills(impute: Any, features: list[str], labels: list[str], encodings: Mapping[str, Encoding]) -> dict[str, Fill]:
     """Return column → what stands for its missing values."""
     if not isinstance(impute, Mapping):
         raise SpecError(
@@ -298,6 +306,8 @@ def _fills(impute: Any, features: list[str], encodings: Mapping[str, Encoding]) 
         )
     fills = {}
     for name, how in {column_name(name): how for name, how in impute.items()}.items():
+        if name in labels and name not in features:
+            raise SpecError(f"impute names {name!r}, a label, which is never filled: drop the rows that lack it")
         if name not in features:
             raise SpecError(f"impute names {shown(name)}, which is no feature{closest(name, features)}")
         fills[name] = _fill(f"impute[{name!r}]", how, encodings.get(name))
@@ -318,6 +328,8 @@ def _fill(argument: str, how: Any, encoding: Encoding | None) -> Fill:
     number = isinstance(value, (bool, int, float)) and (encoding is not None or abs(value) <= LARGEST)
     allowed = number or (constant and encoding is not None and isinstance(value, str))
     if not allowed or (isinstance(value, float) and not math.isfinite(value)) or unwritable(value):
+        if not constant and encoding is not None and isinstance(value, str) and not unwritable(value):
+            raise SpecError(f'{argument} = {value!r}: for a category that is text give ("constant", {value!r})')
         raise SpecError(
             f'{argument} must be "mean" or a number that float32 can hold, or where encode= makes categories of the '
             f'column "most_frequent" or ("constant", value), got {shown(how)}'

@@ -134,6 +134,8 @@ def find(path: str | Path, programs: bool = False) -> Layout:
                 f"{layout.root}: holds a program, not a run; `hopyard show` and `hopyard logs` read it, and "
                 "hopyard.launch(…, directory=…, resume=True) goes on with its checkpoints"
             )
+    if Layout(Path(path)).recipe.exists() and (Path(path) / "config.json").exists():
+        raise RunDirectoryError(f"{path}: a saved model, not a run; hopyard.load_model(…) opens it")
     raise RunDirectoryError(
         f"{path}: no run here (no journal.jsonl); give a run directory, `hopyard ls` lists those under runs/"
     )

@@ -7,13 +7,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hopyard.data.apply import apply
+from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.frameworks import framework_of, model_file
-from hopyard.ports import SupportsPredict, SupportsResult
+from hopyard.ports import SupportsLabelCheck, SupportsPredict, SupportsResult
 from hopyard.training.build import Built, undisturbed
 from hopyard.training.predicting import answers
 from hopyard.training.steps import over
@@ -65,6 +68,7 @@ class TrainedModel:
             ]
             raise SpecError(f"evaluate: the data lacks the label ({', '.join(names)}); add it")
         with undisturbed():
+            self._check_labels(columns)
             sums = over(self.built, PartitionLoader(columns, self.built.batch_size), train=False)
         loss, rows = sums.get("loss", (0.0, 1.0))
         if not isinstance(loss, list) and not (rows and math.isfinite(loss)):
@@ -78,3 +82,13 @@ class TrainedModel:
             else:
                 values[name] = total / rows if rows else math.nan
         return values
+
+    def _check_labels(self, columns: Columns) -> None:
+        """Raise DataError for a label that the model has no output for, where it can tell."""
+        trainable, labels = self.built.trainable, columns.targets
+        if not isinstance(trainable, SupportsLabelCheck) or not isinstance(labels, np.ndarray) or labels.ndim != 1:
+            return
+        batch = next(iter(PartitionLoader(columns, self.built.batch_size)))
+        if fault := trainable.label_fault(batch, float(labels.min()), float(labels.max())):
+            (field,) = (field for field in self.manifest.fields if field.role == "targets")
+            raise DataError(f"evaluate: column {field.columns[0].name!r}: {fault}; or drop such rows")

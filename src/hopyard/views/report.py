@@ -121,7 +121,7 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "defects": machine.defects,
         "warnings": [
             {"place": place, "text": text, "trials": sorted(trials)}
-            for place, (text, trials) in machine.warnings.items()
+            for (place, _), (text, trials) in machine.warnings.items()
         ],
     }
 

@@ -139,11 +139,11 @@ def ranked(machine: Machine) -> list[TrialRecord]:
 
 
 def warned(machine: Machine, most: int) -> list[str]:
-    """Return one line for each place in the user's code that gave a warning, with the number of its trials; `most`: how
-    many lines."""
+    """Return one line for each place in the user's code and each category of its warnings, with the number of trials;
+    `most`: how many lines."""
     total = len(machine.trials)
     lines = []
-    for place, (text, trials) in machine.warnings.items():
+    for (place, _), (text, trials) in machine.warnings.items():
         where = f"trial {min(trials)}" if len(trials) == 1 else f"{len(trials)} of {count(total, 'trial')}"
         lines.append(f"{' '.join(text.split())} ({place}; in {where})")
     rest = len(lines) - most

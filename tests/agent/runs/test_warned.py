@@ -46,6 +46,15 @@ def test_a_line_is_told_once_for_each_trial_and_shown_once(shown: list[Any]) -> 
     assert [str(warning.message) for warning in shown] == ["odd shapes"]
 
 
+def test_categories_of_one_line_are_told_each(shown: list[Any]) -> None:
+    def both() -> None:
+        for category in (UserWarning, DeprecationWarning, UserWarning):
+            warnings.warn_explicit("odd", category, "train.py", 3)
+
+    told = watched(WarningWatch("nobody"), 0, both)
+    assert [warning.text for warning in told] == ["UserWarning: odd", "DeprecationWarning: odd"]
+
+
 def test_a_librarys_line_is_told_with_the_users_that_led_to_it(shown: list[Any]) -> None:
     def loss() -> None:
         warnings.warn_explicit("a target size", UserWarning, "/usr/lib/python/site-packages/torch/loss.py", 535)

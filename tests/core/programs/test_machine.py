@@ -20,11 +20,11 @@ from hopyard.core.programs.events import (
     ProgramLine,
     Renew,
     Reported,
+    RequestStop,
     Reserved,
     Restarting,
     Running,
     Stop,
-    Warned,
     decode,
     encode,
     fitted,
@@ -100,7 +100,7 @@ def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() ->
     play.up()
     play.end("worker 0")
     play.end("chief 0")
-    assert {type(command) for command in play.said} == {Warned}  # worker 1 may end by itself
+    assert {type(command) for command in play.said} == {RequestStop}  # worker 1 may end by itself
     assert [command.slot for command in play.said] == [2, 3]
     play.end("worker 1")
     assert [command.slot for command in play.said] == [3]
@@ -384,7 +384,7 @@ def test_a_stop_with_a_grace_time_warns_and_then_ends_what_still_runs() -> None:
     play = Play({"worker": 2, "ps": 1})
     play.up()
     play.tell(Stop(at=0, reason="stopped by the user", grace=20.0))
-    assert [type(command) for command in play.said] == [Warned] * 3
+    assert [type(command) for command in play.said] == [RequestStop] * 3
     play.tell(Stop(at=0, reason="later", grace=60.0), 5.0)  # the first one ends the time
     play.end("worker 0")
     assert play.tell(Tick(at=0), 14.0) == []
@@ -490,7 +490,7 @@ def test_the_end_of_worker_0_is_the_end_where_others_only_serve() -> None:
     play.end("worker 1")
     assert play.machine.phase == "running"
     play.end("worker 0")
-    assert [type(command) for command in play.said] == [Warned, Warned]
+    assert [type(command) for command in play.said] == [RequestStop, RequestStop]
     play.tell(Tick(at=0), 1.1)
     play.halted()
     assert play.machine.status == "completed"
@@ -514,7 +514,7 @@ class TestMaxTime:
         play.up()
         assert play.tell(Tick(at=0), 59.0) == []
         play.tell(Tick(at=0), 1.0)
-        assert [type(command) for command in play.said] == [Warned] * 3
+        assert [type(command) for command in play.said] == [RequestStop] * 3
         play.end("worker 0")
         assert play.tell(Tick(at=0), 2.0) == []
         play.tell(Tick(at=0), 1.0)

@@ -499,12 +499,13 @@ def test_a_fault_of_several_trials_is_told_once_with_its_trials():
     ]
 
 
-def test_warnings_are_kept_by_place_with_their_trials():
+def test_warnings_are_kept_by_place_and_category_with_their_trials():
     run = Run(trials=2, checked=False)
     one, other = Warned("UserWarning: odd", "train.py, line 3"), Warned("UserWarning: odd", "train.py, line 9")
+    kind = Warned("RuntimeWarning: odd", "train.py, line 3")
     run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",), warnings=(one,)))
-    run.done(0, warnings=(one, other))
-    assert run.machine.warnings == {one.place: (one.text, {0}), other.place: (other.text, {0})}
+    run.done(0, warnings=(one, other, kind))
+    assert list(run.machine.warnings.values()) == [(each.text, {0}) for each in (one, other, kind)]
     assert fold(run.lines).warnings == run.machine.warnings
 
 

@@ -155,7 +155,7 @@ def test_the_most_frequent_of_listed_values(tmp_path: Path) -> None:
 def test_infinity_is_no_missing_value(tmp_path: Path) -> None:
     rows = frame()
     rows.loc[3, "age"] = math.inf
-    with pytest.raises(DataError, match=r"(?s)column 'age': 1 of its rows .*with impute=, or with transform="):
+    with pytest.raises(DataError, match=r"(?s)column 'age': 1 of its rows (?!.*impute=).*fill such .* with transform="):
         Dataset.pandas(rows, **OPTIONS).prepare(tmp_path)
     numbers = pd.DataFrame({"c": [1.0, np.nan, math.inf, 2.0], "y": range(4)})
     with pytest.raises(DataError, match=r"column 'c': 1 of its rows"):
@@ -216,7 +216,7 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
     [
         ({"impute": "mean"}, r'impute must be a dict from feature to "mean", "most_frequent" or a value, got \'mean\''),
         ({"impute": {"q": 0}}, "impute names 'q', which is no feature; there are: 'age', 'kids', 'city'"),
-        ({"impute": {"n": 0}}, "impute names 'n', which is no feature"),
+        ({"impute": {"n": 0}}, "impute names 'n', a label, which is never filled: drop the rows that lack it"),
         (
             {"impute": {"age": "median"}},
             r"impute\['age'\] must be \"mean\" or a number that float32 can hold, .*got 'median'",
@@ -228,7 +228,10 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
         ),
         ({"impute": {"city": "mean"}}, r"impute\['city'\] = 'mean': categories have no mean"),
         ({"impute": {"age": ("constant", "x")}}, r"impute\['age'\] must be"),
-        ({"impute": {"city": "oslo"}}, r"impute\['city'\] must be .*\(\"constant\", value\), got 'oslo'"),
+        (
+            {"impute": {"city": "oslo"}},
+            r"impute\['city'\] = 'oslo': for a category that is text give \(\"constant\", 'oslo'\)",
+        ),
         (
             {"impute": {"city": ("constant", "x")}, "encode": {"city": ["oslo"]}},
             r"impute\['city'\] = 'x' is none of the values that encode= lists",
@@ -247,6 +250,9 @@ def test_what_is_refused_and_how(options: dict[str, Any], said: str) -> None:
         (lambda: hy.Categories("onehot"), r'Categories\(kind=\) must be "one-hot" or "index", got \'onehot\''),  # type: ignore[arg-type]
         (lambda: hy.Categories(values=[]), r"Categories\(values=\) must be a list of at least one value"),
         (lambda: hy.Categories(values=["a", "a"]), "a value is there twice"),
+        (lambda: hy.Categories(values=[1.5, math.nan]), r"\[1.5, nan\]: nan is no category: missing .* impute="),
+        (lambda: hy.Categories(values=[-math.inf]), "-inf is no category"),
+        (lambda: hy.Categories(values=["1", 1]), "text and numbers; a column has one type"),
         (lambda: hy.Categories(handle_unknown="ignore"), r'Categories\(handle_unknown=\) must be "other" or "error"'),  # type: ignore[arg-type]
         (lambda: hy.Categories(min_frequency=0), r"Categories\(min_frequency=\) must be an integer >= 1, got 0"),
         (lambda: hy.Categories(min_frequency=2, values=["a"]), "leave one of them out"),
@@ -274,5 +280,58 @@ def test_columns_that_cannot_be_filled(tmp_path: Path) -> None:
 
 def test_a_label_is_never_filled(tmp_path: Path) -> None:
     rows = pd.DataFrame({"a": [1.0, np.nan]})
-    with pytest.raises(DataError, match="column 'a': 1 of its rows"):
+    with pytest.raises(DataError, match="column 'a': 1 of its rows") as caught:
         Dataset.pandas(rows, features=["a"], label="a", impute={"a": 0}, partitions=1).prepare(tmp_path)
+    assert "impute=" not in str(caught.value)
+
+
+def test_bad_values_are_told_with_what_fills_them(tmp_path: Path) -> None:
+    rows = pa.table(
+        {"a": [1.0, None], "n": [None, 2], "b": ["x", None], "c": [None, 3], "k": [1, None], "y": [0.0, None]}
+    )
+    options: dict[str, Any] = {"encode": {"b": "index", "c": "one-hot"}, "label": "y", "partitions": 1}
+    columns = {"m": ["a", "n", "b", "c"], "k": "k"}
+    with pytest.raises(DataError, match="values that cannot be trained on") as caught:
+        Dataset.arrow(rows, features=columns, **options).prepare(tmp_path)
+    advice = (
+        "fill null and NaN of features by impute={'a': \"mean\" or 0, 'n': \"mean\" or 0, "
+        '\'b\': "most_frequent" or ("constant", "?"), \'c\': "most_frequent" or ("constant", 0)}, or drop'
+    )
+    assert advice in str(caught.value)
+    impute = {"a": "mean", "n": 0, "b": ("constant", "?"), "c": ("constant", 0)}
+    whole = rows.drop_columns(["k", "y"]).append_column("y", pa.array([0, 1]))
+    Dataset.arrow(whole, features=columns["m"], impute=impute, **options).prepare(tmp_path)
+
+
+NUMBERS = pa.table({"kind": [1, 2, 3, 1], "y": [0, 1, 0, 1]})
+TEXTS = pa.table({"kind": ["1", "2", "3", "1"], "y": [0, 1, 0, 1]})
+
+
+@pytest.mark.parametrize(("rows", "values"), [(NUMBERS, ["1", "2"]), (TEXTS, [1, 2])], ids=["numbers", "texts"])
+@pytest.mark.parametrize("unknown", ["other", "error"])
+def test_text_is_never_a_number(tmp_path: Path, rows: Any, values: Any, unknown: Any) -> None:
+    first, listed = rows["kind"][0].as_py(), ", ".join(map(repr, values))
+    data = Dataset.arrow(
+        rows, features=["kind"], label="y", encode={"kind": hy.Categories(values=values, handle_unknown=unknown)}
+    )
+    with pytest.raises(
+        DataError, match=rf"column 'kind', row 0 of .*: {first!r} is .*text.* \({listed}\): such .* cast"
+    ):
+        data.prepare(tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "others"), [(NUMBERS, TEXTS), (TEXTS, NUMBERS)], ids=["numbers", "texts"])
+def test_text_is_never_a_number_in_predict(tmp_path: Path, rows: Any, others: Any) -> None:
+    options: dict[str, Any] = {"encode": {"kind": hy.Categories()}, "partitions": 1}
+    manifest = Dataset.arrow(rows, features=["kind"], label="y", **options).prepare(tmp_path)
+    assert apply(manifest, rows).inputs.shape == (4, 4)
+    with pytest.raises(DataError, match=r"column 'kind', row 0 of the table: .* such values are never equal"):
+        apply(manifest, others, targets=False)
+
+
+def test_an_unknown_label_is_not_told_of_categories(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"encode": {"kind": "index"}, "partitions": 1}
+    manifest = Dataset.arrow(TEXTS, features=["y"], label="kind", **options).prepare(tmp_path)
+    with pytest.raises(DataError, match="'9' is not among the 3 values") as caught:
+        apply(manifest, pa.table({"kind": ["9"], "y": [0]}))
+    assert "Categories" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -168,6 +169,55 @@ def test_a_recipe_that_was_told_the_epochs(tmp_path: Path) -> None:
         hy.resume(tmp_path / "run", epochs=3)
     run = hy.resume(tmp_path / "run", search=hy.Configs(CONFIGS))  # more trials are told the same
     assert digests(run) == digests(select(tmp_path / "whole", told))
+
+
+def one_cycle(config: dict[str, Any]) -> Any:
+    import torch
+
+    module = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"], momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=config["lr"], total_steps=config["steps"])
+    loss = torch.nn.functional.cross_entropy
+    return hy.torch.Model(module, optimizer, loss, scheduler=schedule, scheduler_every="batch", batch_size=16)
+
+
+def test_a_schedule_that_has_ended(tmp_path: Path) -> None:
+    """Two epochs of 180 rows in four partitions of 45 have 24 batches of 16."""
+    configs = [{"lr": 0.1, "steps": 24}, {"lr": 0.01, "steps": 48}]
+    before = select(tmp_path / "run", one_cycle, configs)
+    outputs = before.trials[0].predict(dataset())
+    run = hy.resume(tmp_path / "run", epochs=4)
+    ended, other = run.trials
+    assert (ended.status, other.status, run.best.id) == ("failed", "completed", 1)
+    assert "Tried to step 25 times" in ended.error
+    assert "the run had 2 epochs before, where a schedule of a fixed length (such as OneCycleLR) ends" in ended.error
+    assert ended.history == before.trials[0].history
+    np.testing.assert_array_equal(ended.predict(dataset()), outputs)
+
+
+def test_an_error_elsewhere_names_no_schedule(tmp_path: Path) -> None:
+    """Also in a run that has more epochs than it was begun with; nor does one in a later epoch."""
+    select(tmp_path / "run", troubled, CONFIGS[:1])
+    more = hy.Configs([CONFIGS[0], *({**CONFIGS[1], "at": batch, "do": "raise"} for batch in (5, 40))])
+    run = hy.resume(tmp_path / "run", epochs=4, search=more)
+    for trial, epochs in zip(run.trials[1:], (0, 3), strict=True):
+        assert (trial.status, len(trial.history)) == ("failed", epochs) and "schedule" not in trial.error
+
+
+def test_new_trials_have_the_recipe_that_the_run_was_started_with(tmp_path: Path) -> None:
+    """Also where failed ones begin anew with another."""
+
+    def other(config: dict[str, Any]) -> Any:
+        return linear({"lr": config["lr"] / 2})
+
+    configs = [CONFIGS[0], {**CONFIGS[1], "at": 5, "do": "raise"}]
+    select(tmp_path / "run", troubled, configs)
+    more = hy.Configs([*configs, CONFIGS[2]])
+    run = hy.resume(tmp_path / "run", failed=True, recipe=other, search=more)
+    plain, halved = (
+        digests(select(tmp_path / name, make, CONFIGS[:3])) for name, make in (("a", linear), ("b", other))
+    )
+    assert digests(run) == [plain[0], halved[1], plain[2]]
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

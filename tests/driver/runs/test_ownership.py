@@ -166,6 +166,17 @@ def test_a_start_names_the_store_that_failed(
         select(tmp_path / "run", store=tmp_path / "store")
     assert str(tmp_path / "store") in str(told.value)
     assert "run directory" not in str(told.value) and "directory=" not in str(told.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_that_cannot_be_opened_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "made").mkdir()
+    for name in ("run", "made"):
+        with pytest.raises(hy.SpecError, match=r"^store: "):
+            select(tmp_path / name, store=tmp_path / "file" / "states")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "made"]
+    assert select(tmp_path / "run", configs=CONFIGS[:1]).status == "completed"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -17,13 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 import hopyard as hy
+import machines
 from hopyard.cli import app
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Began, Dispatch, Interrupted, Proposed
+from hopyard.core.runs.events import Began, Dispatch, Failed, Interrupted, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.runs.loop import Loop
-from hopyard.driver.runs.run import Run
+from hopyard.driver.runs.run import Run, reasons
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch, RunSpec
 from hopyard.store.layout import Layout
@@ -141,6 +142,30 @@ def test_as_a_table(run: hy.Run) -> None:
         assert {name: row[f"last_{name}"] for name in names} == trial.history[2]
         assert row["seconds"] > 0
     assert (frame["status"] == "completed").all() and (frame["error"] == "").all()
+
+
+def test_the_order_of_columns_does_not_depend_on_trials_that_failed(tmp_path: Path) -> None:
+    configs = [{**CONFIGS[0], "at": 1, "do": "raise"}, CONFIGS[1], {**CONFIGS[2], "width": 3}]
+    run = select(tmp_path / "run", troubled, configs)
+    metrics = ["loss", "accuracy", "val_loss", "val_accuracy"]
+    first = ["trial", "status", "epoch", "seconds", "lr", "at", "do", "width"]
+    frame = run.to_pandas()
+    assert list(frame["status"]) == ["failed", "completed", "completed"]
+    assert list(frame) == [*first, *metrics, *(f"last_{name}" for name in metrics), *list(frame)[-2:]]
+    assert list(frame)[-1] == "error"
+    assert list(run.history(config=True)) == ["trial", "epoch", "seconds", "lr", "width", *metrics]
+
+
+def test_equal_errors_are_told_once_with_their_trials() -> None:
+    run = machines.Run(trials=16, partitions=1)
+    for number in range(16):
+        error = "no label" if number < 12 else f"error {number}"
+        run.give(Failed(at=0.0, slot=0, lease=run.unit(0).lease, fault="user", error=error))
+    text = reasons(run.machine)
+    assert text.startswith(
+        ":\n  trials 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: no label\n  trial 12, config {}: error 12\n"
+    )
+    assert text.endswith("\n  and 2 other errors") and text.count("\n") == 4
 
 
 def test_every_epoch_as_a_table(run: hy.Run) -> None:
@@ -353,6 +378,16 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     assert run.status == hy.load(run.directory).status == "stopped"
     assert gone(agents(run.directory), 0.2)
     assert hy.resume(run.directory).status == "completed"
+
+
+def test_to_wait_for_a_run_that_has_ended_since_it_was_read(tmp_path: Path) -> None:
+    select(tmp_path / "run", configs=CONFIGS[:2])
+    path = Layout(tmp_path / "run").journal
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:8]))
+    run = hy.load(tmp_path / "run")
+    path.write_bytes(whole)
+    assert run.wait(60).summary()["completed"] == 2 and all(trial.digest for trial in run.trials)
 
 
 def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:

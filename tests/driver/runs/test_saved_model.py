@@ -177,6 +177,26 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         hy.load_model(tmp_path)
 
 
+def test_a_run_and_a_saved_model_are_told_apart(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here; .* a run directory: hopyard\.load\("):
+        hy.load_model(runs["array"].directory)
+    folder = runs["array"].best.save(tmp_path / "model")
+    with pytest.raises(hy.RunDirectoryError, match=r"a saved model, not a run; hopyard\.load_model\("):
+        hy.load(folder)
+
+
+def test_a_path_of_rows_is_read(moody: hy.Run, tmp_path: Path) -> None:
+    rows = frame(60, seed=1)
+    for number in range(2):
+        rows[30 * number : 30 * number + 30].to_parquet(tmp_path / f"{number}.parquet", index=False)
+    for model in (moody.best, hy.load_model(moody.best.save(tmp_path / "model"))):
+        for path in (tmp_path / "?.parquet", str(tmp_path / "?.parquet")):
+            np.testing.assert_array_equal(model.predict(path), model.predict(rows))
+        assert model.evaluate(tmp_path / "*.parquet") == model.evaluate(rows)
+    with pytest.raises(hy.DataError, match="no Parquet file matches"):
+        moody.best.predict(tmp_path / "none.parquet")
+
+
 def test_what_is_not_a_saved_model_is_not_replaced(tmp_path: Path) -> None:
     run = select(tmp_path / "run")
     theirs = tmp_path / "theirs"

@@ -111,6 +111,28 @@ class TestFit:
         assert model.meaning == "logits"
         assert accuracy(model.transform(df)) > 0.8
 
+    def test_missing_values_and_other_categories(self, spark: Any, make: Any, tmp_path: Path) -> None:
+        rows = frame()[["a", "b", "label", "text"]]
+        rows.loc[::7, "a"], rows.loc[::5, "text"] = np.nan, None
+        rows.loc[::60, "text"] = [f"rare {n}" for n in range(4)]
+        df = spark.createDataFrame(rows)
+        encode = {"text": hy.Categories(min_frequency=10)}
+        impute = {"a": "mean", "text": ("constant", "?")}
+        estimator = make(
+            recipe=lambda config: Linear(6, 2, lr=0.3, batch_size=16),
+            featuresCols=["a", "b", "text"], encode=encode, impute=impute,
+        )  # fmt: skip
+        estimator.write().save(str(tmp_path / "estimator"))
+        loaded = HopyardEstimator.load(str(tmp_path / "estimator")).setEngine(hy.Inline())
+        assert (loaded.getEncode(), loaded.getImpute()) == (encode, impute)
+        model = loaded.fit(df)
+        manifest = model.run._inputs.data.prepare()
+        assert manifest.vocabularies == {"text": ["?", "no", "yes"]} and manifest.fills["text"] == "?"
+        assert manifest.fills["a"] == pytest.approx(rows["a"].mean())
+        assert model.transform(df).where("prediction is null or isnan(prediction)").count() == 0
+        with pytest.raises(SpecError, match="impute must be a dict from feature to what stands for missing values"):
+            make(impute="mean")
+
     def test_param_maps(self, df: Any, make: Any) -> None:
         estimator = make()
         models = estimator.fit(df, [{estimator.config: {"lr": 0.001}}, {estimator.predictionCol: "p"}])

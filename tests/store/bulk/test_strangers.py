@@ -292,6 +292,19 @@ def test_who_is_slow_on_purpose_has_one_deadline(
     wait_for(lambda: threads() <= 1)
 
 
+def test_nothing_is_read_behind_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each byte of a stranger would give it a little more time."""
+    clock = iter([0.0, connection.HANDSHAKE_SECONDS])
+    monkeypatch.setattr(connection, "monotonic", lambda: next(clock))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        mine, _ = listener.accept()
+    with theirs:
+        theirs.sendall(bytes(48))
+        with pytest.raises(TimeoutError):
+            connection.admit(mine, Credentials("the token"), secure=False)
+
+
 def test_a_connection_that_is_half_open_keeps_nobody(
     server: Server, credentials: Credentials, friend: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,9 +125,9 @@ def _run(session: TaskSession) -> tuple[int, Ended]:
 def _load_main(session: TaskSession) -> Any:
     """Return the user's code, ready to be called."""
     from hopyard.agent.programs.patches.jax_cluster import register_with_jax
-    from hopyard.agent.programs.patches.spark_files import find_spark_files
     from hopyard.agent.programs.patches.tensorflow_waits import shorten
     from hopyard.agent.programs.patches.torch_gpus import show_host_gpus
+    from hopyard.agent.spark_files import find_spark_files
 
     shorten()
     find_spark_files()

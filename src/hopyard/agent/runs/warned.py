@@ -1,7 +1,7 @@
 """Watches for warnings (of Python's `warnings`) that a recipe, its model or its loss gives while a unit runs.
 
 They are shown, in a worker's log or in the user's own process: each text of a line once, whatever the filters say. In
-addition they are told to the driver: each line that warns, once for each trial.
+addition they are told to the driver: each category of warning of a line, once for each trial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopyard.text import escaped, message_of
 TEXT = 300
 """Characters of a warning that are told."""
 MOST = 20
-"""Lines that warn, of which one trial tells in one worker."""
+"""Lines and categories, of which one trial tells in one worker."""
 REMEMBERED = 1000
 """Warnings that are not shown twice; beyond that, all are."""
 
@@ -34,8 +34,8 @@ class WarningWatch:
 
     def __init__(self, end: str) -> None:
         self._end = end
-        self._told: dict[int, set[tuple[str, int]]] = {}
-        """Trial → (file, line) of what was told of it."""
+        self._told: dict[int, set[tuple[str, int, type[Warning]]]] = {}
+        """Trial → (file, line, category) of what was told of it."""
         self._shown: set[tuple[str, int, str]] = set()
 
     @contextmanager
@@ -64,9 +64,9 @@ class WarningWatch:
                 return
             if len(self._shown) < REMEMBERED:
                 self._shown.add((filename, lineno, text))
-            if (filename, lineno) in told or len(told) >= MOST:
+            if (filename, lineno, category) in told or len(told) >= MOST:
                 return
-            told.add((filename, lineno))
+            told.add((filename, lineno, category))
             users = places.of_stack(sys._getframe(1), self._end) or places.of_function(recipe)
             origin = places.named(filename, lineno)
             same = f"{users},".startswith(f"{origin},")

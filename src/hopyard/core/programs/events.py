@@ -255,7 +255,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     incarnation: int
 
 
-class Warned(msgspec.Struct, frozen=True):
+class RequestStop(msgspec.Struct, frozen=True):
     """Command: tell the task of this slot that it will be ended soon."""
 
     slot: int
@@ -280,7 +280,7 @@ Decision = Assigned | Restarting | Overdue | Closing | Over | Lost
 ProgramEvent = Happened | Tick
 ProgramLine = Happened | Decision
 """What a line of the journal may hold."""
-ProgramCommand = Decision | Begin | Halt | Warned | Renew | Finish
+ProgramCommand = Decision | Begin | Halt | RequestStop | Renew | Finish
 
 
 def journaled(event: ProgramEvent, commands: Iterable[ProgramCommand]) -> list[ProgramLine]:

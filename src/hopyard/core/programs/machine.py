@@ -36,12 +36,12 @@ from hopyard.core.programs.events import (
     ProgramSpec,
     Renew,
     Reported,
+    RequestStop,
     Reserved,
     Restarting,
     Running,
     Status,
     Stop,
-    Warned,
 )
 from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Task, assign, environment, peers
 from hopyard.errors import JournalError, SpecError
@@ -348,7 +348,7 @@ class ProgramMachine:
 
     def _warn(self) -> None:
         """Tell the tasks that still run that they may end by themselves."""
-        self._out += [Warned(record.task.slot, record.incarnation) for record in self.tasks.values() if record.up]
+        self._out += [RequestStop(record.task.slot, record.incarnation) for record in self.tasks.values() if record.up]
 
     def _halt(self) -> None:
         """End the tasks that still run: parameter servers, evaluators, then the others."""

@@ -98,6 +98,12 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     for lease in (trial.lease, *sorted(trial.validation_leases)):
         if (unit := run.leases.revoke(lease)) is not None:
             requeue(run, trial, unit)
+    if fault == "user" and run.extended and trial.step // run.spec.partitions == run.extended:
+        error += (
+            f"; the run had {run.extended} epochs before, where a schedule of a fixed length (such as OneCycleLR) "
+            "ends: for more epochs, start another run, whose recipe takes the length from ctx.epochs. The models of "
+            "the epochs before are there: trial.model()"
+        )
     trial.status = "failed"
     trial.fault, trial.error, trial.trace = fault, error, trace
     trial.lease = 0

@@ -95,7 +95,8 @@ class Machine:
         self.scheduler = self._run.scheduler
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects: list[str] = []
-        self.warnings: dict[str, tuple[str, set[int]]] = {}
+        self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
+        """(place, category) → the first text, and the trials that had it."""
         self._finishing = False
         """`Finish` was commanded."""
 
@@ -276,7 +277,8 @@ class Machine:
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
         trial.model = event.model or trial.model
-        self._warned(unit.trial, event.warnings)
+        if event.warnings:
+            self._warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
@@ -330,7 +332,8 @@ class Machine:
 
     def _warned(self, trial: int, warnings: tuple[Warned, ...]) -> None:
         for warning in warnings:
-            self.warnings.setdefault(warning.place, (warning.text, set()))[1].add(trial)
+            key = warning.place, warning.text.partition(":")[0]
+            self.warnings.setdefault(key, (warning.text, set()))[1].add(trial)
 
     def _deferred(self, line: Deferred) -> None:
         self._retries.defer(line)
@@ -480,6 +483,8 @@ class Machine:
         run = self._run
         if event.trials != run.spec.trials:
             run.exhausted = False
+        if event.epochs != run.spec.epochs:
+            run.extended = run.spec.epochs
         run.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
         for trial in self.trials.values():
             lifecycle.extend(run, trial)

@@ -49,7 +49,9 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
     else:
         most = 1
     first = trial.step
-    last = first + max(1, min(most, partitions - first % partitions))
+    if most <= 1:
+        return (visit(trial.id, first, partitions)[1],)
+    last = first + min(most, partitions - first % partitions)
     return tuple([visit(trial.id, step, partitions)[1] for step in range(first, last)])
 
 

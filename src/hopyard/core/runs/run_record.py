@@ -24,6 +24,7 @@ class RunRecord:
         durability: which States must still be stored, and until when.
         open: number of trials that have not ended.
         exhausted: whether the search has no more to propose.
+        extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
         commands: those that the present event led to.
         at: when the present event happened.
     """
@@ -37,6 +38,7 @@ class RunRecord:
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0
         self.exhausted = False
+        self.extended = 0
         self.commands: list[Command] = []
         self.at = 0.0
 

@@ -77,7 +77,7 @@ class Vocabulary:
     fill: Value | None = None
     counts: Array | None = None
 
-    def codes(self, array: Any, origin: RowOrigin, missing: Array | None = None) -> Array:
+    def codes(self, array: Any, origin: RowOrigin, missing: Array | None = None, *, is_label: bool = False) -> Array:
         """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow;
         MISSING where a value is.
 
@@ -85,9 +85,10 @@ class Vocabulary:
             array: Arrow values.
             origin: their origin.
             missing: which of them are missing; None: none.
+            is_label: whether the column is a label, for messages.
 
         Raises:
-            DataError: a value that a fixed vocabulary lacks.
+            DataError: a value that a fixed vocabulary lacks, or of another type than its values.
         """
         if missing is not None and missing.all():
             return np.full(len(array), MISSING)
@@ -102,7 +103,7 @@ class Vocabulary:
                 code = self.values.get(value)
                 if code is None:
                     rows = index == at if missing is None else (index == at) & ~missing
-                    code = self._new(value, origin, int(np.argmax(rows)))
+                    code = self._new(value, origin.at(int(np.argmax(rows))), is_label)
                 table[at] = code
         codes = np.asarray(table[index])
         if missing is not None:
@@ -114,18 +115,26 @@ class Vocabulary:
         counts = np.bincount(codes - MISSING, minlength=len(self.values) - MISSING + 1)
         self.counts = counts if self.counts is None else self.counts + counts
 
-    def _new(self, value: Value, origin: RowOrigin, row: int) -> int:
-        if self.fixed and self.other:
+    def _new(self, value: Value, row: str, is_label: bool) -> int:
+        if not self.fixed:
+            return self.values.setdefault(value, len(self.values))
+        text = isinstance(value, str)
+        mistyped = bool(self.values) and isinstance(next(iter(self.values)), str) != text
+        if self.other and not mistyped:
             return len(self.values)
-        if self.fixed:
-            shown = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
+        shown = ", ".join(map(repr, list(self.values)[:20])) + (", …" if len(self.values) > 20 else "")
+        if mistyped:
             raise DataError(
-                f"column {self.column!r}, {origin.at(row)}: {value!r} is not among the {len(self.values)} values it is "
-                f"encoded by ({shown}); drop or replace such rows first, or train with "
-                f"encode={{{self.column!r}: [...]}} listing all values, or with hy.Categories(…), which keeps a "
-                "category for other values"
+                f"column {self.column!r}, {row}: {value!r} is {'text' if text else 'no text'}, and the values it is "
+                f"encoded by are {'not' if text else 'text'} ({shown}): such values are never equal; cast the column, "
+                f"or train with values of its type in encode={{{self.column!r}: …}}"
             )
-        return self.values.setdefault(value, len(self.values))
+        other = "" if is_label else ", or with hy.Categories(…), which keeps a category for other values"
+        raise DataError(
+            f"column {self.column!r}, {row}: {value!r} is not among the {len(self.values)} values it is encoded by "
+            f"({shown}); drop or replace such rows first, or train with encode={{{self.column!r}: [...]}} listing all "
+            f"values{other}"
+        )
 
     def ranks(self) -> Array:
         """Return an int64 array of shape (values + 2,): from code to place among the categories; then those of a value
@@ -178,12 +187,23 @@ def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
     if not faults:
         return
     columns = {column.name: column for field in fields for column in field.columns}
+    hints = [hint for field in fields for column in field.columns if (hint := _fill_hint(column, field, faults))]
+    fill = f"fill null and NaN of features by impute={{{', '.join(dict.fromkeys(hints))}}}, or " if hints else ""
     raise DataError(
         f"the data holds values that cannot be trained on:\n{listed(faults)}\n"
-        f"drop or fill them before, with impute=, or with transform=, for example, to drop those of "
+        f"{fill}drop or fill such values before, or with transform=, for example, to drop those of "
         f"{next(iter(faults))!r},\n"
         f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"
     )
+
+
+def _fill_hint(column: Column, field: Field, faults: Mapping[str, Fault]) -> str:
+    """Return what impute= may say of a column with bad values; "": nothing that helps."""
+    number = not column.shape and (field.matrix or field.raw in FLOATS)
+    if column.name not in faults or field.role != "inputs" or column.impute or not (column.encode or number):
+        return ""
+    value = '"?"' if "string" in column.type else "0"
+    return f"{column.name!r}: " + (f'"most_frequent" or ("constant", {value})' if column.encode else '"mean" or 0')
 
 
 def _good(column: Column) -> str:
@@ -209,6 +229,7 @@ class Encoder:
         self._counted: set[str] = set()
         self._missing: dict[str, Array] = {}
         """Which rows of the batch lack a number in a column that is filled."""
+        self._labels = {column.name for field in fields if field.role == "targets" for column in field.columns}
         self._strict = strict
         """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
 
@@ -296,7 +317,7 @@ class Encoder:
             if pa.types.is_floating(kind) and (bad_floats := _bad(np.asarray(array.cast(kind)))).any():
                 self._add_fault(column, bad_floats, origin)
                 return None
-            return self.vocabularies[column.name].codes(array, origin)
+            return self.vocabularies[column.name].codes(array, origin, is_label=column.name in self._labels)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")

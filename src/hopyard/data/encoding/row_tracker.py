@@ -113,7 +113,8 @@ class RowTracker:
             values.min() >= 0 and values.max() <= _MASK and rows.min() >= first and rows.max() < first + batch.num_rows
         ):
             return None
-        return result, rows
+        columns = [*result.columns[:column], *result.columns[column + 1 :]]
+        return pa.RecordBatch.from_arrays(columns, schema=result.schema.remove(column)), rows
 
 
 def _spread(first: int, rows: int) -> Array:

@@ -34,10 +34,10 @@ from hopyard.core.programs.events import (
     ProgramEvent,
     Renew,
     Reported,
+    RequestStop,
     Reserved,
     Running,
     Stop,
-    Warned,
     journaled,
 )
 from hopyard.core.programs.feed_events import Incarnations, SendMessage
@@ -312,7 +312,7 @@ class ProgramLoop:
                 link.send(command.task.slot, command)
             case Halt():
                 link.send(command.slot, command)
-            case Warned():
+            case RequestStop():
                 link.send(command.slot, StopRequested(command.slot, command.incarnation))
             case Finish():
                 self._over = True

@@ -194,8 +194,11 @@ def resume(
             ended, or too much memory, or workers that crashed (poison), and those that had no State yet. The other
             failed trials go on with theirs. To try first what can go on, leave it out the first time.
         epochs: epochs of each trial from now on, more than the run has so far. Trials that completed go on from their
-            last State, to the same bits as in a run that had as many from the start.
-        search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32).
+            last State, to the same bits as in a run that had as many from the start. A learning-rate schedule of a
+            fixed length (OneCycleLR) raises at its end, and so fails the trial, whose models remain; a recipe that
+            took the length from ctx.epochs is refused.
+        search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32). New
+            trials are trained with the recipe that the run was started with, not with the one of `recipe`.
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:

@@ -192,8 +192,9 @@ class Run:
     @property
     def best(self) -> Trial:
         """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
-        count, nor those whose every value is NaN or infinite; of a run that has not ended it is the best of what there
-        is.
+        count (their configuration cannot be trained to the end; `run.trials[0].model()` gives the model of the epochs
+        before), nor those whose every value is NaN or infinite; of a run that has not ended it is the best of what
+        there is.
 
         Raises:
             RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN or infinite in
@@ -268,6 +269,8 @@ class Run:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds; it goes on")
             time.sleep(LOOK_SECONDS)  # another process drives it
+            self._machine = recover(self._layout)[0]
+        if self.status != self._machine.status:  # it has ended since its journal was read
             self._machine = recover(self._layout)[0]
         return self
 
@@ -352,17 +355,18 @@ class Run:
         own = {"trial", "status", "epoch", "seconds", "digest", "error"}
         taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
         return _frame(
-            {
-                "trial": t.id,
-                "status": t.status,
-                "epoch": t.epoch,
-                "seconds": sum(seconds.get(t.id, {}).values()),
-                **_config(t.config, taken),
-                **_metrics(t.metrics, own),
-                **_metrics(_last(t), own, "last_"),
-                "digest": t.digest,
-                "error": t.error,
-            }
+            (
+                {
+                    "trial": t.id,
+                    "status": t.status,
+                    "epoch": t.epoch,
+                    "seconds": sum(seconds.get(t.id, {}).values()),
+                },
+                _config(t.config, taken),
+                _metrics(t.metrics, own),
+                _metrics(_last(t), own, "last_"),
+                {"digest": t.digest, "error": t.error},
+            )
             for t in trials
         )
 
@@ -376,13 +380,11 @@ class Run:
         own = {"trial", "epoch", "seconds"}
         taken = own.union(*[_metrics(values, own) for t in trials for values in t.history.values()])
         return _frame(
-            {
-                "trial": t.id,
-                "epoch": epoch,
-                "seconds": seconds.get(t.id, {}).get(epoch, 0.0),
-                **(_config(t.config, taken) if config else {}),
-                **_metrics(values, own),
-            }
+            (
+                {"trial": t.id, "epoch": epoch, "seconds": seconds.get(t.id, {}).get(epoch, 0.0)},
+                _config(t.config, taken) if config else {},
+                _metrics(values, own),
+            )
             for t in trials
             for epoch, values in t.history.items()
         )
@@ -428,13 +430,15 @@ def _config(config: Config, taken: Collection[str]) -> dict[str, Any]:
     return {f"config/{name}" if name in taken else name: value for name, value in config.items()}
 
 
-def _frame(rows: Iterable[dict[str, Any]]) -> Any:
-    """Return rows as a pandas DataFrame."""
+def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
+    """Return rows as a pandas DataFrame, whose columns are in the order of the parts of the rows."""
     try:
         import pandas
     except ImportError:
         raise UsageError("tables of a run need pandas: pip install pandas") from None
-    return pandas.DataFrame(list(rows))
+    rows = list(rows)
+    columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
+    return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
 
 
 def about_of(layout: Layout) -> About:
@@ -482,8 +486,16 @@ def same_data(layout: Layout, data: Dataset) -> Manifest:
 
 
 def reasons(machine: Machine) -> str:
-    """Return why trials failed, to be appended to an error."""
-    failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
-    lines = [f"\n  trial {trial.id}, config {trial.config}: {trial.error}" for trial in failed[:3]]
-    more = f"\n  and {len(failed) - 3} more" if len(failed) > 3 else ""
+    """Return why trials failed, each error once, to be appended to an error."""
+    errors: dict[str, list[TrialRecord]] = {}
+    for trial in machine.trials.values():
+        if trial.status == "failed":
+            errors.setdefault(trial.error, []).append(trial)
+    lines = []
+    for error, trials in list(errors.items())[:3]:
+        numbers = ", ".join(str(trial.id) for trial in trials[:10])
+        numbers += f" and {len(trials) - 10} more" if len(trials) > 10 else ""
+        who = f"trial {numbers}, config {trials[0].config}" if len(trials) == 1 else f"trials {numbers}"
+        lines.append(f"\n  {who}: {error}")
+    more = f"\n  and {words.count(len(errors) - 3, 'other error')}" if len(errors) > 3 else ""
     return ":" + "".join(lines) + more if lines else ""

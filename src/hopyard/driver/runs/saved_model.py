@@ -201,7 +201,8 @@ class SavedModel:
         """The model's outputs, one for each row of `data`, in its order: as `Trial.predict`, from the folder alone.
 
         Args:
-            data: a Dataset, a pandas DataFrame, an Arrow table, arrays, a dict of arrays, or a list of dicts.
+            data: a Dataset, a pandas DataFrame, an Arrow table, the path of Parquet files, arrays, a dict of arrays, or
+                a list of dicts.
 
         Returns:
             Array of shape (rows, …), or a dict of such.
@@ -273,7 +274,11 @@ def load_model(
     try:
         about = parse((root / CONFIG).read_bytes(), root / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        raise RunDirectoryError(f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote") from None
+        how = "; this is a run directory: hopyard.load(…) opens it, and .best.model() is its model"
+        raise RunDirectoryError(
+            f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote"
+            + (how if Layout(root).exists else "")
+        ) from None
     require_intact(root, about, unused=[TRANSFORM] if transform is not None or recipe is not None else [])
     quiet(about.backend)
     unopened = transform is None and (root / TRANSFORM).exists()

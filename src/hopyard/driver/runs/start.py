@@ -66,10 +66,11 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
                 f"metric = {metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
                 'choose a metric of training such as "loss"'
             )
+        with room(layout.root):
+            about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
         retire(layout.journal)  # of a run that trained nothing
         sweep_parts(layout.root)
-        about, states = take_new(layout, _about(request, manifest, layout))
         write_whole(layout.recipe, pickle, private=True)
         if writers := other_writers(layout.recipe):
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)

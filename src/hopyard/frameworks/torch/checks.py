@@ -119,32 +119,34 @@ def _lacks_classes(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
 
 
 def _pairs_all(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
-    """Return a fault where the loss compares each output of shape (rows, 1) with each label of shape (rows,), as
-    broadcasting makes it do: then it does not change when the labels alone change places, and with outputs of shape
-    (rows,) it does. Tried with the labels as outputs, as those of a fresh net may be one constant."""
-    if not _is_column(outputs, targets):
+    """Return a fault where the loss compares each output of shape (rows, 1) with each label of shape (rows,), or the
+    other way round, as broadcasting makes it do: then it does not change when the labels alone change places, and with
+    outputs of the labels' shape it does. Tried with the labels as outputs, as those of a fresh net may be one
+    constant."""
+    if not (_is_column(outputs, targets) or _is_column(targets, outputs)):
         return ""
     if bool((targets == targets[:1]).all()):  # of a rare event, or sorted rows
         targets = (torch.arange(targets.numel(), device=targets.device) % 2).to(targets.dtype).reshape(targets.shape)
     perfect, others = targets.to(outputs.dtype), targets.roll(1, 0)
     if _equal(_value(loss, perfect, targets), _value(loss, perfect, others)):
         return ""
-    perfect = perfect.unsqueeze(-1)
+    perfect = perfect.reshape(outputs.shape)
     if not _equal(_value(loss, perfect, targets), _value(loss, perfect, others)):
         return ""
     return (
         f"outputs have shape {_shape(outputs)} and label {label!r} has shape {_shape(targets)}, so the loss compares "
-        f"each output with the labels of all rows; {_reshape(label)}"
+        f"each output with the labels of all rows; {_reshape(outputs, targets, label)}"
     )
 
 
-def _is_column(outputs: Any, targets: Any) -> bool:
+def _is_column(column: Any, flat: Any) -> bool:
+    """Whether the first has the other's shape and one more axis, of length 1; with more than one row."""
     return (
-        isinstance(outputs, torch.Tensor)
-        and isinstance(targets, torch.Tensor)
-        and targets.ndim >= 1
-        and len(targets) > 1
-        and outputs.shape == (*targets.shape, 1)
+        isinstance(column, torch.Tensor)
+        and isinstance(flat, torch.Tensor)
+        and flat.ndim >= 1
+        and len(flat) > 1
+        and column.shape == (*flat.shape, 1)
     )
 
 
@@ -168,12 +170,12 @@ def _changes(outputs: Any, targets: Any, loss: Loss, label: str) -> Iterator[tup
         return
     other = _other(targets)
     recast = "" if other is None else _recast(label, targets, other, "targets", name)
-    if _is_column(outputs, targets):
+    if _is_column(outputs, targets) or _is_column(targets, outputs):
         shapes = f"outputs have shape {_shape(outputs)} and label {label!r} has shape {_shape(targets)}, which {name} "
-        reshape = f"{shapes}does not take; {_reshape(label)}"
-        yield targets.unsqueeze(-1), reshape
+        reshape = f"{shapes}does not take; {_reshape(outputs, targets, label)}"
+        yield targets.reshape(outputs.shape), reshape
         if other is not None:
-            yield other.unsqueeze(-1), f"{recast}; then: {reshape}"
+            yield other.reshape(outputs.shape), f"{recast}; then: {reshape}"
     if other is not None:
         yield other, recast
 
@@ -195,8 +197,9 @@ def _recast(label: str, target: torch.Tensor, other: torch.Tensor, name: str, lo
     )
 
 
-def _reshape(label: str) -> str:
-    return f"return outputs.squeeze(-1) from the module, or give label {label!r} the outputs' shape"
+def _reshape(outputs: torch.Tensor, targets: torch.Tensor, label: str) -> str:
+    change = "squeeze" if outputs.ndim > targets.ndim else "unsqueeze"
+    return f"return outputs.{change}(-1) from the module, or give label {label!r} the outputs' shape"
 
 
 def _shape(tensor: torch.Tensor) -> str:

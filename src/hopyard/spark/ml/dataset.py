@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 NAMES = (
     "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "partitions",
-    "encode", "standardize", "seed", "store",
+    "encode", "impute", "standardize", "seed", "store",
 )  # fmt: skip
 """The Params that define a Dataset."""
 
@@ -88,6 +88,7 @@ class Rows:
             validation=params["validationCol"] or params["validation"],
             partitions=params["partitions"],
             encode=params["encode"],
+            impute=params["impute"],
             standardize=params["standardize"],
             seed=params["seed"],
             path=params["store"],

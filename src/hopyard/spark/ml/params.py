@@ -78,6 +78,7 @@ class EstimatorParams(ModelParams, total=False):
     durableTimeout: float
     runDirectory: str
     encode: Mapping[str, Any]
+    impute: Mapping[str, Any]
     standardize: bool | list[str]
 
 
@@ -227,7 +228,13 @@ TABLE: dict[str, Row] = {
     ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
-        "column → how categories become numbers", partial(_instance_of, Mapping, "a dict from column to encoding")
+        'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
+        partial(_instance_of, Mapping, "a dict from column to encoding"),
+    ),
+    "impute": Row(
+        'feature → what stands for missing values: "mean" or a number; of categories "most_frequent" or '
+        '("constant", value)',
+        partial(_instance_of, Mapping, "a dict from feature to what stands for missing values"),
     ),
     "standardize": Row(
         "True, or a list of feature columns", partial(_instance_of, (bool, list), "a boolean or a list"), False

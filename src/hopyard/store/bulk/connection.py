@@ -298,7 +298,9 @@ def _read_into(sock: Socket, view: memoryview, deadline: float | None = None) ->
     at = 0
     while at < len(view):
         if deadline is not None:
-            sock.settimeout(max(0.1, deadline - monotonic()))
+            if (left := deadline - monotonic()) <= 0:
+                raise TimeoutError(f"{at} of {len(view)} bytes came in time")
+            sock.settimeout(left)
         count = sock.recv_into(view[at:])
         if not count:
             raise ConnectionError("the line ended")

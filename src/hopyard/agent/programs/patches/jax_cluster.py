@@ -10,7 +10,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from hopyard.agent.programs.patches.import_hooks import when_imported
+from hopyard.agent.import_hooks import when_imported
 
 
 def register_with_jax() -> None:

@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from hopyard.agent.programs.patches.import_hooks import when_imported
+from hopyard.agent.import_hooks import when_imported
 
 NAME = "tensorflow"
 NEWER = frozenset({NAME, "keras", "keras_hub", "tf_keras", "tensorboard", "tensorflow_datasets", "tensorflow_hub"}) | {

@@ -16,7 +16,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from hopyard.agent.programs.patches.import_hooks import when_imported
+from hopyard.agent.import_hooks import when_imported
 
 STOCK: dict[str, tuple[str, str, float, float]] = {
     "tensorflow.python.training.session_manager": ("SessionManager", "recovery_wait_secs", 30, 1),

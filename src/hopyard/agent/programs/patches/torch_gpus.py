@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from hopyard.agent.programs.patches.import_hooks import when_imported
+from hopyard.agent.import_hooks import when_imported
 from hopyard.core.programs.placement import HOST_GPUS
 
 

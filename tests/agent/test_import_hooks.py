@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.agent.programs.patches.import_hooks import when_imported
+from hopyard.agent.import_hooks import when_imported
 
 
 @pytest.fixture
