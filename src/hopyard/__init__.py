@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+"""Version of this package."""
 
 _WHERE = {
     "Batch": "hopyard.spec",
