@@ -414,7 +414,7 @@ def test_a_torn_journal_goes_on_wherever_it_is_torn(interrupted: Path, undisturb
     path = Layout(interrupted).journal
     lines = path.read_bytes().splitlines(keepends=True)
     for number, cut in ((len(lines) - 1, 9), (len(lines) // 2, 30), (8, 1), (2, 5)):
-        copy = tmp_path / f"copy-{number}"
+        copy = tmp_path / f"copy-{number}-{cut}"
         shutil.copytree(interrupted, copy)
         Layout(copy).journal.write_bytes(b"".join(lines[:number]) + lines[number][:cut])
         run = hy.load(copy)

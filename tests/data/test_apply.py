@@ -168,7 +168,7 @@ def test_bad_rows(cache: Path, table: pa.Table) -> None:
     manifest = Dataset.arrow(table, features=["a"], label="late").prepare(cache)
     with pytest.raises(DataError, match=r"'a': 1 of its rows.*\n?.*row 1 of"):
         apply(manifest, {"a": np.array([0.0, np.nan])})
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="data must have rows"):
         apply(manifest, table.slice(0, 0))
     with pytest.raises(DataError, match="string"):
         apply(manifest, {"a": np.array(["x"])})
