@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from hopyard.errors import SpecError
@@ -89,7 +90,7 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
     """
     number = _number(value)
     if (number > 0 or (zero and number == 0)) and number <= most and number < math.inf:
-        return number
+        return min(number, TIMEOUT_MAX)  # as long as any lock can wait: 292 years
     limits = f" {'>=' if zero else '>'} 0" + ("" if most == math.inf else f" and <= {most:g}")
     raise SpecError(
         f"{name} must be a finite number of seconds{limits}{f', or None {none}'.rstrip() if none else ''}, "
@@ -139,6 +140,7 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
     """
     try:
         text = os.fspath(value)
+        os.fsencode(text)  # half a surrogate pair is no name
     except Exception:  # noqa: BLE001 - the user's own __fspath__
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:

@@ -9,6 +9,7 @@
     ├── JournalError            1   the journal is damaged, or of a newer version
     ├── RunFailed               1   no trial of the run completed
     ├── ProgramFailed           1   a task of a program failed: names the first cause, its host and log
+    ├── FeedError               1   a feed of a program cannot go on
     ├── Inexact                 1   `exact=True` cannot be kept, or a replay gave other bits
     ├── TrialFailed             3   the model of a failed trial was asked for
     └── ResourceError           4   disk, memory or slots ran out; `hopyard resume` goes on

@@ -31,7 +31,7 @@ def install(names: str = "tensorflowonspark") -> None:
     Programs that the stand-ins start from here find them too. May be called again.
 
     Args:
-        names: one of `LIBRARIES`, or several, comma separated.
+        names: one of "tensorflowonspark" and "clusterone", or both, comma separated.
 
     Raises:
         SpecError: another name; or the other library itself has been imported in this process before.

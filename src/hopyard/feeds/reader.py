@@ -83,7 +83,7 @@ class Feed:
         Raises:
             SpecError: `size` is no integer >= 1, `wait` no number of seconds, or `columns` no list of names.
             DataError: a column has nulls, or lists that differ in length; names it.
-            HopyardError: the feed has failed; with its reason.
+            FeedError: the feed has failed; with its reason.
         """
         return self._column_batches(whole("size", size, 1), _wait_seconds(wait), _names(columns))
 

@@ -406,7 +406,7 @@ def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
         for timeout in (0, 0.1):
             with pytest.raises(TimeoutError, match=r"not over after 0(\.1)? seconds; it goes on"):
                 run.wait(timeout)
-    with pytest.raises(hy.UsageError, match=r"theirs: another process drives this run, .* with Ctrl-C"):
+    with pytest.raises(hy.UsageError, match=r"theirs: this Run was read from its directory, .* with SIGTERM"):
         theirs.stop()
     (tmp_path / "go").touch()
     for run in (mine, theirs):

@@ -94,7 +94,7 @@ class ProgramContext:
         return self._feeds[name]
 
     def report(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Report metrics: they go into the program's journal, and `program.status()` shows the last of each.
+        """Report metrics: they go into the program's journal, and `program.summary()` shows the last of each.
 
         Args:
             values: name → number (or a tensor of one element).

@@ -247,6 +247,9 @@ def run(
     return cluster
 
 
+_ATTRIBUTES = ("sc", "program", "num_executors", "input_mode", "queues", "defaultFS", "working_dir", "cluster_id")
+
+
 class Reservation:
     """What `reserve` of the first versions returns: a cluster that `start` starts."""
 
@@ -256,10 +259,12 @@ class Reservation:
 
     def start(self, map_fun: Callable[[Any, Any], Any], tf_args: Any) -> None:
         """Starts `map_fun(tf_args, ctx)` once for each task, as `run` does, and raises what it does."""
+        if self._cluster is not None:
+            raise SpecError("cluster.start: the cluster has been started; reserve another one")
         self._cluster = run(map_fun=map_fun, tf_args=tf_args, **self._arguments)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if not hasattr(TFCluster, name) and name not in _ATTRIBUTES:
             raise AttributeError(name)
         if self._cluster is None:
             raise SpecError(
@@ -281,6 +286,7 @@ def reserve(
     Args:
         sc, num_executors, num_ps, tensorboard, input_mode, queues: as for `run`.
     """
+    _roles(num_executors, num_ps, None, False)
     return Reservation(
         {
             "sc": sc,

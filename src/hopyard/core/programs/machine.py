@@ -1,4 +1,4 @@
-"""The life of a program: reserved → running → done, failed or stopped, and restarted on the way.
+"""The life of a program: reserved → running → completed, failed or stopped, and restarted on the way.
 
 It is for programs what `core/runs/machine.py` is for runs: facts in, commands out, no clock and no I/O. `apply` changes
 state by one line of the journal and is a plain fold; `handle` applies one event and then decides what follows.

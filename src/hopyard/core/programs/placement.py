@@ -79,9 +79,7 @@ def roles_of(roles: Any) -> dict[str, Role]:
             if value != 0:
                 parsed[name] = _role(name, value, value)
         else:
-            raise SpecError(
-                f"roles[{name!r}] must be a number, a range (least, most) or hy.Role(…), got {shown(value)}"
-            )
+            raise SpecError(f"roles[{name!r}] must be a number, a range (min, count) or hy.Role(…), got {shown(value)}")
     chiefs = [name for name in CHIEFS if name in parsed]
     if not parsed:
         raise SpecError(f"roles must have at least one process, got {shown(dict(roles))}")

@@ -12,7 +12,7 @@ from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
-from hopyard.text import sendable, shown, unwritable
+from hopyard.text import message_of, sendable, shown, unwritable
 
 
 def from_numpy(
@@ -298,7 +298,11 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
     """
     if isinstance(items, Mapping) or not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
         raise SpecError(f"items must be a map-style data set, with len(it) and it[i], got {shown(items)}")
-    if not len(items):
+    try:
+        count = len(items)
+    except Exception as error:
+        raise DataError(f"items: its __len__ raised {type(error).__name__}: {message_of(error)}; mend it") from error
+    if not count:
         raise DataError("items must have rows: len(it) is 0")
     head = items[0]
     first, inputs, targets, weights = split_item(head, 0)

@@ -64,7 +64,7 @@ def launch(
     Args:
         main: a function `main(args, ctx)`, or the path of a script.
         args: for the function, anything that can be pickled; for a script, its arguments.
-        roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (least, most) for programs
+        roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (min, count) for programs
             that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
             hy.Role(2, gpus=1) for GPUs.
         engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).

@@ -321,11 +321,11 @@ class ProgramLoop:
                 pass  # a decision: it is in the journal
 
     def _log_failures(self) -> None:
-        """Log tasks that failed when the program was done already: they do not change its status."""
+        """Log tasks that failed after the program had completed: they do not change its status."""
         if self._machine.status == "completed":
             for record in self._machine.tasks.values():
                 if record.status == "failed":
-                    text = f"{record.task.name} failed when the program was done: {record.cause}"
+                    text = f"{record.task.name} failed after the program had completed: {record.cause}"
                     log.warning("%s: %s; log %s", self._layout.root, text, self._layout.log(record.task.slot))
 
     def _send_all(self, order: SendMessage) -> None:

@@ -83,7 +83,7 @@ class Program:
                 self._print_logs()
             raise
         if not is_over:
-            raise TimeoutError(f"{self.directory}: not over after {timeout:.0f} seconds: {self._task_statuses()}")
+            raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds: {self._task_statuses()}")
         status = self._loop.status
         if status.error is not None:
             raise status.error
@@ -107,8 +107,7 @@ class Program:
     @property
     def status(self) -> str:
         """ "running" (also while it waits for slots), "completed", "failed", or "stopped" (by `stop`)."""
-        status = self._loop.status
-        return "failed" if status.error is not None else status.status
+        return _status(self._loop.status)
 
     @property
     def done(self) -> bool:
@@ -136,7 +135,7 @@ class Program:
         cause = status.cause or ("" if status.error is None else str(status.error))
         return {
             "directory": str(self.directory),
-            "status": self.status,
+            "status": _status(status),
             "restarts": status.restart,
             "cause": cause,
             "tasks": tasks,
@@ -262,6 +261,10 @@ class Program:
     def _task_statuses(self) -> str:
         tasks = self.summary()["tasks"]
         return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in tasks) or "it waits for slots"
+
+
+def _status(status: ProgramStatus) -> str:
+    return "failed" if status.error is not None else status.status
 
 
 def _ended(status: ProgramStatus) -> bool:

@@ -29,7 +29,7 @@ from hopyard.frameworks import quiet
 from hopyard.spec import Config, Encrypt
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout, find
-from hopyard.store.standing import standing
+from hopyard.store.standing import held, standing
 from hopyard.store.states import open_store
 from hopyard.text import escaped, shown
 from hopyard.training.build import Plan
@@ -169,7 +169,7 @@ class Run:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        done = sum(trial.status == "completed" for trial in self._machine.trials.values())
+        done = sum(record.status == "completed" for record in self._records)
         return escaped(f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>")
 
     @property
@@ -181,7 +181,7 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self.status != "running"
+        return self._driver.over and not held(self._layout.lock)
 
     @property
     def trials(self) -> list[Trial]:
@@ -243,7 +243,7 @@ class Run:
         return data
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait until it has ended. Ctrl-C here stops it.
+        """Wait until nothing of it runs any more. Ctrl-C here stops a run of this process.
 
         Args:
             timeout: seconds to wait at most; None: any number.
@@ -253,7 +253,9 @@ class Run:
 
         Raises:
             TimeoutError: it goes on.
-            HopyardError: what ended it, where its trials did not.
+            RunFailed: no trial completed.
+            HopyardError: what else ended its driver. Of a run that another process drives nothing but TimeoutError is
+                raised: its status says how it ended.
         """
         if timeout is not None:
             checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
@@ -263,13 +265,13 @@ class Run:
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
             self._driver.stop("interrupted by the user", stopped=False)
             raise
-        if self._driver.error is not None:
+        if self._driver.over and self._driver.error is not None:
             raise self._driver.error
-        while self.status == "running":
-            if time.monotonic() >= deadline:
+        while not self.done:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds; it goes on")
-            time.sleep(LOOK_SECONDS)  # another process drives it
-            self._machine = recover(self._layout)[0]
+            time.sleep(min(LOOK_SECONDS, remaining))  # another process drives it
         if self.status != self._machine.status:  # it has ended since its journal was read
             self._machine = recover(self._layout)[0]
         return self
@@ -279,12 +281,12 @@ class Run:
         goes on: nothing is lost but the units at work.
 
         Raises:
-            UsageError: another process drives it.
+            UsageError: another Run, of this process or another one, drives it.
         """
         if self._driver.over and self.status == "running":
             raise UsageError(
-                f"{self.directory}: another process drives this run, and stop() ends runs of its own process; end that "
-                "one with Ctrl-C or SIGTERM"
+                f"{self.directory}: this Run was read from its directory, and does not drive it; call stop() of the "
+                "Run that hy.select, hy.fit or hy.resume returned, or end the process that drives it with SIGTERM"
             )
         self._driver.stop("stopped by the user", stopped=True)
 
@@ -294,7 +296,8 @@ class Run:
         Raises:
             SpecError: there is no such slot.
         """
-        logs = {int(path.stem.rpartition("-")[2]): path for path in self._layout.logs.glob("slot-*.log")}
+        paths = {path.stem.removeprefix("slot-"): path for path in self._layout.logs.glob("slot-*.log")}
+        logs = {int(number): path for number, path in paths.items() if number.isdecimal()}
         if slot is None:
             return "".join(read_log(logs[number]) for number in sorted(logs))
         if checks.whole("logs(slot=)", slot, 0) not in logs:
@@ -307,10 +310,8 @@ class Run:
         "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once."""
         from hopyard.views.report import facts
 
-        return {
-            "directory": str(self.directory),
-            **facts(read(self._layout.journal, CODEC), self._machine, self.status),
-        }
+        machine = self._machine if self._driver.over else recover(self._layout)[0]  # else it changes meanwhile
+        return {"directory": str(self.directory), **facts(read(self._layout.journal, CODEC), machine, self.status)}
 
     def _lines(self) -> list[Line]:
         """Return the whole journal, in memory: a line of a unit takes about a kilobyte there."""

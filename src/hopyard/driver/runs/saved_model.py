@@ -88,8 +88,8 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
             f"without {directory.suffix}"
         )
-    _require_own(directory)
     try:
+        _require_own(directory)
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
         raise RunDirectoryError(
