@@ -146,7 +146,7 @@ class TestItsLife:
         shown = ""
         until = time.monotonic() + 60
         while shown.count("is up") < 2 and time.monotonic() < until:
-            with pytest.raises(TimeoutError, match="not over after 0.1 seconds"):
+            with pytest.raises(TimeoutError, match=r"not over after 0\.1 seconds"):
                 program.wait(0.1, stream=True)
             shown += capsys.readouterr().out
         lines = [line for n in range(2) for line in (f"--- worker {n}, attempt 0", f"rank {n} is up \\x07")]
