@@ -84,9 +84,13 @@ class Trainable(Protocol):
 class SupportsWholePartition(Protocol):
     """A Trainable that goes over a whole partition by itself, faster than batch by batch."""
 
-    def train_partition(self, batches: PartitionBatches) -> Sums: ...
+    def train_partition(self, batches: PartitionBatches) -> Sums:
+        """Train on all batches in their order. Returns what the sums of `train` over them would be."""
+        ...
 
-    def evaluate_partition(self, batches: PartitionBatches) -> Sums: ...
+    def evaluate_partition(self, batches: PartitionBatches) -> Sums:
+        """Return what the sums of `evaluate` over all batches would be."""
+        ...
 
 
 def goes_whole(trainable: Trainable) -> TypeGuard[SupportsWholePartition]:
@@ -103,14 +107,18 @@ class SupportsSchema(Protocol):
         self,
         inputs: Mapping[str, tuple[tuple[int, ...], str]],
         targets: Mapping[str, tuple[tuple[int, ...], str]],
-    ) -> None: ...
+    ) -> None:
+        """Take the schema."""
+        ...
 
 
 @runtime_checkable
 class SupportsDevice(Protocol):
     """A Trainable that moves to a device, for example "cuda", before it trains. Not called for the device "cpu"."""
 
-    def to_device(self, device: str) -> None: ...
+    def to_device(self, device: str) -> None:
+        """Move to this device."""
+        ...
 
 
 @runtime_checkable
@@ -157,21 +165,27 @@ class ReportsNondeterminism(Protocol):
 class SupportsEpochEnd(Protocol):
     """A Trainable that is called at the end of each epoch of its trial (before its State is read)."""
 
-    def end_epoch(self) -> None: ...
+    def end_epoch(self) -> None:
+        """End the epoch: step a schedule, for example."""
+        ...
 
 
 @runtime_checkable
 class SupportsResult(Protocol):
     """A Trainable with additive arrays among its metrics: `result` computes metric `name` from its total."""
 
-    def result(self, name: str, total: Any, rows: float) -> float: ...
+    def result(self, name: str, total: Any, rows: float) -> float:
+        """Return the metric. `total`: its array, added up over all rows; `rows`: how many, or their weights."""
+        ...
 
 
 @runtime_checkable
 class SupportsPredict(Protocol):
     """A Trainable that returns outputs for a batch, as a NumPy array (or dict of arrays) of shape (rows, …)."""
 
-    def predict(self, batch: Batch) -> Any: ...
+    def predict(self, batch: Batch) -> Any:
+        """Return the outputs for the rows of the batch, in their order."""
+        ...
 
 
 @runtime_checkable

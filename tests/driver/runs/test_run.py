@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -415,6 +418,39 @@ def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
     assert digests(mine) == digests(theirs)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, out + err
+
+
+def test_a_run_is_done_when_its_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was done as soon as its journal said so, and to resume it then was refused: it was in use."""
+    drive, ended, go = Loop.run, threading.Event(), threading.Event()
+
+    def drive_and_wait(self: Loop) -> None:
+        drive(self)
+        ended.set()
+        assert go.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "run", drive_and_wait)
+        run = select(tmp_path / "run", configs=CONFIGS[:1], wait=False)
+        assert ended.wait(60)
+        assert (run.status, run.done, hy.load(run.directory).done) == ("completed", False, False)
+        for each in (run, hy.load(run.directory)):
+            with pytest.raises(TimeoutError, match="it goes on"):
+                each.wait(0)
+        go.set()
+        assert run.wait().done
+    assert hy.resume(run.directory, epochs=4).status == "completed"
+
+
+def test_a_run_that_has_just_begun_says_so(tmp_path: Path) -> None:
+    """Bug: "the driver ended before anything happened", though it lived."""
+    (tmp_path / "journal.jsonl").touch()
+    with contextlib.closing(os.fdopen(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(hy.RunDirectoryError, match="its driver has written nothing yet; try again in a moment"):
+            hy.load(tmp_path)
+    with pytest.raises(hy.RunDirectoryError, match="the driver ended before anything happened"):
+        hy.load(tmp_path)
 
 
 def test_the_logs_of_a_run(tmp_path: Path, run: hy.Run) -> None:

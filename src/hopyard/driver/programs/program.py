@@ -164,7 +164,7 @@ class Program:
 
     def tensorboard_url(self, timeout: float = 60.0) -> str:
         """Return the URL at which its TensorBoard listens, once it is up; empty when it does not start, which is logged
-        with the reason, is not up within `timeout`, or was not asked for.
+        with the reason, is not up within `timeout`, or was not asked for. It ends with the program.
 
         Args:
             timeout: seconds to wait for it; 0: none.
@@ -260,7 +260,7 @@ class Program:
 
     def _task_statuses(self) -> str:
         tasks = self.summary()["tasks"]
-        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in tasks) or "it waits for slots"
+        return ", ".join(f"{task['role']} {task['index']} {task['status']}" for task in tasks) or "no task has a slot"
 
 
 def _status(status: ProgramStatus) -> str:

@@ -27,7 +27,7 @@ from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import DataError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.spec import Config, Encrypt
-from hopyard.store.journal import read
+from hopyard.store.journal import read, whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held, standing
 from hopyard.store.states import open_store
@@ -83,7 +83,10 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
         JournalError: damaged, or of a newer version.
     """
     layout = find(checks.path("directory", directory))
-    return Run(layout, recover(layout)[0], trust=checks.flag("trust", trust))
+    trust = checks.flag("trust", trust)
+    if held(layout.lock) and not whole_bytes(layout.journal):
+        raise RunDirectoryError(f"{layout.root}: its driver has written nothing yet; try again in a moment")
+    return Run(layout, recover(layout)[0], trust=trust)
 
 
 class Handle:
