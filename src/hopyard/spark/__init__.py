@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "HopyardEstimator": "hopyard.spark.ml.estimator",
     "HopyardModel": "hopyard.spark.ml.estimator",
+    "load_tfrecords": "hopyard.spark.tfrecord.frames",
     "map_batches": "hopyard.spark.inference.map_batches",
     "predict": "hopyard.spark.inference.predict",
-    "load_tfrecords": "hopyard.spark.tfrecord.frames",
     "save_tfrecords": "hopyard.spark.tfrecord.frames",
     "session": "hopyard.spark.local.session",
 }
