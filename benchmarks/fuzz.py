@@ -62,7 +62,10 @@ ADVICE = re.compile(
     r"pad|cut|says|names?|restore|copy|free|export|from \d|>=|no such|cannot|did you mean|only|takes|expects?)\b"
 )
 """Words of an error that say what is allowed or to be done."""
-NUMBERS = re.compile(r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b|there are:|cannot fill")
+NUMBERS = re.compile(
+    r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b|there are:|cannot fill|has none|nowhere|"
+    r"raised \w+ on"
+)
 """What an error says of a large value: how many it has."""
 ARRAYS = {"x": "inputs", "y": "targets", "data": "inputs"}
 """Arguments whose columns have other names."""

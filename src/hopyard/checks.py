@@ -33,9 +33,9 @@ def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
     """
     names = [str(candidate) for candidate in candidates]
     if len(wrong) == 1:
-        return f"no {kind} {wrong[0]!r}{closest(wrong[0], names)}"
+        return f"no {kind} {shown(wrong[0])}{closest(wrong[0], names)}"
     guesses = [(name, get_close_matches(name, names, 1, 0.6)) for name in wrong]
-    each = ", ".join(f"{name!r}" + (f" (did you mean {guess[0]!r}?)" if guess else "") for name, guess in guesses)
+    each = ", ".join(shown(name) + (f" (did you mean {guess[0]!r}?)" if guess else "") for name, guess in guesses)
     return f"no {kind}s {each}; {_listed(names)}"
 
 

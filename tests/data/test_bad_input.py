@@ -509,7 +509,7 @@ class Broken(list[Any]):
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([], "items must have rows"),
+        ([], "items must have rows, got .*, of length 0"),
         ([(1, 2, 3, 4)], "4 parts"),
         ([(np.zeros(2), 1), (np.zeros(3), 1)], "item 1: 'inputs' has shape"),
         ([{"a": 1}], "features="),

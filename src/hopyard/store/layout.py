@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopyard.errors import RunDirectoryError
+from hopyard.text import SHOWN, shown
 
 _WORDS = (  # noqa: SIM905 - as a list they fill a page
     "amarillo ahtanum bravo cascade centennial challenger chinook citra cluster columbus comet crystal el-dorado "
@@ -125,7 +126,7 @@ def find(path: str | Path, programs: bool = False) -> Layout:
             run, program = layout.exists, layout.program.exists()
         except OSError as error:
             raise RunDirectoryError(
-                f"{candidate}: {error.strerror}; it must be a run directory that this user may read"
+                f"{_named(candidate)}: {error.strerror}; it must be a run directory that this user may read"
             ) from error
         if run or (programs and program):
             return layout
@@ -137,5 +138,11 @@ def find(path: str | Path, programs: bool = False) -> Layout:
     if Layout(Path(path)).recipe.exists() and (Path(path) / "config.json").exists():
         raise RunDirectoryError(f"{path}: a saved model, not a run; hopyard.load_model(…) opens it")
     raise RunDirectoryError(
-        f"{path}: no run here (no journal.jsonl); give a run directory, `hopyard ls` lists those under runs/"
+        f"{_named(path)}: no run here (no journal.jsonl); give a run directory, `hopyard ls` lists those under runs/"
     )
+
+
+def _named(path: str | Path) -> str:
+    """Return a path for the text of an error, cut where it is longer than any that can be there."""
+    text = str(path)
+    return text if len(text) <= 20 * SHOWN else shown(text)

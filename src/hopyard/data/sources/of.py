@@ -303,7 +303,7 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
     except Exception as error:
         raise DataError(f"items: its __len__ raised {type(error).__name__}: {message_of(error)}; mend it") from error
     if not count:
-        raise DataError("items must have rows: len(it) is 0")
+        raise DataError(f"items must have rows, got {shown(items)}, of length 0")
     head = items[0]
     first, inputs, targets, weights = split_item(head, 0)
     named = isinstance(head, Mapping)

@@ -155,7 +155,7 @@ class Program:
         tasks = [(name, number) for name, count in counts.items() for number in range(count)]
         if not any(role in (None, name) and index in (None, number) for name, number in tasks):
             roles = ", ".join(f"{count} {name}" for name, count in counts.items())
-            raise SpecError(f"logs({role!r}, {index!r}): no such task; there are {roles}, counted from 0")
+            raise SpecError(f"logs({shown(role)}, {index!r}): no such task; there are {roles}, counted from 0")
         return "".join(
             read_log(self._layout.log(record.task.slot))
             for record in self._loop.status.tasks
