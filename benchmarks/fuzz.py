@@ -63,10 +63,12 @@ ADVICE = re.compile(
 )
 """Words of an error that say what is allowed or to be done."""
 NUMBERS = re.compile(
-    r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b|there are:|cannot fill|has none|nowhere|"
+    r"\bhas \d|\b\d+ (?:rows|parts|times)|shape \(|(?:first is|no) rows?\b|there are:|cannot fill|has none|"
     r"raised \w+ on"
 )
 """What an error says of a large value: how many it has."""
+NOWHERE = "nowhere"
+"""A path that some calls name even where nothing else is wrong."""
 ARRAYS = {"x": "inputs", "y": "targets", "data": "inputs"}
 """Arguments whose columns have other names."""
 
@@ -367,7 +369,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         ),
         "Dataset.tfrecord": Call(hy.Dataset.tfrecord, _columns(source="data.parquet")),
         "Dataset.spark": Call(hy.Dataset.spark, _columns(df=df)),
-        "Dataset.open": Call(hy.Dataset.open, lambda: {"url": "nowhere"}),
+        "Dataset.open": Call(hy.Dataset.open, lambda: {"url": NOWHERE}),
         "select": Call(hy.select, lambda: {**_training(), "space": hy.Space(lr=0.1), "search": hy.Grid()}, ended),
         "fit": Call(hy.fit, lambda: {**_training(), "config": {"lr": 0.1}}, ended),
         "fit, resume": Call(
@@ -410,7 +412,7 @@ def calls(program: hy.Program, spark: Any) -> dict[str, Call]:
         "save_tfrecords": Call(
             hopyard.spark.save_tfrecords, lambda: {"df": df, "path": f"records-{time.monotonic_ns()}"}
         ),
-        "load_tfrecords": Call(hopyard.spark.load_tfrecords, lambda: {"spark": spark, "path": "nowhere"}),
+        "load_tfrecords": Call(hopyard.spark.load_tfrecords, lambda: {"spark": spark, "path": NOWHERE}),
         "torch.Model": Call(hy.torch.Model, module),
         "torch.AUC": Call(hy.torch.AUC, dict),
         "torch.F1": Call(hy.torch.F1, dict),
@@ -454,7 +456,7 @@ def weaknesses(error: hy.HopyardError, name: str, wrong: dict[str, Any]) -> list
     if len(text) > LONGEST:
         found.append("too long")
     words = set(re.findall(r"\w+", text))
-    shows = any(part in text for value in wrong.values() for part in texts_of(value))
+    shows = NOWHERE in text or any(part in text for value in wrong.values() for part in texts_of(value))
     arguments = {*wrong, *re.findall(r"\w+", name), *(ARRAYS[key] for key in wrong if key in ARRAYS)}
     if not words & arguments and not shows:
         found.append("names neither call, argument nor value")
