@@ -292,7 +292,7 @@ def _values(argument: str, value: Any) -> list[Value]:
                 "floating-point values must be ones that float32 can hold"
             )
     if len({isinstance(each, str) for each in values}) > 1:
-        raise SpecError(f"{argument} = {shown(value)}: text and numbers; a column has one type: list values of it")
+        raise SpecError(f"{argument} = {shown(value)}: text and numbers; a column has one type: give values of it")
     if len(set(values)) < len(values):
         raise SpecError(f"{argument} = {shown(value)}: a value is there twice; name each once")
     return values

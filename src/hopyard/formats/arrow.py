@@ -60,7 +60,7 @@ def to_arrow(array: Any, name: str) -> Any:
         raise DataError(f"{name} has the value {invalid!a}, which UTF-8 cannot write: {error}") from error
     except OverflowError as error:
         raise DataError(
-            f"{name} has an integer of more than 64 bits: make it floating point, or text ({error})"
+            f"{name} has an integer of more than 64 bits: give floating point, or text ({error})"
         ) from error
 
 

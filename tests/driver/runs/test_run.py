@@ -453,6 +453,17 @@ def test_a_run_that_has_just_begun_says_so(tmp_path: Path) -> None:
         hy.load(tmp_path)
 
 
+def test_a_metric_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
+    """Bug: the error of its own repr was raised."""
+
+    class Rude:
+        def __repr__(self) -> str:
+            raise RuntimeError("a rude object")
+
+    with pytest.raises(hy.SpecError, match=r"metric = .*Rude.* needs"):
+        hy.fit(linear, CONFIGS[0], dataset(), epochs=1, metric=[Rude()], directory=tmp_path / "run")  # type: ignore[arg-type]
+
+
 def test_the_logs_of_a_run(tmp_path: Path, run: hy.Run) -> None:
     def recipe(config: dict[str, Any]) -> Any:
         print("a worker built", config)

@@ -25,6 +25,7 @@ from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
+from hopyard.text import shown
 
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
@@ -142,8 +143,8 @@ def folder_for(
     name = scalar(name)
     if name is not None and (not isinstance(name, str) or not _NAME.fullmatch(name)):
         raise SpecError(
-            f'name = {name!r}: 1 to 64 letters of ASCII, digits, ".", "_" and "-" are allowed, a letter or a digit '
-            'first, such as "flights-v1"'
+            f'name = {shown(name)}: 1 to 64 letters of ASCII, digits, ".", "_" and "-" are allowed, a letter or a '
+            'digit first, such as "flights-v1"'
         )
     if path is not None:
         checks.path("path", path, "a path or URL that driver and executors share")

@@ -151,7 +151,7 @@ def fit(
     if not isinstance(config, dict):
         raise SpecError(f"config must be a dict, got {shown(config)}")
     if metric is not None and mode is None:
-        raise SpecError(f'mode = None: metric = {metric!r} needs "min" or "max", which of its values is the best')
+        raise SpecError(f'mode = None: metric = {shown(metric)} needs "min" or "max", which of its values is the best')
     timeouts = Timeouts(
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,

@@ -20,6 +20,7 @@ from hopyard.checks import whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
 from hopyard.sparkapi.session import is_connect
+from hopyard.text import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ def session(
     """
     megabytes = _megabytes(memory)
     if megabytes is None or megabytes < LEAST_MB:
-        raise SpecError(f"memory={memory!r} is not allowed: {LEAST_MB}m or more is, such as '2g'")
+        raise SpecError(f"memory = {shown(memory)} is not allowed: {LEAST_MB}m or more is, such as '2g'")
     settings = _check_config({} if config is None else config)
     master = _master(cores, executors, megabytes)
     heap = {"spark.driver.memory" if executors is None else "spark.executor.memory": f"{megabytes}m"}
@@ -112,7 +113,7 @@ def _check_config(config: Mapping[str, Setting]) -> dict[str, str]:
     checked = {}
     for name, value in config.items():
         if not isinstance(name, str) or not name.startswith("spark."):
-            raise SpecError(f"config: {name!r} is no setting of Spark: their names begin with 'spark.'")
+            raise SpecError(f"config: {shown(name)} is no setting of Spark: their names begin with 'spark.'")
         if name in REFUSED:
             raise SpecError(f"config: {name} is not taken: use {REFUSED[name]}")
         if not isinstance(value, Setting):

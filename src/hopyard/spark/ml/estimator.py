@@ -30,6 +30,7 @@ from hopyard.spark.ml.model import NEW_COLUMNS, HopyardModel
 from hopyard.spark.ml.params import ClassifierParams, EstimatorParams, begin, has, value
 from hopyard.sparkapi.session import is_connect
 from hopyard.store.layout import fresh
+from hopyard.text import shown
 
 __all__ = ["HopyardEstimator", "HopyardModel"]
 
@@ -132,7 +133,7 @@ class HopyardEstimator(
                 "search=hy.Random(8), space=hy.Space(lr=hy.loguniform(1e-4, 1e-1))"
             )
         if search is not None and space is None and not isinstance(search, Configs):
-            raise SpecError(f"search = {search!r} needs a space: set space=hy.Space(…)")
+            raise SpecError(f"search = {shown(search)} needs a space: set space=hy.Space(…)")
 
     def write(self) -> MLWriter:
         """`estimator.write().overwrite().save(path)`. Params that are Python values (recipe, space, search, …) are
