@@ -114,7 +114,7 @@ def test_every_kind_of_model_trains(one: Run) -> None:
 def test_two_workers_give_the_bits_of_one(one: Run, two: Run) -> None:
     assert digests(two) == digests(one)
     assert [trial.history for trial in two.trials] == [trial.history for trial in one.trials]
-    used = {line.slot for line in two.lines() if isinstance(line, Dispatch)}
+    used = {line.slot for line in two._lines() if isinstance(line, Dispatch)}
     assert used == {0, 1}
 
 
@@ -141,7 +141,7 @@ def test_three_workers_of_which_one_is_killed(tmp_path: Path, one: Run) -> None:
     """The one that has got the newest unit."""
     run = select(tmp_path / "run", zoo, FEW[:3], engine=local(3), parallel=hy.Hopper("off"), wait=False)
     try:
-        lines = until(run.lines, units(6))
+        lines = until(run._lines, units(6))
         slot = [line.slot for line in lines if isinstance(line, Dispatch)][-1]
         (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
         os.kill(pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_an_architecture_is_traced_once_by_each_worker(two: Run, folder: Path) -
     for pid in agents(two.directory):
         assert 1 <= by_worker[str(pid), "train_step"] <= 4  # plain-8, plain-12, schedule-8, callback-8
         assert 1 <= by_worker[str(pid), "test_step"] <= 4
-    units = [line for line in two.lines() if isinstance(line, Dispatch)]
+    units = [line for line in two._lines() if isinstance(line, Dispatch)]
     plain = {trial.id for trial in two.trials if trial.config["kind"] in ("bare", "wrapped")}
     for slot in (0, 1):
         hosted = {line.unit.trial for line in units if line.slot == slot and line.unit.kind == "train"}

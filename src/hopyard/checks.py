@@ -7,11 +7,13 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from threading import TIMEOUT_MAX
 from typing import Any
 
 from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
+
+LONGEST = 1e9
+"""Seconds that stand for more: 31 years. No lock can wait for 300."""
 
 
 def closest(name: Any, candidates: Iterable[str]) -> str:
@@ -90,7 +92,7 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
     """
     number = _number(value)
     if (number > 0 or (zero and number == 0)) and number <= most and number < math.inf:
-        return min(number, TIMEOUT_MAX)  # as long as any lock can wait: 292 years
+        return min(number, LONGEST)
     limits = f" {'>=' if zero else '>'} 0" + ("" if most == math.inf else f" and <= {most:g}")
     raise SpecError(
         f"{name} must be a finite number of seconds{limits}{f', or None {none}'.rstrip() if none else ''}, "

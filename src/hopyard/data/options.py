@@ -204,7 +204,7 @@ def columns(
     if isinstance(standardize, list):
         standardize = [column_name(name) for name in standardize]
         for name in standardize:
-            if name not in _flat(inputs):
+            if not isinstance(name, str) or name not in _flat(inputs):
                 raise SpecError(f"standardize names {shown(name)}, which is no feature{closest(name, _flat(inputs))}")
             if name in encodings:
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")

@@ -356,7 +356,8 @@ def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], mon
 def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:
     it = bench(metric="val_auc")
     checked = it.worker.check(0, CONFIG)
-    assert checked.faults == ("metric = 'val_auc': the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'",)
+    reported = "the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'; give one of these"
+    assert checked.faults == (f"metric = 'val_auc': {reported}",)
     (fault,) = bench(slot=1, metric="auc", validation=0).worker.check(0, CONFIG).faults
     assert "no validation data, so no val_… metrics" in fault
 

@@ -71,7 +71,8 @@ def test_the_public_name_is_the_function_whatever_was_imported():
         assert callable(hopyard.spark.session) and hopyard.spark.session is hopyard.spark.local.session.session
         from hopyard.spark import session
         assert session is hopyard.spark.session
-        names = {"session", "HopyardEstimator", "HopyardModel", "load_tfrecords", "save_tfrecords"}
+        names = {"session", "HopyardEstimator", "HopyardModel", "load_tfrecords", "map_batches", "predict"}
+        names |= {"save_tfrecords"}
         assert set(dir(hopyard.spark)) == names
         try:
             hopyard.spark.nothing
@@ -82,7 +83,7 @@ def test_the_public_name_is_the_function_whatever_was_imported():
     )
     assert found.returncode == 0, found.stderr
     said = "module 'hopyard.spark' has no attribute 'nothing'; it has "
-    said += "HopyardEstimator, HopyardModel, load_tfrecords, save_tfrecords, session"
+    said += "HopyardEstimator, HopyardModel, load_tfrecords, map_batches, predict, save_tfrecords, session"
     assert found.stdout.splitlines() == [said, "[]"]
 
 
