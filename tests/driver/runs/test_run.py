@@ -460,7 +460,7 @@ def test_a_metric_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
         def __repr__(self) -> str:
             raise RuntimeError("a rude object")
 
-    with pytest.raises(hy.SpecError, match="standardize names .*Rude"):
+    with pytest.raises(hy.SpecError, match=r"standardize names .*Rude"):
         hy.Dataset.numpy(*table(), standardize=[Rude()])  # type: ignore[list-item]
     with pytest.raises(hy.SpecError, match=r"metric = .*Rude.* needs"):
         hy.fit(linear, CONFIGS[0], dataset(), epochs=1, metric=[Rude()], directory=tmp_path / "run")  # type: ignore[arg-type]
