@@ -453,17 +453,34 @@ def test_a_run_that_has_just_begun_says_so(tmp_path: Path) -> None:
         hy.load(tmp_path)
 
 
-def test_a_metric_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
+def test_objects_that_raise_are_refused_and_not_raised(tmp_path: Path) -> None:
     """Bug: the error of its own repr was raised."""
 
     class Rude:
         def __repr__(self) -> str:
             raise RuntimeError("a rude object")
 
+        def __len__(self) -> int:
+            raise RuntimeError("a rude object")
+
+        def __getitem__(self, row: int) -> Any:
+            raise RuntimeError("a rude object")
+
+    with pytest.raises(hy.DataError, match="items: its __len__ raised RuntimeError: a rude object; mend it"):
+        hy.Dataset.torch(Rude())
     with pytest.raises(hy.SpecError, match=r"standardize names .*Rude"):
         hy.Dataset.numpy(*table(), standardize=[Rude()])  # type: ignore[list-item]
     with pytest.raises(hy.SpecError, match=r"metric = .*Rude.* needs"):
         hy.fit(linear, CONFIGS[0], dataset(), epochs=1, metric=[Rude()], directory=tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_paths_that_cannot_be_are_refused(run: hy.Run, tmp_path: Path) -> None:
+    with pytest.raises(hy.SpecError, match="path must be a path, of at least one character"):
+        run.gantt("\ud800")
+    with pytest.raises(hy.RunDirectoryError, match="File name too long; give a folder"):
+        run.best.save(tmp_path / ("x" * 5000))
+    with pytest.raises(hy.RunDirectoryError, match="it must be a run directory that this user may read"):
+        hy.load("x" * 100_000)
 
 
 def test_the_logs_of_a_run(tmp_path: Path, run: hy.Run) -> None:

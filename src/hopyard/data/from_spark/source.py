@@ -17,7 +17,6 @@ import msgspec
 from blake3 import blake3
 
 from hopyard import checks
-from hopyard.checks import scalar
 from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
 from hopyard.data.partitions.cache import pin
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -140,7 +139,7 @@ def folder_for(
     Raises:
         SpecError: a value is not allowed; executors are on other hosts, and there is no path=.
     """
-    name = scalar(name)
+    name = checks.scalar(name)
     if name is not None and (not isinstance(name, str) or not _NAME.fullmatch(name)):
         raise SpecError(
             f'name = {shown(name)}: 1 to 64 letters of ASCII, digits, ".", "_" and "-" are allowed, a letter or a '

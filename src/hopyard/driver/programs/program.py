@@ -106,7 +106,7 @@ class Program:
 
     @property
     def status(self) -> str:
-        """ "running" (also while it waits for slots), "completed", "failed", or "stopped" (by `stop`)."""
+        """One of "running" (also while it waits for slots), "completed", "failed" and "stopped" (by `stop`)."""
         return _status(self._loop.status)
 
     @property
