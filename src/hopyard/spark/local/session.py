@@ -68,7 +68,7 @@ def session(
     """
     megabytes = _megabytes(memory)
     if megabytes is None or megabytes < LEAST_MB:
-        raise SpecError(f"memory = {shown(memory)} is not allowed: {LEAST_MB}m or more is, such as '2g'")
+        raise SpecError(f"memory must be {LEAST_MB}m or more, such as '2g', got {shown(memory)}")
     settings = _check_config({} if config is None else config)
     master = _master(cores, executors, megabytes)
     heap = {"spark.driver.memory" if executors is None else "spark.executor.memory": f"{megabytes}m"}
