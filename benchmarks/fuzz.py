@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ from hopyard.text import escaped, shown
 
 SECONDS = 60
 """A call that takes longer is a fault."""
+MANY_EPOCHS = 1_000
+"""A call that is to train more is not waited for."""
 LONGEST = 6_000
 """Characters of an error's text: a traceback of the user's own code may be in it."""
 ADVICE = re.compile(
@@ -473,11 +476,11 @@ def at_most(seconds: int) -> Iterator[None]:
         raise TimeoutError(f"over {seconds} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # and again: a view that fails may have taken the first
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -512,10 +515,12 @@ class Campaign:
         """Make one call, and judge it."""
         call = self.calls[name]
         wrong = {key: value.make() if isinstance(value, Odd) else value for key, value in replaced.items()}
+        epochs = wrong.get("epochs")
+        waits = call.waits or (isinstance(epochs, Integral) and epochs > MANY_EPOCHS)
         began = time.monotonic()
         try:
             with (
-                at_most(1 if call.waits else SECONDS),
+                at_most(1 if waits else SECONDS),
                 contextlib.redirect_stdout(io.StringIO()),
                 contextlib.redirect_stderr(io.StringIO()),
             ):
@@ -530,10 +535,12 @@ class Campaign:
                     self.fault("changed a directory", name, wrong, f"{error!s:.200}\n    {sorted(changed)[:4]}")
                 self.restore()
         except TimeoutError as error:
-            if call.waits:
+            if waits:
                 self.outcomes["went on"] += 1
             else:
                 self.fault("took too long", name, wrong, str(error))
+            if contents(self.folder) != self.before:
+                self.restore()
         except BaseException as error:
             place = error.__traceback__
             while place is not None and place.tb_next is not None:

@@ -111,6 +111,13 @@ def test_names_that_are_equal_as_text_are_refused() -> None:
         Dataset.pandas(pd.DataFrame([[0.0, 1.0]], columns=["1", 1]), features=["1"])
 
 
+def test_no_arrays_and_names_that_no_column_can_have() -> None:
+    with pytest.raises(SpecError, match="features names no column"):
+        Dataset.numpy({}, {})
+    with pytest.raises(DataError, match=r"has no column '\\ud800'"):
+        Dataset.numpy(np.zeros((4, 1)), np.zeros(4), validation="\ud800")
+
+
 def test_numpy_without_label(cache: Path, read: Any) -> None:
     manifest = Dataset.numpy(np.ones((4, 2), np.float16), partitions=2).prepare(cache)
     assert manifest.targets == {}

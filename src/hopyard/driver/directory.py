@@ -15,7 +15,7 @@ from hopyard.system.files import FULL
 @contextlib.contextmanager
 def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
     """Make the directory if need be, and lock it; the lock stays held. If the body raises, no trace is left: the lock
-    is freed, and the directory is removed if it was made here.
+    is freed, and the directories that were made here are removed.
 
     Args:
         directory: its path; None: one under `runs/` that nobody has.
@@ -24,32 +24,33 @@ def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
         RunDirectoryError: another driver holds the lock; no directory can be made there.
         ResourceError: there is no room.
     """
-    layout, lock, created = _claim(directory)
+    layout, lock, made = _claim(directory)
     try:
         yield layout, lock
     except BaseException:
         with contextlib.suppress(OSError):
             lock.withdraw()
-            if created:
-                layout.root.rmdir()  # unless something was written there
+            for folder in made:
+                folder.rmdir()  # unless something was written there
         raise
 
 
-def _claim(directory: str | Path | None) -> tuple[Layout, Lock, bool]:
+def _claim(directory: str | Path | None) -> tuple[Layout, Lock, list[Path]]:
     while True:
         layout = Layout(Path(directory) if directory is not None else fresh())
         with room(layout.root):
+            missing = [folder for folder in (layout.root, *layout.root.parents) if not folder.exists()]
             try:
                 layout.root.mkdir(mode=0o700, parents=True)  # recipes, configurations and logs may hold secrets
-                created = True
+                made = missing
             except FileExistsError:
-                if directory is None:  # another process has drawn the same name
+                if directory is None and layout.root.exists():  # another process has drawn the same name
                     continue
-                created = False
+                made = []
             if not layout.root.is_dir():
                 raise refused(layout)
             try:
-                return layout, Lock(layout.lock), created
+                return layout, Lock(layout.lock), made
             except FileNotFoundError:  # a driver that was refused has removed it
                 continue
 

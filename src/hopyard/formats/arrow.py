@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -164,7 +165,8 @@ def _equal(lengths: Any, name: str, source_label: str, at: Callable[[int], str] 
 
 def require(schema: Any, names: Iterable[str], source_label: str) -> None:
     """Raise DataError unless each of `names` is exactly once in `schema`; it names all that are missing."""
-    times = {name: len(schema.get_all_field_indices(name)) for name in names}
+    counts = Counter(schema.names)  # Arrow cannot look up a name with half a surrogate pair
+    times = {name: counts[name] for name in names}
     if absent := [name for name, count in times.items() if count == 0]:
         raise DataError(f"{source_label} has {no_such('column', absent, schema.names)}")
     for name, count in times.items():

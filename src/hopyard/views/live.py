@@ -78,6 +78,8 @@ class Table:
         self._trials = 0
         self._epochs: dict[int, set[int]] = {}
         """Trial → the epochs that were printed as plain lines."""
+        self._waits_for: dict[int, int] = {}
+        """Trial → the first epoch that was not printed; those after it wait for it."""
         self._failed: set[int] = set()
         self._marks = 0
         self._drawn_at = 0.0
@@ -150,6 +152,7 @@ class Table:
     def _skip(self, machine: Machine) -> None:
         """Count everything from before a resume as printed."""
         self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
+        self._waits_for = {}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
 
@@ -159,6 +162,7 @@ class Table:
         trial = machine.trials.get(line.trial)
         if trial is not None and line.trial in self._epochs:
             self._epochs[line.trial] &= set() if line.recipe else set(trial.history)
+            self._waits_for.pop(line.trial, None)
 
     def _print_news(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
         for line in lines:
@@ -200,12 +204,19 @@ class Table:
         printed = self._epochs.setdefault(trial.id, set())
         if len(trial.history) == len(printed):
             return
-        for before, epoch in enumerate(sorted(trial.history)):
-            if epoch != before and not trial.ended and not self._closed:
-                break
-            if epoch not in printed:
-                printed.add(epoch)
-                self._print(self._line(trial, epoch, machine))
+        epoch = self._waits_for.get(trial.id, 0)
+        while epoch in trial.history:
+            self._print_epoch(trial, epoch, machine)
+            epoch += 1
+        self._waits_for[trial.id] = epoch
+        if trial.ended or self._closed:
+            for epoch in sorted(trial.history.keys() - printed):
+                self._print_epoch(trial, epoch, machine)
+
+    def _print_epoch(self, trial: TrialRecord, epoch: int, machine: Machine) -> None:
+        if epoch not in self._epochs[trial.id]:
+            self._epochs[trial.id].add(epoch)
+            self._print(self._line(trial, epoch, machine))
 
     def _line(self, trial: TrialRecord, epoch: int, machine: Machine) -> str:
         metrics = trial.history[epoch]

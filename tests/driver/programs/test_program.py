@@ -478,6 +478,8 @@ class TestBadInput:
             launch(tmp_path, 3)
         with pytest.raises(hy.SpecError, match="no such file"):
             launch(tmp_path, "nowhere.py")
+        with pytest.raises(hy.SpecError, match="File name too long"):
+            launch(tmp_path, "x" * 10_000)
         with pytest.raises(hy.SpecError, match="cannot be pickled"):
             launch(tmp_path, programs.who, threading.Lock())
 

@@ -179,6 +179,18 @@ def test_a_store_that_cannot_be_opened_leaves_nothing(tmp_path: Path) -> None:
     assert select(tmp_path / "run", configs=CONFIGS[:1]).status == "completed"
 
 
+def test_without_a_directory_a_failed_start_leaves_no_folder_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hy.SpecError, match=r"^store: "):
+        select(None, store="x" * 10_000)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").symlink_to("nowhere")
+    with pytest.raises(hy.RunDirectoryError, match="exists"):
+        select(None)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("method", ["sizes", "marks", "mark", "sweep"])
 def test_a_resume_names_the_store_that_failed(

@@ -169,6 +169,13 @@ def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run]
         hy.load_model(folder)
 
 
+def test_a_recipe_that_raises_is_told_with_its_error(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+    folder = runs["array"].best.save(tmp_path / "model")
+    with pytest.raises(hy.SpecError, match=r"^recipe: TypeError: int") as told:
+        hy.load_model(folder, recipe=int)
+    assert isinstance(told.value.__cause__, TypeError)
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here"):
         hy.load_model(tmp_path)

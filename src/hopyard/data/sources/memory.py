@@ -98,7 +98,7 @@ class Arrays:
         if len(set(lengths.values())) > 1:
             details = ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items())
             raise DataError(f"arrays must have one number of rows: {details}")
-        self._rows = next(iter(lengths.values())) or 0
+        self._rows = next(iter(lengths.values()), None) or 0
         heads = [to_arrow(array[:1] if np.ndim(array) else array, name) for name, array in self._arrays.items()]
         self.schema = pa.schema([(name, head.type) for name, head in zip(self._arrays, heads, strict=True)])
 

@@ -190,7 +190,12 @@ def _function(main: Any, args: Any) -> bytes:
 
 
 def _script(path: Path, args: Any) -> bytes:
-    if not path.is_file():
+    try:
+        source = path.read_bytes() if path.is_file() else None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"main must be the path of a Python script, got {shown(str(path))}: {why}") from error
+    if source is None:
         raise SpecError(f"main must be the path of a Python script, got {shown(str(path))}: no such file")
     if args is None:
         args = []
@@ -198,7 +203,7 @@ def _script(path: Path, args: Any) -> bytes:
         raise SpecError(
             f'args of a script must be a list of strings (for example ["--steps", "100"]), got {shown(args)}'
         )
-    return dump((path.read_bytes(), str(path.absolute()), list(args)), "the script")
+    return dump((source, str(path.absolute()), list(args)), "the script")
 
 
 def _starting_agents(engine: Engine) -> AgentEngine:

@@ -16,7 +16,8 @@ from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.manifest import Labels, Manifest
 from hopyard.driver.pickling import PYTHON, dump, load
-from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.errors import HopyardError, RunDirectoryError, SpecError
+from hopyard.filesystems import line_of
 from hopyard.frameworks import framework_of, model_file, quiet, runtime
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, RunSpec
@@ -266,6 +267,7 @@ def load_model(
 
     Raises:
         RunDirectoryError: not such a folder, or of another Python version; others may write it.
+        SpecError: the recipe raised; the cause of the SpecError is what it raised.
     """
     root = Path(path("directory", directory))
     flag("trust", trust)
@@ -287,8 +289,15 @@ def load_model(
         if unopened:
             transform, unopened = load(root / TRANSFORM, about.python, trust, "the transform"), False
     assert recipe is not None
-    with undisturbed():
-        built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
+    try:
+        with undisturbed():
+            built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
+    except HopyardError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"recipe: {line_of(error)}; it must build the model that was saved in {root}, as it does in the run"
+        ) from error
     try:
         restore_weights(built.trainable, about.framework, root)
     except Exception as error:
