@@ -150,7 +150,7 @@ def test_numbers_and_arrays_of_numpy_are_as_python_s():
         (lambda: loguniform(0, 1), "both bounds must be above 0; they are values, not exponents"),
         (lambda: loguniform(-4, -1), "values, not exponents"),
         (lambda: quniform(0, 1, 0), r"quniform\(q=…\) must be a number > 0, got 0"),
-        (lambda: quniform(0, 1, 2), "the step is wider than the range"),
+        (lambda: quniform(0, 1, 2), r"the step is wider than the range; give q <= 1\.0"),
         (lambda: randint(0.5, 3), "must be given integers"),
         (lambda: randint(3, 3), "low must be below high"),
         (lambda: choice([]), "a list of at least one value"),

@@ -163,7 +163,9 @@ def quniform(low: float, high: float, q: float, grid: int | None = None) -> Unif
     if (q := _number("quniform", "q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
     if q > high - low:
-        raise SpecError(f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range")
+        raise SpecError(
+            f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range; give q <= {high - low!r}"
+        )
     return Uniform(low, high, q=q, grid=grid)
 
 

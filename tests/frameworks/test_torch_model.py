@@ -345,6 +345,9 @@ def test_place_keeps_parameters_and_moves_state() -> None:
 def faulty() -> dict[str, tuple[dict[str, Any], str]]:
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     schedule = torch.optim.lr_scheduler
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
     return {
         "loss": ({"loss": 3}, r"loss must be a function .*, got 3"),
         "reserved": ({"metrics": {"loss": accuracy}}, "always there"),
@@ -357,6 +360,7 @@ def faulty() -> dict[str, tuple[dict[str, Any], str]]:
         "autocast": ({"autocast": "float8"}, r"autocast must be .*, got 'float8'"),
         "autocast dtype": ({"autocast": torch.float64}, r"autocast must be .*, got torch.float64"),
         "augment": ({"augment": lambda inputs: inputs}, "augment"),
+        "augment deep": ({"augment": deep}, "augment must be a function"),
         "scheduler": ({"scheduler": schedule.StepLR(other, 1)}, "another optimizer"),
         "plateau": ({"scheduler": schedule.ReduceLROnPlateau(other)}, "ReduceLROnPlateau"),
         "lbfgs": ({"optimizer": torch.optim.LBFGS([nn.Parameter(torch.ones(1))])}, "LBFGS"),

@@ -152,7 +152,8 @@ class TestItsLife:
         lines = [line for n in range(2) for line in (f"--- worker {n}, attempt 0", f"rank {n} is up \\x07")]
         assert sorted(shown.splitlines()) == [f"worker {at // 2}: {line}" for at, line in enumerate(lines)]
         (tmp_path / "program" / "go").touch()
-        assert program.wait(60, stream=True).status == "completed"
+        assert program.wait(1e17, stream=True).status == "completed"  # more seconds than a lock can wait for
+        assert program.wait(1e17) is program
         assert sorted(capsys.readouterr().out.splitlines()) == ["worker 0: the end", "worker 1: the end"]
         with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
             program.wait(stream=1)  # type: ignore[arg-type]

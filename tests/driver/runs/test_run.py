@@ -354,7 +354,7 @@ def test_two_runs_may_have_one_store(tmp_path: Path, local: bool) -> None:
 
 def test_wait_gives_the_run_that_ended(tmp_path: Path) -> None:
     run = select(tmp_path / "run", wait=False)
-    assert run.wait() is run
+    assert run.wait(1e17) is run  # more seconds than a lock can wait for
     assert run.status == "completed"
     assert run.wait() is run
 

@@ -73,7 +73,7 @@ class Program:
             TimeoutError: it goes on.
         """
         if timeout is not None:
-            seconds("wait(timeout=)", timeout, zero=True, none="for any")
+            timeout = seconds("wait(timeout=)", timeout, zero=True, none="for any")
         flag("wait(stream=)", stream)
         try:
             is_over = self._wait_and_print(timeout) if stream else self._loop.wait_for(_ended, timeout)
@@ -169,7 +169,7 @@ class Program:
         Args:
             timeout: seconds to wait for it; 0: none.
         """
-        seconds("tensorboard_url(timeout=)", timeout, zero=True)
+        timeout = seconds("tensorboard_url(timeout=)", timeout, zero=True)
         if self._loop.tensorboard:
             self._loop.wait_for(lambda now: now.tensorboard_url or now.tensorboard_error or now.ended, timeout)
         return self._loop.status.tensorboard_url

@@ -261,7 +261,7 @@ class Run:
                 raised: its status says how it ended.
         """
         if timeout is not None:
-            checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
+            timeout = checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             self._driver.wait(timeout)

@@ -330,6 +330,6 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
 def _takes_two(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):  # the last from the repr of what is no function
         return False
     return True
