@@ -195,8 +195,8 @@ def frames(spark: Any, base: Any, options: Any, peer: Peer | None) -> bool:
         data.count()
         settle(data.mapInArrow(counted, "n long").collect)
         names = [f"rows-{n}" for n in range(options.repeats + 1)]
-        roles, engine = {"worker": 2}, hy.Spark(spark, workers=2)
-        program = hy.launch(counts, names, roles=roles, engine=engine, release_cores=True, directory=place())
+        roles, engine = {"worker": 2}, hy.Spark(spark, workers=2, release_cores=True)
+        program = hy.launch(counts, names, roles=roles, engine=engine, directory=place())
         following = iter(names)
 
         def ours(program: Any = program, data: Any = data, following: Any = following) -> float:

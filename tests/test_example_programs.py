@@ -227,7 +227,7 @@ def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
     import hopyard as hy
 
     told = example("streaming_feed").launch(
-        count=6, engine=hy.Spark(spark, workers=2), spark=spark, directory=tmp_path / "run"
+        count=6, engine=hy.Spark(spark, workers=2, release_cores=True), spark=spark, directory=tmp_path / "run"
     )
     learned(told, 6 * 400)
 

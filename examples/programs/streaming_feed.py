@@ -73,7 +73,6 @@ def launch(count=10, workers=2, engine=None, spark=None, directory=None):
         until="all",
         engine=engine,
         directory=directory,
-        release_cores=spark is not None,  # the stream's own tasks need cores, too
     )
     with program:
         if spark is None:
@@ -87,6 +86,7 @@ def launch(count=10, workers=2, engine=None, spark=None, directory=None):
 
 if __name__ == "__main__":
     session = hy.spark.session(executors=2, cores=1) if "--spark" in sys.argv else None
-    engine = None if session is None else hy.Spark(session, workers=2)
+    # The stream's own tasks need the cores, too.
+    engine = None if session is None else hy.Spark(session, workers=2, release_cores=True)
     for worker, told in enumerate(launch(engine=engine, spark=session)):
         print(f"worker {worker}: {told}")

@@ -123,6 +123,25 @@ def test_a_worker_with_nothing_to_do_is_given_back(
     assert not lost(tmp_path / "run")
 
 
+def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
+    """Executors of one core: jobs of the user go through beside two workers, of which one is lost, and comes back."""
+    go, engine = tmp_path / "go", hy.Spark(spark, workers=2, release_cores=True)
+    configs = trouble(tmp_path, "kill")
+    configs[0] = {**configs[0], "at": 15, "do": f"wait for {go}"}
+    run = select(tmp_path / "run", troubled, configs, engine=engine, wait=False)
+    for _ in range(2):
+        end = time.monotonic() + 60
+        while not (tmp_path / "once").exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert spark.range(0, 40, 1, 40).mapInArrow(lambda batches: batches, "id long").count() == 40
+    assert run.status == "running"
+    go.touch()
+    assert digests(run.wait()) == undisturbed
+    assert len(lost(tmp_path / "run")) == 1
+    assert gone(agents(tmp_path / "run"), 2)
+
+
 def test_what_an_agent_prints_is_in_its_log(tmp_path: Path, engine: hy.Spark) -> None:
     def recipe(config: dict[str, Any]) -> Any:
         print(f"lr is {config['lr']}")

@@ -60,7 +60,8 @@ program = hy.launch(programs.collects, directory="program", **how)
 assert program.feed(spark.range(0, 1000, 1, 4).withColumnRenamed("id", "a")) == 1000
 assert program.wait(60).status == "completed"
 assert sum(task["values"]["total"] for task in program.summary()["tasks"]) == sum(range(1000))
-idle = hy.launch(programs.idle, directory="idle", release_cores=True, **how)
+how["engine"] = hy.Spark(spark, workers=2, release_cores=True)
+idle = hy.launch(programs.idle, directory="idle", **how)
 while sum(1 for path in Path("idle/notes").glob("*-pid") if path.read_text()) < 2:
     time.sleep(0.05)
 select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))

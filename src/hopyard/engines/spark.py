@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopyard.checks import seconds, whole
+from hopyard.checks import flag, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.split import Split
@@ -69,6 +69,8 @@ class Spark:
         start_timeout: seconds to wait for the first worker, until the run ends with an error.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
+        release_cores: let other jobs of the session have the cores of the workers, once each has its slot: these then
+            share the executors' processors. Executors must stay while they have no task (no dynamic allocation).
 
     Raises:
         SpecError: a value is not allowed, or the session was stopped.
@@ -82,6 +84,7 @@ class Spark:
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout: float = 120.0
     driver_workers: int = 0
+    release_cores: bool = False
     name: str = field(default="spark", init=False)
     apart: bool = field(default=True, init=False, repr=False)
     in_process: bool = field(default=False, init=False, repr=False)
@@ -102,6 +105,7 @@ class Spark:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {shown(self.host)}")
+        flag("Spark(release_cores=)", self.release_cores)
         object.__setattr__(self, "env", worker_environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:
@@ -137,7 +141,7 @@ class Spark:
         return Split(executors, local, range(self.workers - self.driver_workers, self.workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = self.start_timeout, self.driver_workers
+        rest = self.start_timeout, self.driver_workers, self.release_cores
         return Spark, (None, self.workers, self.host, self.port, self.threads, self.env, *rest)
 
 
@@ -147,6 +151,11 @@ class Executors:
     def __init__(self, engine: Spark, session: Any, launch: LaunchInfo) -> None:
         self._session = session
         self._start_timeout = engine.start_timeout
+        self._workers = engine.workers
+        self._release_cores = engine.release_cores
+        """Whether others have the cores for good, once each slot has an agent."""
+        self._placed = False
+        """Whether each slot has had an agent."""
         host, _ = engine.address
         token = secrets.token_hex(16)
         self._supervisors = Supervisors(host, engine.supervisors_port, token, launch.log)
@@ -182,6 +191,9 @@ class Executors:
             ResourceError: Spark gives no slot, or its executors cannot run agents.
         """
         self._check_slots()
+        if self._release_cores and not self._placed and self._supervisors.occupied and not self._supervisors.missing:
+            self._placed = True
+            self._supervisors.release_cores(range(self._workers))
         return self._supervisors.lost()
 
     def watch(self) -> list[int]:
@@ -217,7 +229,10 @@ class Executors:
             )
 
     def reacquire_cores(self) -> None:
-        """Ask Spark for tasks that hold the slots again; returns at once. They come when Spark has room."""
+        """Ask Spark for tasks that hold the slots again; returns at once. They come when Spark has room. Does nothing
+        where the engine has `release_cores=True`."""
+        if self._release_cores:
+            return
         self._supervisors.reacquire_cores()
         self._submit()
 

@@ -435,7 +435,6 @@ class TestBadInput:
             ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(min=\) must be an integer from 1"),
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
-            ({"release_cores": 3}, "True or False"),
             ({"tensorboard": 5}, "True, False or a path"),
         ],
     )

@@ -229,12 +229,12 @@ def run(
             workers=num_executors,
             start_timeout=reservation_timeout,
             driver_workers=num_ps if driver_ps_nodes else 0,
+            release_cores=input_mode == InputMode.SPARK,
         ),
         until="workers",
         tensorboard=(log_dir or True) if tensorboard else False,
         env=compat_environment(),
         start_timeout=reservation_timeout,
-        release_cores=input_mode == InputMode.SPARK,
     )
     cluster = TFCluster(context, program, num_executors, input_mode, queues, meta)
     with cluster.stopped_by_errors():

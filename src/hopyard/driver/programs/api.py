@@ -53,7 +53,6 @@ def launch(
     env: Mapping[str, str] | None = None,
     tensorflow1: bool = False,
     transport: Literal["auto"] | None = "auto",
-    release_cores: bool = False,
     grace: float = 5.0,
     start_timeout: float | None = None,
     heartbeat_timeout: float = 15.0,
@@ -85,8 +84,6 @@ def launch(
         tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for code written for TensorFlow 1.
         transport: "auto": gloo and NCCL get the network interface that leads to the peers (GLOO_SOCKET_IFNAME,
             NCCL_SOCKET_IFNAME, where `env` does not set it); None: they find one by themselves.
-        release_cores: on Spark, let other jobs of the session have the cores of chiefs and workers for the program's
-            whole life, not only while it is fed or asked.
         grace: seconds that tasks have to end by themselves when the program is over.
         start_timeout: seconds until there must be a slot for each task, and until each must have begun; default: the
             engine's, or 120.
@@ -124,7 +121,6 @@ def launch(
         run_id=secrets.token_hex(8),
     )
     resume, tensorflow1 = flag("resume", resume), flag("tensorflow1", tensorflow1)
-    release_cores = flag("release_cores", release_cores)
     if not isinstance(tensorboard, bool):
         path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
@@ -160,7 +156,7 @@ def launch(
         about = {"hopyard": __version__, "python": PYTHON, "engine": agent_engine.name, "threads": agent_engine.threads}
         with room(layout.root):
             loop = ProgramLoop(layout, lock, ProgramMachine(spec), agent_engine, setup, about)
-        feeding = Feeding(loop, layout, token, release_cores)
+        feeding = Feeding(loop, layout, token)
         program = Program(layout, loop, feeding)
         try:
             loop.open(feeding)

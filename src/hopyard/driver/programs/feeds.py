@@ -37,17 +37,16 @@ class Feeding:
         loop: the program's.
         layout: paths of the program's directory.
         token: the secret with which workers accept rows.
-        release_cores: other jobs of the session have the cores of fed workers all the time.
     """
 
-    def __init__(self, loop: ProgramLoop, layout: Layout, token: str, release_cores: bool = False) -> None:
+    def __init__(self, loop: ProgramLoop, layout: Layout, token: str) -> None:
         self._loop, self._layout, self._token = loop, layout, token
         self._feeds: dict[str, FeedSession] = {}
         self._lock = threading.Lock()
         self._manifests: dict[str, Manifest] = {}
         """Key → manifest of a Dataset that was fed."""
         self._over = False
-        self._core_users = int(release_cores)
+        self._core_users = 0
         """How many others need the cores of fed workers now; an inference needs them until the program's end."""
         self._has_inferences = False
         """Whether there are inferences: tasks of Spark, whose errors do not say why the program failed."""
