@@ -6,7 +6,7 @@ STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check lint types docs bench clean
+.PHONY: demo test quick most check lint types docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/hopyard demo
@@ -15,9 +15,12 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
 
 quick: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not campaign'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not spark and not tensorflow and not slow'
 
-check: lint types quick
+most: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not long and not campaign'
+
+check: lint types most
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

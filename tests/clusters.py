@@ -123,9 +123,7 @@ logging.basicConfig(level=logging.WARNING)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master({url!r})
-light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-for name, value in {{"spark.executor.extraJavaOptions": light,
-                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+for name, value in {{"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": {host!r}, "spark.driver.bindAddress": {host!r},
                     "spark.executor.memory": "512m", **{more!r}}}.items():
     builder = builder.config(name, value)

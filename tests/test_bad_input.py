@@ -24,6 +24,8 @@ from hopyard.store.layout import Layout
 from hopyard.store.states import private
 from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
 
+pytestmark = pytest.mark.slow
+
 LOCAL = {"engine": hy.Local(workers=1, devices=None)}
 
 

@@ -13,7 +13,7 @@ CAMPAIGN = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
 SHORT = ("kill", "driver", "pause", "store-fails", "messages-lost", "memory")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_short_campaign() -> None:
     campaign = subprocess.run(

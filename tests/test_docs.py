@@ -54,12 +54,13 @@ def those_that_run() -> list[object]:
             continue  # another test fails then
         marks = [pytest.mark.timeout(PAGE_SECONDS + 30)]
         if page.parent != ROOT:  # most start a Java, or TensorFlow in several processes
-            marks.append(pytest.mark.slow)
+            marks.append(pytest.mark.long)
         if runs:
             cases.append(pytest.param(page, marks=marks, id=named(page)))
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", those_that_run())
 def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
     done = ran(page, tmp_path)

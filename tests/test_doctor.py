@@ -13,6 +13,8 @@ import pytest
 
 import hopyard.doctor as doctor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bare(tmp_path):
@@ -63,7 +65,7 @@ def test_the_cache_has_its_place_and_size(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_is_tried_also_without_java(bare):
     found = by_name(doctor._spark({**bare, "JAVA_HOME": "/nowhere"}, True))
     assert all(finding.ok and not finding.advice for finding in found.values()), found
@@ -73,7 +75,7 @@ def test_a_job_is_tried_also_without_java(bare):
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_fails_says_why(bare):
     found = doctor._spark({**bare, "PYSPARK_PYTHON": "/no/such/python"}, True)[-1]
     assert (found.name, found.ok) == ("spark job", False)

@@ -27,7 +27,7 @@ from jobs import (
     troubled,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:. workers on")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
 
 @pytest.fixture(scope="module")

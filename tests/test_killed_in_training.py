@@ -18,7 +18,10 @@ from killed_in_training import ARGUMENTS, ROLES, killed
 
 MISSING = [name for name in ("tensorflow", "sklearn", "pyspark") if importlib.util.find_spec(name) is None]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.spark,
+    pytest.mark.tensorflow,
+    pytest.mark.programs,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc"),
@@ -49,11 +52,9 @@ def told(name: str, victim: str, scope: str, engine: str, directory: Path) -> di
 CELLS = itertools.product(VICTIMS, ("ps", "chief", "worker"), ("task", "program"), ("local", "spark"))
 ALWAYS = {
     ("ps_tutorial", "ps", "task", "local"),
-    ("ps_tutorial", "chief", "program", "spark"),
-    ("parameter_server_strategy", "worker", "task", "local"),
     ("parameter_server_strategy", "chief", "program", "local"),
 }
-"""The others take an hour together: `pytest -m campaign`."""
+"""Each example, each scope. The others take an hour together: `pytest -m campaign`."""
 
 
 @pytest.mark.parametrize(

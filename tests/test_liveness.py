@@ -22,6 +22,8 @@ from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select
 
+pytestmark = pytest.mark.slow
+
 STALL = 2.0
 
 

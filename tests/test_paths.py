@@ -19,6 +19,8 @@ from hopyard.engines.local import python_path
 from hopyard.system.processes import descendants
 from jobs import HEAD, agents, digests, gone, select
 
+pytestmark = pytest.mark.slow
+
 BESIDE = "from jobs import linear\n\ndef recipe(config):\n    return linear(config)\n"
 """A module of the user's own. Recipes import it by a name that nobody sees in their code, so that none carries it."""
 RECIPE = """
@@ -75,7 +77,7 @@ def test_the_current_folder_of_a_notebook(tmp_path: Path, expected: list[str], h
     assert digests(hy.load(tmp_path / "run")) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_py_files_and_files_of_spark_submit(tmp_path: Path, expected: list[str]) -> None:
     pyspark = pytest.importorskip("pyspark")
@@ -104,7 +106,6 @@ spark.stop()
     command = [
         str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
         *("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
-        *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
         *(str(word) for pair in sent.items() for word in pair),
         *(str(job), str(tmp_path / "run")),
     ]
@@ -117,7 +118,7 @@ spark.stop()
     assert gone(agents(tmp_path / "run"), 10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_workers_of_a_spark_that_hopyard_starts(tmp_path: Path, trap: Path) -> None:
     """Bug: Spark starts its Python workers without -P, on this machine in the current folder of the driver."""

@@ -192,6 +192,7 @@ def supervisors(tmp_path: Path) -> Iterator[Supervisors]:
     made.close()
 
 
+@pytest.mark.slow
 def test_supervisors_before_the_token(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,7 +347,7 @@ def test_the_page_on_security_says_what_the_code_does() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_short_campaign_of_strangers() -> None:

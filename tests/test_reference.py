@@ -61,7 +61,7 @@ EXAMPLES = {
 
 
 def examples() -> list[Any]:
-    marks = {name: [pytest.mark.slow] if "spark." in text else [] for name, text in EXAMPLES.items()}
+    marks = {name: [pytest.mark.long] if "spark." in text else [] for name, text in EXAMPLES.items()}
     return [pytest.param(name, marks=marks[name], id=name) for name in EXAMPLES]
 
 
@@ -71,6 +71,7 @@ def test_each_public_name_has_one_entry() -> None:
     assert len(found) == len(set(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", examples())
 def test_an_example_gives_what_it_shows(
     name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +93,7 @@ def test_each_example_in_a_docstring_is_one_that_runs() -> None:
     assert wrong == [], "write the example with >>>"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(BUILD_SECONDS + 30)
 @pytest.mark.skipif(importlib.util.find_spec("furo") is None, reason="not installed: furo (hopyard[docs])")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

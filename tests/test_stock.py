@@ -22,7 +22,11 @@ from typer.testing import CliRunner
 
 from hopyard.cli import app
 
-pytestmark = pytest.mark.timeout(240)  # each process of TensorFlow needs 5 seconds of a core before its first line
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.programs,
+    pytest.mark.timeout(240),
+]  # each process of TensorFlow needs 5 seconds of a core before its first line
 
 STOCK = Path(__file__).parent / "stock"
 PAGE = Path(__file__).parents[1] / "docs" / "from-a-hand-started-cluster.md"
@@ -118,7 +122,7 @@ def test_lines_that_count_as_changed(before: str, after: str, lines: int) -> Non
 # ------------------------------------------------------------------------------------------------ the programs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("torch", "sklearn")
 def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
     command, *options, script = TABLE["torch_ddp.py"][0]
@@ -129,7 +133,7 @@ def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "launched" / "snapshot.pt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("jax", "sklearn")
 def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -149,7 +153,7 @@ def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -
     assert launched("jax_distributed.py", tmp_path) == by_hand
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path) -> None:
     found = launched("multi_worker_mirrored.py", tmp_path)
@@ -157,7 +161,7 @@ def test_multi_worker_mirrored(tmp_path: Path) -> None:
     assert found["worker 0"] == found["worker 1"], "replicas differ"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize(("name", "who"), [("parameter_server_strategy.py", "chief 0"), ("ps_tutorial.py", "worker 0")])
 def test_parameter_servers(name: str, who: str, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from hopyard.frameworks.linear import Linear
 from hopyard.system.processes import Tree, descendants, ended, state_of
 from jobs import CONFIGS, WIDTH, alive, companions, first_time, gone, journal, select
 
+pytestmark = pytest.mark.slow
+
 
 def eventually(found: Any, seconds: float = 20.0) -> bool:
     """Whether `found()` comes true."""

@@ -25,6 +25,8 @@ from hopyard.spec import RunSpec
 from hopyard.testing import Proxied
 from wires import Cards
 
+pytestmark = pytest.mark.slow
+
 SETUP = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1)
 
 

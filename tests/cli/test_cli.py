@@ -256,6 +256,7 @@ def test_logs_say_when_there_is_nothing(runs):
     assert "an inline run has no logs" in call("logs", "done").stderr
 
 
+@pytest.mark.slow
 def test_logs_follow_until_the_driver_is_gone(runs):
     log = runs / "half" / "logs" / "slot-0.log"
     command = [sys.executable, "-m", "hopyard", "logs", "half", "--slot", "0", "-f"]
@@ -403,6 +404,7 @@ def test_replay_and_resume(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_a_script_as_a_distributed_program(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -522,7 +524,7 @@ def test_spark_that_does_not_start(no_master, script, monkeypatch, error, said):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_on_real_executors(tmp_path, monkeypatch):
     pytest.importorskip("pyspark")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)

@@ -98,6 +98,7 @@ def said(folder: Path, seed: str, *command: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_processes_agree(tmp_path: Path) -> None:
     """Whatever the folder, the order of sets, whether compiled before or not, and wherever the lines are."""
     found = []

@@ -159,6 +159,7 @@ def test_what_the_user_registered_stays_registered(bring: Callable[..., ModuleTy
         cloudpickle.unregister_pickle_by_value(nets)
 
 
+@pytest.mark.slow
 def test_by_several_threads_at_once(bring: Callable[..., ModuleType]) -> None:
     nets = bring("user_nets")
     expected = dumps(nets.recipe)

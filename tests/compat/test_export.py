@@ -18,7 +18,10 @@ from hopyard.compat.tensorflowonspark import TFNode, compat
 from hopyard.compat.tensorflowonspark.pipeline import get_meta_graph_def
 from hopyard.errors import SpecError
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's")
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's"),
+]
 
 
 def signature(folder: Path) -> Any:

@@ -20,7 +20,11 @@ from hopyard.compat.tensorflowonspark import compat, pipeline
 from hopyard.compat.tensorflowonspark.scoring import Scoring
 from hopyard.errors import DataError, SpecError
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's"),
+]
 
 WEIGHTS = np.array([3.0, 1.5])
 
@@ -96,7 +100,7 @@ def test_numbers_that_a_tensor_cannot_hold_are_refused(saved: Callable[[Any], st
         scores(2.0, wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_types_and_dimensions_follow_the_signature(spark: Any, saved: Callable[[Any], str]) -> None:
     import tensorflow as tf
 
@@ -131,7 +135,7 @@ def test_an_output_of_unknown_rank_is_found_out_by_a_row(spark: Any, saved: Call
     assert made.first().b == [2.0, 3.0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_signature_lacks_is_named(spark: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
     compat.export_saved_model(model, str(tmp_path / "m"), True)

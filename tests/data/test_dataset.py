@@ -294,6 +294,7 @@ def test_contiguous_partitions_keep_ranges(cache: Path, files: Path, table: pa.T
     assert sorted(path.name for path in Path(manifest.path).iterdir() if "stage" in path.name) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(30, 400),

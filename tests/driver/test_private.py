@@ -86,6 +86,7 @@ def test_a_copy_of_an_engine_has_the_values_and_a_pickle_that_lacks_them_starts_
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_values_of_env_are_in_no_file_and_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = hy.Local(workers=1, devices=None, env={"HOPYARD_TEST_KEY": SECRET})
     assert SECRET not in repr(engine)

@@ -16,6 +16,8 @@ from hopyard.cli import app
 from hopyard.store.layout import Layout
 from jobs import dataset, digests, select, table
 
+pytestmark = pytest.mark.slow
+
 REFUSED = r"all users may write (it|its folder) .*, and opening a pickle runs its code\. Copy .* trust=True"
 
 

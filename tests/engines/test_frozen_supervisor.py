@@ -20,6 +20,8 @@ from hopyard.ports import LaunchInfo
 from jobs import alive, gone
 from played_spark import Session
 
+pytestmark = pytest.mark.slow
+
 CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
     ("server_key", "public_key", "secret_key"), "0" * 40
 )}).encode()  # fmt: skip

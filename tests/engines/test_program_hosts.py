@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from clusters import NAMES, Cluster, Network, drive, may_unshare
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.timeout(400), pytest.mark.long]
 
 MAINS = """
 import json, socket, os

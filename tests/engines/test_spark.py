@@ -26,7 +26,7 @@ from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, memory, script, select, troubled
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +315,7 @@ import os
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local-cluster[2,1,1024]")
-light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-for name, value in {"spark.executor.extraJavaOptions": light,
-                    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
@@ -337,7 +335,7 @@ def processes(session: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str], name: str) -> None:
     once = tmp_path / "once"

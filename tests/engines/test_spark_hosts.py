@@ -14,7 +14,7 @@ from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Done, Failed, Joined
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 pytest.importorskip("pyspark")
 
 
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_share_nothing(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
     """In one session: plain, encrypted, and with an executor that is killed."""
     met = {name: tmp_path / name for name in ("plain", "encrypted")}
@@ -70,7 +70,7 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
     assert run.best.model() is not None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dynamic_allocation(cluster: Cluster, hidden: Path, tmp_path: Path) -> None:
     """Nobody is there at first, executors come for the supervisors; one is killed, and others come."""
     (folder := hidden / "dynamic").mkdir()

@@ -15,6 +15,8 @@ import hopyard as hy
 import programs
 from jobs import above, gone
 
+pytestmark = [pytest.mark.spark, pytest.mark.programs]
+
 ROLES = {"worker": 2}
 
 
@@ -104,7 +106,7 @@ class TestItsLife:
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize(
         "beside",
-        [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver", marks=pytest.mark.slow)],
+        [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver", marks=pytest.mark.long)],
     )
     def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
         engine = hy.Spark(spark, workers=3, driver_workers=1) if beside else hy.Spark(spark, workers=2)
@@ -173,7 +175,7 @@ class TestFeeding:
         assert time.monotonic() - began < 60
         assert program.status == "failed"
 
-    @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.long)])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
@@ -215,7 +217,7 @@ class TestKills:
 
     @pytest.mark.parametrize(
         ("who", "told"),
-        [("worker", r"SIGKILL"), pytest.param("executor", r"agent .* was lost", marks=pytest.mark.slow)],
+        [("worker", r"SIGKILL"), pytest.param("executor", r"agent .* was lost", marks=pytest.mark.long)],
     )
     def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
         program = launch(spark, tmp_path, _doubles, {"kill": who})
@@ -229,7 +231,7 @@ class TestKills:
         assert failed - float((tmp_path / "program" / "notes" / "worker-1-0-killed").read_text()) < 60
         assert gone(everyone(program), 2.0) and slots_are_free(spark)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.timeout(400)
     def test_a_frozen_supervisor_is_replaced(self, spark: Any, tmp_path: Path) -> None:
         """Nothing of it answers any more; its executor has the only core that another could get."""

@@ -20,7 +20,7 @@ import hopyard as hy
 from hopyard.core.runs.events import Interrupted, Joined
 from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 pyspark = pytest.importorskip("pyspark")
 
 CLASSIC = """
@@ -119,7 +119,7 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "env.tar.gz"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [False, True], ids=["client", "cluster"])
 def test_the_lines_with_a_packed_environment(tmp_path: Path, packed: Path, cluster: bool) -> None:
     """As they stand in the documentation. Nothing here takes --deploy-mode cluster with Python: that line is run where
@@ -171,7 +171,7 @@ spark.stop()
     assert driver.endswith("/env/bin/python") if cluster else Path(driver) == Path(sys.executable)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpus_and_a_session_that_is_stopped(tmp_path: Path) -> None:
     """The addresses that Spark gives to a task are its agent's; stopping the session ends the run."""
     found = tmp_path / "gpus.sh"

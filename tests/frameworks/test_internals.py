@@ -16,6 +16,8 @@ from hopyard.frameworks.keras import internals as keras_internals
 from hopyard.frameworks.tensorflow import internals as tensorflow_internals
 from hopyard.frameworks.tree import on_host
 
+pytestmark = pytest.mark.tensorflow
+
 KERAS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 TENSORFLOW = ("2.18", "2.19", "2.20", "2.21")
 """Versions whose internals are those that the two modules name."""

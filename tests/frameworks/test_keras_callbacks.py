@@ -18,6 +18,8 @@ from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built
 
+pytestmark = pytest.mark.tensorflow
+
 PARTITIONS = 3
 WARNS = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 """Keras' own LearningRateScheduler, on TensorFlow with NumPy 2."""

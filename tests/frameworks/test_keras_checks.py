@@ -13,6 +13,8 @@ from hopyard.errors import SpecError
 from hopyard.frameworks.keras.checks import Info, arrange, label_fault, misfit, zeros
 from hopyard.frameworks.keras.model import Model
 
+pytestmark = pytest.mark.tensorflow
+
 F32 = "float32"
 LABEL: Info = {"targets": ((), "int64")}
 

@@ -34,6 +34,8 @@ from hopyard.frameworks.keras.model import Model
 from hopyard.spec import Sums
 from hopyard.training.steps import gather
 
+pytestmark = pytest.mark.tensorflow
+
 CUTS = (0, 24, 48, 61)
 """Of rows into partitions, at ends of batches."""
 

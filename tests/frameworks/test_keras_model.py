@@ -55,6 +55,8 @@ from hopyard.ports import (
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
 
+pytestmark = pytest.mark.tensorflow
+
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:

@@ -15,6 +15,8 @@ from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, SingleBatch, l
 from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
 
+pytestmark = pytest.mark.tensorflow
+
 
 def as_is(x: Any, y: Any) -> tuple[Any, Any]:
     return x, y

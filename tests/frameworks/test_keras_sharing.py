@@ -20,6 +20,8 @@ from hopyard.store.arena import Arena
 from hopyard.store.states import LocalStore
 from hopyard.training.build import Plan
 
+pytestmark = pytest.mark.tensorflow
+
 WIDTH, PARTITIONS = 4, 3
 
 

@@ -41,6 +41,8 @@ from hopyard.spec import RunSpec
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Plan, build
 
+pytestmark = pytest.mark.tensorflow
+
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:

@@ -9,6 +9,8 @@ import pytest
 
 from hopyard.frameworks.keras.strategies import foreseen
 
+pytestmark = pytest.mark.tensorflow
+
 SCRIPT = """
 import tensorflow as tf
 strategy = tf.distribute.{strategy}()

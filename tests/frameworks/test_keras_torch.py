@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tensorflow
+
 JOB = """
 import keras, numpy as np, torch
 from keras_nets import feed, made, INPUTS, TARGETS, with_loss, bits

@@ -65,7 +65,7 @@ def test_where_tensorflow_turns_it_on(
     assert onednn.expected() is on
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "says"), [(None, False), ("0", True)])
 def test_tensorflow_says_nothing_unless_the_environment_asks_for_it(level: str | None, says: bool) -> None:
     """With oneDNN on, whatever this processor is; and it is on."""

@@ -24,6 +24,8 @@ from hopyard.spec import RunSpec
 from hopyard.store.tree import encode
 from hopyard.training.build import Plan, build, foresee, install, named, undisturbed
 
+pytestmark = pytest.mark.tensorflow
+
 
 @pytest.fixture(autouse=True)
 def tensorflow_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -14,6 +14,8 @@ from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serv
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, digest, encode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Connection]:

@@ -11,6 +11,8 @@ import pytest
 
 from hopyard.frameworks import FRAMEWORKS, imported, model_file, runtime, runtimes
 
+pytestmark = pytest.mark.tensorflow
+
 
 def _torch() -> Any:
     import torch

@@ -493,7 +493,7 @@ def is_listing(path: str, owner: Account) -> bool:
     return path in {str(cache / part) for part in ("", "hopyard", "hopyard/data", "hopyard/data/locks")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run(owner: Account, stranger: Account, world: Path, tmp_path: Path) -> None:
     undisturbed = jobs.select(tmp_path / "undisturbed")
     saved = undisturbed.best.save(owner.home / "saved")
@@ -515,7 +515,7 @@ def test_a_run(owner: Account, stranger: Account, world: Path, tmp_path: Path) -
     assert [path.name for path in (world / "marks").iterdir()] == [], "a planted module was imported"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_that_is_fed(owner: Account, stranger: Account, world: Path) -> None:
     with planted_by(stranger, world, owner.uid):
         driver = started(owner, world, PROGRAM)
@@ -575,7 +575,7 @@ def hopyard(account: Account, world: Path, *words: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ls_and_clean_of_a_stranger(owner: Account, stranger: Account, world: Path) -> None:
     """He sees that there is a run, and removes nothing of it, nor what the owner's killed processes left."""
     (world / "shared" / "runs").mkdir()
@@ -598,7 +598,7 @@ def test_ls_and_clean_of_a_stranger(owner: Account, stranger: Account, world: Pa
         assert code == 0 and not any(path.exists() for path in dead), out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ls_and_clean_beside_what_a_stranger_planted(owner: Account, stranger: Account, world: Path) -> None:
     (world / "shared" / "runs").mkdir()
     (world / "shared" / "runs").chmod(0o1777)

@@ -356,6 +356,7 @@ def test_who_is_hung_soon_says_sooner_that_the_store_is_away(tmp_path: Path) -> 
     desk.arena.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_bytes_slowly_is_not_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "SILENT", 1.0)
     desk = Desk(tmp_path)

@@ -43,6 +43,7 @@ def test_equal_seeds_give_equal_journals() -> None:
         assert live(seed).journal == live(seed).journal
 
 
+@pytest.mark.slow
 def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(60) for line in live(seed).journal)
     for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway", "Extended"):

@@ -33,7 +33,7 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-pytestmark = pytest.mark.timeout(400)  # the first test of a process starts Spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # the first test of a process starts Spark
 
 PARTITIONS = 4
 
@@ -790,7 +790,7 @@ print("all well")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
 def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
     path = str(tmp_path / "kinds.parquet")
@@ -839,9 +839,10 @@ for name, frame in frames.items():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_one_script_on_any_number_of_executors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("campaign", [False, pytest.param(True, marks=pytest.mark.campaign)])
+def test_one_script_on_any_number_of_executors(tmp_path: Path, campaign: bool) -> None:
     rng = np.random.default_rng(0)
     folder = tmp_path / "several"
     folder.mkdir()
@@ -854,10 +855,15 @@ def test_one_script_on_any_number_of_executors(tmp_path: Path) -> None:
         )
     settings: dict[int, dict[str, str]] = {
         1: {"spark.sql.adaptive.enabled": "false"},
-        2: {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"},
-        3: {"spark.sql.files.maxPartitionBytes": "20000"},
-        5: {"spark.sql.adaptive.enabled": "false", "spark.speculation": "true", "spark.sql.shuffle.partitions": "4"},
+        3: {
+            "spark.sql.files.maxPartitionBytes": "20000",
+            "spark.speculation": "true",
+            "spark.sql.shuffle.partitions": "4",
+        },
     }
+    if campaign:
+        settings[2] = {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"}
+        settings[5] = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "4"}
     found = set()
     for executors, given in settings.items():
         done = subprocess.run(

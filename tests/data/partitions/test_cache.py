@@ -599,6 +599,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardize", ["0", "1"])
 def test_more_rows_than_memory(cache: Path, standardize: str) -> None:
     """320 MB of rows stream through: memory grows by a few batches (16 MB each) and one partition's mapped stage."""
@@ -618,6 +619,7 @@ class Counter:
         pass
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_maker_advances_as_it_does(cache: Path) -> None:
     """Else who waits for a partition that another worker of the host brings would look hung."""
     counter = Counter()

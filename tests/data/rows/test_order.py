@@ -100,7 +100,7 @@ print((most - start - (256 << 20)) / rows)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("width", [2, 4])
 def test_a_row_takes_32_bytes_of_memory(tmp_path: Path, width: int) -> None:
     command = [sys.executable, "-c", LARGE, str(tmp_path / "order"), str(width)]

@@ -21,6 +21,8 @@ import hopyard as hy
 import programs
 from jobs import table
 
+pytestmark = [pytest.mark.slow, pytest.mark.programs]
+
 ROWS = [{"a": n, "b": [float(n), 1.0]} for n in range(10_000)]
 
 
@@ -291,7 +293,7 @@ server.serve_forever()
 """What is asked of it, up at once: the real one takes ten seconds of a core."""
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.timeout(400)])])
 def test_tensorboard_comes_and_goes(tmp_path: Path, real: bool) -> None:
     from urllib.request import urlopen
 

@@ -25,6 +25,8 @@ from hopyard.core.programs.events import CODEC, Assigned, Closing, Launched, Ove
 from hopyard.driver.programs.loop import ProgramLoop
 from jobs import gone
 
+pytestmark = [pytest.mark.slow, pytest.mark.programs]
+
 
 def launch(tmp_path: Path, main: Any = programs.who, args: Any = None, **how: Any) -> hy.Program:
     how.setdefault("roles", {"worker": 2})

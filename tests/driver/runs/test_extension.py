@@ -18,6 +18,8 @@ from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, dataset, digests, journal, linear, select, troubled
 
+pytestmark = pytest.mark.slow
+
 SPACE = hy.Space(lr=hy.loguniform(1e-3, 1))
 
 
@@ -64,7 +66,7 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "share", [0.0, pytest.param(0.3, marks=pytest.mark.slow), pytest.param(0.7, marks=pytest.mark.slow)]
+    "share", [0.0, pytest.param(0.3, marks=pytest.mark.long), pytest.param(0.7, marks=pytest.mark.long)]
 )
 def test_the_driver_ends_while_there_is_more_to_do(tmp_path: Path, share: float) -> None:
     """Wherever it ended, a plain resume goes on with what was added."""

@@ -29,6 +29,8 @@ from hopyard.store.states import FsspecStore, LocalStore
 from hopyard.system import oom
 from jobs import CONFIGS, WIDTH, dataset, digests, driver, first_time, journal, linear, memory, script, select
 
+pytestmark = pytest.mark.slow
+
 
 def clean(folder: Path, **more: Any) -> list[str]:
     """The digests of the same run without any trouble."""

@@ -20,6 +20,8 @@ from hopyard.core.runs.events import Interrupted, Joined
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, agents, children, digests, driver, gone, journal, memory, script, select
 
+pytestmark = pytest.mark.slow
+
 BODY = """
 select(Path("run"), troubled, {configs!r}, engine=hy.Local(2, devices=None))
 """

@@ -23,6 +23,8 @@ from hopyard.driver.router import Router
 from hopyard.testing import Proxied
 from jobs import CONFIGS, digests, journal, linear, select
 
+pytestmark = pytest.mark.slow
+
 HEARTBEAT_TIMEOUT = 6.0
 """Seconds: what is not confirmed is said again after a third of it."""
 SWALLOWED = 1.5

@@ -32,6 +32,8 @@ from hopyard.store.layout import Layout
 from hopyard.store.states import LocalStore, claim, open_store
 from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:

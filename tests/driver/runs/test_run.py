@@ -366,6 +366,7 @@ def test_wait_raises_what_the_run_raised(tmp_path: Path) -> None:
             run.wait()
 
 
+@pytest.mark.slow
 def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     configs = [{**config, "at": 14, "do": "hang", "once": str(tmp_path / "once")} for config in CONFIGS]
     run = select(tmp_path / "run", troubled, configs, engine=hy.Local(1, devices=None), wait=False)
@@ -687,6 +688,7 @@ def hanging_store(config: dict[str, Any]) -> Any:
     return linear(config)
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_store_its_states_is_replaced(tmp_path: Path) -> None:
     config = {"lr": 0.1, "once": str(tmp_path / "once")}
     run = select(

@@ -54,6 +54,7 @@ def one_cycle(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
     return hy.torch.Model(module, optimizer, loss, scheduler=schedule, scheduler_every="batch", batch_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=2, devices=None)], ids=["inline", "local"])
 def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, engine: Any) -> None:
     """OneCycleLR refuses one step more than it was told of."""

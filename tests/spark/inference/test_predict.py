@@ -18,7 +18,7 @@ from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.predict import map_batches, predict
 
-pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
 
 KINDS = ["red", "green", "blue"]
 
@@ -143,7 +143,7 @@ class TestPredict:
         assert df.schema["prediction"].dataType.simpleString() == "double"
         np.testing.assert_allclose(column(df), run.best.predict(frame())[:, 0], rtol=1e-12)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_keras_sigmoid(self, spark: Any, tmp_path: Path) -> None:
         pytest.importorskip("keras")
         pytest.importorskip("tensorflow")
@@ -229,7 +229,7 @@ class TestPredict:
         assert predict(run, df.where("false")).collect() == []
         assert predict(run, df.where("row < 3")).count() == 3
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_rows_that_cannot_be_encoded(self, spark: Any, run: hy.Run) -> None:
         from pyspark.errors import PythonException
         from pyspark.sql import functions as f
@@ -268,7 +268,7 @@ class TestPredict:
         with pytest.raises(SpecError, match="must be a Spark DataFrame"):
             predict(run, frame())
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_connect(self, spark: Any, run: hy.Run, tmp_path: Path) -> None:
         pytest.importorskip("grpc")
         from hopyard.spark.inference.bundle import portable

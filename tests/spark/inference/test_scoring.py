@@ -128,6 +128,7 @@ class TestRowsThatCannotBeEncoded:
         (rest,) = score_batches(score(run, invalid="skip"), iter([batch]))
         assert rest.num_rows == 12 - len(bad)
 
+    @pytest.mark.slow
     def test_fail_before_the_framework_is_imported(self, tmp_path: Path) -> None:
         def recipe(config: dict[str, Any]) -> Any:
             import torch

@@ -26,7 +26,7 @@ from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
 from spark_rows import NAME, spark_rows
 
-pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
 
 
 def frame(rows: int = 240) -> pd.DataFrame:
@@ -242,7 +242,7 @@ def test_rows_go_with_their_owner(tmp_path: Path) -> None:
 
 
 class TestInsidePysparkMl:
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
         from pyspark.ml import Pipeline, PipelineModel
         from pyspark.ml.evaluation import BinaryClassificationEvaluator

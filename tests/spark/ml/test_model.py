@@ -17,7 +17,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel
 
-pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
 
 
 def frame(rows: int = 240) -> pd.DataFrame:
@@ -85,7 +85,7 @@ class TestBinaryClassificationEvaluator:
         raw, shares = (np.stack([one.toArray() for one in rows[name]]) for name in ("rawPrediction", "probability"))
         np.testing.assert_allclose(1 / (1 + np.exp(-raw)), shares)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")  # pyspark's own
     def test_inside_a_cross_validator(self, df: Any, make: Any) -> None:
         from pyspark.ml.evaluation import BinaryClassificationEvaluator

@@ -18,7 +18,7 @@ from hopyard.formats.example import encode
 from hopyard.formats.tfrecord import framed
 from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
 
-pytestmark = pytest.mark.timeout(300)  # with the start of Spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
 
 SCHEMA = (
     "n bigint, byte tinyint, short smallint, flag boolean, single float, double double, text string, binary binary, "
@@ -249,7 +249,7 @@ class TestReading:
             load_tfrecords(spark, place / "nothing")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     script = Path(__file__).with_name("connect_tfrecords.py")

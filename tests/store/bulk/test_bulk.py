@@ -30,6 +30,8 @@ from hopyard.store.bulk.turns import Turns
 from hopyard.store.remote import GETS, PUTS, Depot, RemoteStore
 from hopyard.store.states import LocalStore
 
+pytestmark = pytest.mark.slow
+
 REF = Ref(1, 2, 3)
 MANY = os.urandom((9 << 20) + 5)
 

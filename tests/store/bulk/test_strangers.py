@@ -317,6 +317,7 @@ def test_a_connection_that_is_half_open_keeps_nobody(
     line.close()
 
 
+@pytest.mark.slow
 def test_two_hundred_connections_at_once(
     server: Server, friend: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tensorflow
+
 HERE = [
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="not installed: tensorflow"),
     pytest.mark.timeout(180),
@@ -79,7 +81,7 @@ class TestTensorFlow:
         said = run(TRAINS)
         assert said.splitlines() == ["w 3.0", "rnn [2, 5, 2]", "keras [[0.0, 1.0]]", "dense [None, 3]"]
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_what_is_gone_is_told_in_one_sentence(self) -> None:
         asked = [
             "import tensorflow as tf; tf.contrib.slim",
@@ -115,7 +117,7 @@ for line in {asked!r}:
         assert "'nothing'" in said[5] and "'tensorflow.nothing'" in said[6]
 
     @pytest.mark.skipif(importlib.util.find_spec("tf_keras") is not None, reason="tf_keras is installed")
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_without_keras_2_layers_say_what_to_install(self) -> None:
         said = run("""
 import os
@@ -152,7 +154,7 @@ net.fit(np.zeros((8, 3)), np.zeros((8, 2)), verbose=0)
 """)
         assert said.splitlines() == ["[None, 3]", "tf_keras"]
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_tensorflow_that_is_there_already_is_changed(self) -> None:
         said = run(
             "import tensorflow as again\nprint(again.executing_eagerly(), hasattr(again, 'placeholder'))",
