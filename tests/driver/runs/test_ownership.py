@@ -23,8 +23,9 @@ from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs import start
+from hopyard.driver.runs.about import about_of, states_url
 from hopyard.driver.runs.ownership import new_folder, parent_of
-from hopyard.driver.runs.run import Run, about_of, states_url
+from hopyard.driver.runs.run import Run
 from hopyard.filesystems import absolute
 from hopyard.spec import Ref
 from hopyard.store.journal import retire

@@ -21,7 +21,7 @@ from hopyard.core.runs.events import Event, Retried
 from hopyard.core.runs.faults import begins_anew
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
-from hopyard.driver.runs.run import About
+from hopyard.driver.runs.about import About
 from hopyard.errors import SpecError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout

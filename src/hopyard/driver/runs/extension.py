@@ -16,8 +16,8 @@ from hopyard.checks import whole
 from hopyard.core.runs.events import Extended
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
+from hopyard.driver.runs.about import About
 from hopyard.driver.runs.again import value_digest
-from hopyard.driver.runs.run import About
 from hopyard.errors import SpecError
 from hopyard.search.listed import Search
 from hopyard.store.journal import write_whole

@@ -10,8 +10,9 @@ import msgspec
 
 from hopyard.core.runs.events import CODEC, Durable, Retried
 from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.about import about_of
 from hopyard.driver.runs.request import RunRequest
-from hopyard.driver.runs.run import about_of, load
+from hopyard.driver.runs.run import load
 from hopyard.driver.runs.start import begin
 from hopyard.engines.environment import with_environment
 from hopyard.errors import PreflightError, RunFailed

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,16 @@ from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.manifest import Manifest, difference
-from hopyard.driver.directory import not_whole
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
+from hopyard.driver.runs.about import about_of, manifest_of, same_data, states_url
+from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
-from hopyard.errors import DataError, RunDirectoryError, RunFailed, SpecError, UsageError
+from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
-from hopyard.spec import Config, Encrypt
+from hopyard.spec import Config
 from hopyard.store.journal import read, whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held, standing
@@ -38,37 +37,6 @@ from hopyard.views.timeline import Span, chart
 
 LOOK_SECONDS = 0.5
 """Time between two looks at a run that another process drives."""
-
-
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: plain facts, read without unpickling anything."""
-
-    hopyard: str
-    python: str
-    started: float
-    engine: str
-    workers: int
-    threads: int
-    store: str
-    """URL or absolute path, or the name of a folder inside the run directory; empty: its folder `states`."""
-    data: str
-    """Digest of the data."""
-    rows: int
-    sources: list[str]
-    split: str = ""
-    """What decided which rows validate, and which partition a row is in."""
-    recipe: str
-    """Name of the recipe's function."""
-    backend: str = ""
-    """Keras' backend, where the engine names one."""
-    encrypt: Encrypt = False
-    """Whether States are encrypted on the network."""
-    digests: dict[str, str] = {}
-    """Digests of recipe, space and search; empty: it has none."""
-    recipes: dict[str, str] = {}
-    """Recipes with which failed trials began anew: digest → name."""
-    marks: dict[str, str] = {}
-    """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 
 
 def load(directory: str | Path, *, trust: bool = False) -> Run:
@@ -87,65 +55,6 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
     if held(layout.lock) and not whole_bytes(layout.journal):
         raise RunDirectoryError(f"{layout.root}: its driver has written nothing yet; try again in a moment")
     return Run(layout, recover(layout)[0], trust=trust)
-
-
-class Handle:
-    """Controls the driver of a run in this process, and says how it ended. It holds nothing of a driver that is over,
-    which had sockets, files and built models.
-
-    Attributes:
-        error: what the driver raised, where `Run.wait` is to raise it; None: nothing.
-    """
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self._over = threading.Event()
-        """(Not Thread.join: in Python 3.11 a Ctrl-C in it makes later joins return at once, though the thread still
-        runs.)"""
-        self._over.set()
-        self._stopped: tuple[str, bool] | None = None
-        self._halt: Callable[[str, bool], None] | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether no driver of it is at work in this process."""
-        return self._over.is_set()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was asked to end."""
-        return self._stopped is not None
-
-    def begin(self) -> None:
-        """Note that a driver is at work in the background."""
-        self._over.clear()
-
-    def attach(self, halt: Callable[[str, bool], None]) -> None:
-        """End the driver by `halt(reason, stopped)` from now on; it is called at once if `stop` was called before."""
-        self._halt = halt
-        if self._stopped:
-            halt(*self._stopped)
-
-    def detach(self) -> None:
-        """Note that there is nothing to end any more."""
-        self._halt = None
-
-    def finish(self) -> None:
-        """Note that the driver is over."""
-        self._over.set()
-
-    def stop(self, reason: str, stopped: bool) -> None:
-        """End the driver, and wait until it is over. `stopped`: the user asked for it, so that the run's status is
-        "stopped", not "interrupted"."""
-        self._stopped = reason, stopped
-        halt = self._halt
-        if halt is not None:
-            halt(reason, stopped)
-        self._over.wait()
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait until the driver is over, or for so many seconds."""
-        self._over.wait(seconds)
 
 
 class Run:
@@ -443,50 +352,6 @@ def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
     rows = list(rows)
     columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
     return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
-
-
-def about_of(layout: Layout) -> About:
-    """Read `run.json`.
-
-    Raises:
-        RunDirectoryError: it is not there, or not readable.
-    """
-    try:
-        return msgspec.json.decode(layout.about.read_bytes(), type=About)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise not_whole(layout.about, error) from error
-
-
-def manifest_of(layout: Layout) -> Manifest:
-    """Read `manifest.json`; the rows need not be there.
-
-    Raises:
-        RunDirectoryError: it is not there, or not readable.
-        DataError: it is of a newer version.
-    """
-    try:
-        return Manifest.load(layout.manifest, check=False)
-    except DataError as error:
-        if not isinstance(error.__cause__, Exception):
-            raise
-        raise not_whole(layout.manifest, error.__cause__) from error
-
-
-def states_url(layout: Layout, about: About) -> str:
-    """Return where the States are. Those inside the run directory go along with it: a copy of a run has its own."""
-    return about.store if "://" in about.store else str((layout.root / (about.store or layout.states.name)).absolute())
-
-
-def same_data(layout: Layout, data: Dataset) -> Manifest:
-    """Return the partitions that the run was started with; they are made again if they were evicted."""
-    original = manifest_of(layout)
-    current = data.prepare()
-    if differs := difference(original, current):
-        raise RunDirectoryError(
-            f"{layout.root}: the data has changed since the run was started {differs} (digest {current.digest[:16]}, "
-            f"was {original.digest[:16]}): restore it, or start another run"
-        )
-    return current
 
 
 def reasons(machine: Machine) -> str:

@@ -27,10 +27,11 @@ from hopyard.driver.links import Link
 from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
 from hopyard.driver.runs.again import for_workers
+from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.recovery import EarlierDrivers
-from hopyard.driver.runs.run import Handle, Run, reasons
+from hopyard.driver.runs.run import Run, reasons
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError

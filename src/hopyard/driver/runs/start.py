@@ -19,12 +19,13 @@ from hopyard.data.shared.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump
 from hopyard.driver.pickling import load as unpickle
+from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
 from hopyard.driver.runs.again import trials_to_retry, value_digest, with_recipe
 from hopyard.driver.runs.extension import Changes, extension, with_search
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.recovery import EarlierDrivers, recover
 from hopyard.driver.runs.request import RunRequest, check_shared
-from hopyard.driver.runs.run import About, Run, about_of, load, manifest_of, same_data
+from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
