@@ -111,6 +111,11 @@ class Machine:
         return self._preflight.faults
 
     @property
+    def ended(self) -> bool:
+        """Whether the run is over, unless it gets more epochs or trials, or failed trials are tried again."""
+        return self.status in ("completed", "partial", "failed")
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The metrics that preflight saw."""
         return self._preflight.names
@@ -488,7 +493,7 @@ class Machine:
         run.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
         for trial in self.trials.values():
             lifecycle.extend(run, trial)
-        if self.status in ("completed", "partial", "failed"):
+        if self.ended:
             self.status, self._finishing = self._preflight.begin_anew(""), False
 
     def _interrupted(self, event: Interrupted) -> None:

@@ -321,7 +321,7 @@ class Run:
             quiet(about.backend)
             manifest = manifest_of(self._layout)
             plan = Plan(self._inputs.recipe, manifest, self._machine.spec, threads=about.threads)
-            transform = getattr(self._inputs.data, "transform", None)
+            transform = self._inputs.data.transform
             tracker = None if transform is None else RowTracker(transform)
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)

@@ -70,9 +70,6 @@ OUTCOMES: set[Outcome] = set()
 """Outcomes of the runs that this process drove, for the exit code of `hopyard run`. The runs themselves, which hold
 files of the data cache open, live for as long as their users keep them."""
 
-ENDED = ("completed", "partial", "failed")
-"""Statuses of a run that does not go on."""
-
 ROOM = 1 << 20
 """Bytes of a message to a worker beside those of recipe and manifest."""
 
@@ -275,7 +272,7 @@ def fits(manifest: Manifest, size: int) -> None:
 def _release_rows(manifest: Manifest, layout: Layout, machine: Machine) -> None:
     """Release the rows of a run that does not go on. A run with trials that no recipe has ended may go on, by
     `hopyard resume --failed`."""
-    if machine.status in ENDED and not retriable(machine):
+    if machine.ended and not retriable(machine):
         spare(manifest, layout.root)
 
 

@@ -124,7 +124,7 @@ def go_on(
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
-    ended = machine.status in ("completed", "partial", "failed") and not retries and not changes.extend
+    ended = machine.ended and not retries and not changes.extend
     lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
     if lost:
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
