@@ -366,6 +366,15 @@ def test_wait_raises_what_the_run_raised(tmp_path: Path) -> None:
             run.wait()
 
 
+def test_wait_raises_of_a_failed_run_that_was_read_too(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunFailed) as told:
+        select(tmp_path / "run", troubled, [{**CONFIGS[0], "at": 5, "do": "raise"}])
+    for _ in range(2):
+        with pytest.raises(hy.RunFailed, match="every trial failed") as again:
+            hy.load(tmp_path / "run").wait()
+        assert str(told.value).startswith(str(again.value))
+
+
 @pytest.mark.slow
 def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     configs = [{**config, "at": 14, "do": "hang", "once": str(tmp_path / "once")} for config in CONFIGS]

@@ -166,8 +166,8 @@ class Run:
         Raises:
             TimeoutError: it goes on.
             RunFailed: no trial completed.
-            HopyardError: what else ended its driver. Of a run that another process drives nothing but TimeoutError is
-                raised: its status says how it ended.
+            HopyardError: what else ended its driver, where that is in this process; elsewhere its status says how it
+                ended.
         """
         if timeout is not None:
             timeout = checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
@@ -186,6 +186,8 @@ class Run:
             time.sleep(min(LOOK_SECONDS, remaining))  # another process drives it
         if self.status != self._machine.status:  # it has ended since its journal was read
             self._machine = recover(self._layout)[0]
+        if self.status == "failed":
+            raise RunFailed(f"{self.directory}: every trial failed{reasons(self._machine)}")
         return self
 
     def stop(self) -> None:
