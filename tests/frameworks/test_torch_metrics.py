@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import metrics as torch_metrics
-from hopyard.frameworks.torch.metrics import Tally
+from hopyard.frameworks.torch.metrics import Tally, TopK
 from hopyard.frameworks.torch.model import AUC, F1, accuracy
 
 RNG = np.random.default_rng(0)
@@ -223,3 +223,37 @@ def test_a_pickle_of_a_version_with_fewer_fields(metric: AUC | F1) -> None:
     old.__setstate__([64] if isinstance(metric, AUC) else [3])
     assert old == metric
     assert pickle.loads(pickle.dumps(metric)) == metric
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 7])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_top_k_is_that_of_scikit_learn(k: int, weighted: bool) -> None:
+    outputs, targets = torch.tensor(RNG.normal(size=(500, 7))), torch.tensor(RNG.integers(0, 7, 500))
+    weights = torch.tensor(RNG.uniform(0, 3, 500), dtype=torch.float32)
+    weight = weights.double() if weighted else torch.ones(500, dtype=torch.float64)
+    found = float((TopK(k)(outputs, targets) * weight).sum() / weight.sum())
+    expected = 1.0 if k == 7 else sk.top_k_accuracy_score(targets, outputs, k=k, sample_weight=weight.numpy())
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_top_1_is_accuracy_also_of_equal_outputs_and_nan() -> None:
+    outputs = torch.tensor(RNG.integers(0, 3, (300, 4))).double()
+    outputs[7, 2] = math.nan
+    targets = torch.tensor(RNG.integers(0, 4, 300))
+    for each in (targets, targets[:, None], torch.nn.functional.one_hot(targets, 4).double()):
+        np.testing.assert_array_equal(TopK(1)(outputs, each), accuracy(outputs, each))
+    assert torch.equal(TopK(4)(outputs, targets).isnan().nonzero(), torch.tensor([[7]]))
+    assert (
+        TopK(2, output="kind")({"kind": outputs, "late": targets}, targets).nansum()
+        > accuracy(outputs, targets).nansum()
+    )
+
+
+def test_top_k_of_what_it_is_not_of() -> None:
+    with pytest.raises(SpecError, match=r"TopK\(k=\) must be an integer >= 1, got 0"):
+        TopK(0)
+    for shape in ((5,), (5, 2), (5, 3, 3)):
+        with pytest.raises(
+            SpecError, match=r"TopK\(k=3\) needs outputs of shape \(rows, 3 classes or more\), got \(5,"
+        ):
+            TopK(3)(torch.zeros(shape), torch.zeros(5))

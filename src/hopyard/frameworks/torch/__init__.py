@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hopyard.frameworks.torch.metrics import AUC, F1, accuracy
+    from hopyard.frameworks.torch.metrics import AUC, F1, TopK, accuracy
     from hopyard.frameworks.torch.model import Model
 
-_WHERE = {"AUC": "metrics", "F1": "metrics", "Model": "model", "accuracy": "metrics"}
+_WHERE = {"AUC": "metrics", "F1": "metrics", "Model": "model", "TopK": "metrics", "accuracy": "metrics"}
 
-__all__ = ["AUC", "F1", "Model", "accuracy"]
+__all__ = ["AUC", "F1", "Model", "TopK", "accuracy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -134,7 +134,50 @@ class F1(_Restored):
         return float(scores[1] if self.classes == 2 else scores.mean())
 
 
-def _chosen(metric: AUC | F1, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True)
+class TopK(_Restored):
+    """Share of the rows whose class is among the k with the largest outputs; of equal outputs the lower class counts as
+    larger, so `TopK(1)` is `accuracy`. NaN when an output is NaN.
+
+    Args:
+        k: how many classes of a row count.
+        output: of a model with several outputs, the one that is scored: its key, or its number in a tuple.
+        label: the label that it is compared with, where the data has several; None: the one named like the output.
+    """
+
+    k: int = 5
+    output: str | int | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", whole("TopK(k=)", self.k, 1))
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """Return 1 where the class of a row is among them, else 0; shape (rows,).
+
+        Args:
+            outputs: (rows, classes) logits.
+            targets: class numbers of shape (rows,) or (rows, 1), or (rows, classes) probabilities, whose largest is the
+                class.
+
+        Raises:
+            SpecError: the outputs have another shape, or fewer than k classes.
+        """
+        outputs, targets = _chosen(self, outputs, targets)
+        if outputs.ndim != 2 or outputs.shape[1] < self.k:
+            raise SpecError(
+                f"TopK(k={self.k}) needs outputs of shape (rows, {self.k} classes or more), got {tuple(outputs.shape)}"
+            )
+        if targets.shape == outputs.shape and targets.is_floating_point():
+            targets = targets.argmax(1)
+        actual = targets.reshape(-1, 1).long()
+        score = outputs.gather(1, actual)
+        classes = torch.arange(outputs.shape[1], device=outputs.device)
+        before = (outputs > score) | ((outputs == score) & (classes < actual))
+        return _unless_nan(before.sum(1) < self.k, outputs.isnan().any(1))
+
+
+def _chosen(metric: AUC | F1 | TopK, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the label that the metric is of."""
     key, label = metric.output, metric.label
     if label is None and isinstance(key, str):
@@ -142,7 +185,7 @@ def _chosen(metric: AUC | F1, outputs: Any, targets: Any) -> tuple[torch.Tensor,
     return _part("output", outputs, key, metric), _part("label", targets, label, metric)
 
 
-def _part(what: str, values: Any, key: str | int | None, metric: AUC | F1) -> torch.Tensor:
+def _part(what: str, values: Any, key: str | int | None, metric: AUC | F1 | TopK) -> torch.Tensor:
     """Return one of several tensors; a single one as it is."""
     if isinstance(values, torch.Tensor):
         if what == "output" and key is not None:
