@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
-from hopyard.code.pickling import dumps
+from hopyard.code.pickling import dumps, loads
 from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.system.owners import other_writers
@@ -43,6 +41,21 @@ def dump(value: Any, name: str, function: str = "the recipe") -> bytes:
         raise SpecError(
             f"{name} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
             f"connections, sessions or generators: make them inside {function}"
+        ) from error
+
+
+def opened(data: bytes, name: str) -> Any:
+    """Return what `dump` pickled.
+
+    Raises:
+        SpecError: it cannot be unpickled; names the reason.
+    """
+    try:
+        return loads(data)
+    except Exception as error:
+        raise SpecError(
+            f"{name} can be pickled, and its pickle cannot be opened: {type(error).__name__}: {error}. Look at the "
+            "`__reduce__` or `__setstate__` of what it holds"
         ) from error
 
 
@@ -82,7 +95,7 @@ def load(path: Path, python: str, trust: bool = False, name: str = "the recipe")
             f"Python {python}, or give recipe= to hy.load_model"
         )
     try:
-        return cloudpickle.loads(read_trusted(path, trust))
+        return loads(read_trusted(path, trust))
     except RunDirectoryError:
         raise
     except FileNotFoundError as error:

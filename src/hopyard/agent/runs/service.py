@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import msgspec
 
 from hopyard.agent.progress import Progress
@@ -19,6 +18,7 @@ from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
+from hopyard.code.pickling import loads
 from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
 from hopyard.core.runs.events import Checked, Failed
 from hopyard.data.manifest import Manifest
@@ -91,7 +91,7 @@ def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card
     quiet()
     manifest = msgspec.json.decode(setup.manifest, type=Manifest)
     try:
-        recipe = cloudpickle.loads(setup.recipe)
+        recipe = loads(setup.recipe)
         foresee(recipe)
     except Exception as error:
         raise SpecError(f"the recipe does not load there: {type(error).__name__}: {error}") from error

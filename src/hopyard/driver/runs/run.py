@@ -20,6 +20,7 @@ from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import about_of, manifest_of, same_data, states_url
+from hopyard.driver.runs.again import value_digest
 from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
@@ -71,10 +72,13 @@ class Run:
         inputs: RunInputs | None = None,
         driver: Handle | None = None,
         trust: bool = False,
+        live: RunInputs | None = None,
     ) -> None:
         self._layout = layout
         self._machine = machine
         self._opened = inputs
+        self._live = live
+        self._live_digests = None if live is None else _digests(live)
         self._trust = trust
         self._driver = Handle() if driver is None else driver
         self._source: ModelSource | None = None
@@ -143,6 +147,15 @@ class Run:
         if self._opened is None:
             self._opened = unpickle(self._layout.recipe, about_of(self._layout).python, self._trust)
         return self._opened
+
+    @property
+    def _for_models(self) -> RunInputs:
+        """The user's own objects while they are what was trained, so that models are of the user's own classes; once
+        they were changed, the copies."""
+        unchanged = self._live_digests is not None and all(self._live_digests)
+        if self._live is not None and unchanged and _digests(self._live) == self._live_digests:
+            return self._live
+        return self._inputs
 
     def _checked_data(self) -> Dataset:
         """Return the Dataset, after a check that it still gives the same partitions.
@@ -318,16 +331,22 @@ class Run:
 
     def _models(self) -> ModelSource:
         """Return where its models come from; opens the pickled recipe at the first use."""
-        if self._source is None:
+        inputs = self._for_models
+        if self._source is None or self._source.plan.recipe is not inputs.recipe:
             about = about_of(self._layout)
             quiet(about.backend)
             manifest = manifest_of(self._layout)
-            plan = Plan(self._inputs.recipe, manifest, self._machine.spec, threads=about.threads)
-            transform = self._inputs.data.transform
+            plan = Plan(inputs.recipe, manifest, self._machine.spec, threads=about.threads)
+            transform = inputs.data.transform
             tracker = None if transform is None else RowTracker(transform)
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+def _digests(inputs: RunInputs) -> list[str]:
+    """Return the digests of all code that makes a model, and its rows."""
+    return [value_digest(inputs.recipe), value_digest(inputs.data.transform)]
 
 
 def _last(trial: Trial) -> dict[str, float]:

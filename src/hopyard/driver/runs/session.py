@@ -95,6 +95,8 @@ class Drive:
     encrypt: Encrypt = "between hosts"
     timeouts: Timeouts | None = None
     """Other timeouts than the run has so far."""
+    live: RunInputs | None = None
+    """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
 
 def drive(job: Drive, wait: bool) -> Run:
@@ -107,7 +109,7 @@ def drive(job: Drive, wait: bool) -> Run:
     with room(job.layout.root):
         journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
     handle = Handle()
-    run = Run(job.layout, job.machine, job.inputs, handle)
+    run = Run(job.layout, job.machine, job.inputs, handle, live=job.live)
     DRIVEN.append(run)
 
     def over() -> None:

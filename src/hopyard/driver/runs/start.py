@@ -17,7 +17,7 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.shared.needed import need, spare
 from hopyard.driver.directory import claimed, freed_on_error, refused, room
-from hopyard.driver.pickling import PYTHON, RunInputs, dump
+from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
 from hopyard.driver.runs.again import trials_to_retry, value_digest, with_recipe
@@ -58,6 +58,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     if resume and request.directory is None:
         raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
     pickle = _pickled(inputs)
+    kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # as it is now, whatever the user changes later
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
@@ -79,7 +80,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         write_whole(layout.about, msgspec.json.encode(about))
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
         machine = Machine(msgspec.structs.replace(request.spec, **sizes))
-        return drive(Drive(layout, lock, inputs, manifest, machine, states, encrypt=request.encrypt), wait)
+        return drive(Drive(layout, lock, kept, manifest, machine, states, encrypt=request.encrypt, live=inputs), wait)
 
 
 def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:

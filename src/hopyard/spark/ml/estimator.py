@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
-import cloudpickle
 from pyspark.ml import Estimator
 from pyspark.ml.param.shared import HasSeed, HasWeightCol
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from hopyard.code.pickling import loads
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.runs.api import fit, select
@@ -155,7 +155,7 @@ class HopyardEstimator(
                     f"the estimator was written by Python {python}, this is {PYTHON}: pickled functions do not survive "
                     "that; make it anew"
                 )
-            return cls(**{name: cloudpickle.loads(data) for name, data in pickled.items()})
+            return cls(**{name: loads(data) for name, data in pickled.items()})
 
         return FileReader(cls, restore)
 
