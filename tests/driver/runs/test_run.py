@@ -274,7 +274,7 @@ def test_answers_stand_at_their_rows_whatever_the_transform_drops_and_sorts(
     model, left = cleaned.best.model(), table["a"].to_numpy() > -0.5
     wanted = np.column_stack([2 * a, b]) @ model.weights + model.bias
     wanted[~left] = np.nan
-    for data in (table, table.to_pandas(), cleaned._inputs.data, table.to_reader(max_chunksize=11)):
+    for data in (table, table.to_pandas(), cleaned._for_models.data, table.to_reader(max_chunksize=11)):
         np.testing.assert_allclose(cleaned.best.predict(data), wanted, rtol=1e-5)
     assert caplog.records == []
     found = cleaned.best.evaluate(table)

@@ -259,6 +259,9 @@ class TestPredict:
             predict(run, df.drop("b", "kind", "y", "v", "row"))
         with pytest.raises(SpecError, match='handleInvalid must be "error", "skip" or "keep", got \'drop\''):
             predict(run, df, handleInvalid="drop")
+        for name in (None, "", "\ud800"):
+            with pytest.raises(SpecError, match="predictionCol must be text of at least one character, in UTF-8"):
+                predict(run, df, predictionCol=name)
         with pytest.raises(SpecError, match=r"named 'Prediction', and there is 'prediction' already"):
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
         with pytest.raises(SpecError, match="a bare model does not know"):

@@ -14,7 +14,7 @@ from hopyard.spark.inference.loaded import Invalid, probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
 from hopyard.sparkapi.dataframe import mapped, new_columns, require_unique
-from hopyard.text import shown
+from hopyard.text import shown, unwritable
 
 __all__ = ["map_batches", "predict", "with_scores"]
 
@@ -53,8 +53,8 @@ def predict(
             the column.
     """
     handleInvalid = one_of("handleInvalid", handleInvalid, get_args(Invalid))
-    if not isinstance(predictionCol, str) or not predictionCol:
-        raise SpecError(f"predictionCol must be text of at least one character, got {shown(predictionCol)}")
+    if not isinstance(predictionCol, str) or not predictionCol or unwritable(predictionCol):
+        raise SpecError(f"predictionCol must be text of at least one character, in UTF-8, got {shown(predictionCol)}")
     bundle = portable(model, checkpoint, flag("trust", trust))
     check(df, bundle)
     score = Score(bundle.ticket(df.sparkSession), "values", predictionCol, invalid=handleInvalid)
