@@ -639,3 +639,43 @@ def filling(config: dict[str, Any]) -> Any:
             return super().train(batch)
 
     return Filling(config)
+
+
+def test_a_model_for_a_recipe(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(hy.SpecError, match="recipe is a model, a Linear: give a function"):
+        select(tmp_path / "run", torch.nn.Linear(2, 2))
+
+
+def test_a_url_for_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hy.SpecError, match="directory = 's3://bucket/run' is a URL, and must be a path of this host"):
+        hy.select(linear, hy.Space(lr=0.1), arrow(frame()), search=hy.Grid(), epochs=1, metric="loss", mode="min",
+                  directory="s3://bucket/run")  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mode_that_does_not_go_with_the_name_of_the_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    select(tmp_path / "run", configs=CONFIGS[:1], metric="val_loss", mode="max")
+    assert "mode = \"max\": of metric = 'val_loss' the maximum is taken for the best" in caplog.text
+
+
+def test_the_label_among_the_features() -> None:
+    with pytest.warns(UserWarning, match="label 'y' is among the features too"):
+        hy.Dataset.arrow(pa.table(frame()), features=["a", "y"], label="y")
+    hy.Dataset.arrow(pa.table(frame()), features=["a", "b"], label=["b", "a"])  # an autoencoder
+
+
+def test_an_item_that_cannot_be_read() -> None:
+    class Items:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, at: int) -> tuple[float, int]:
+            if at == 2:
+                raise ValueError("corrupt image")
+            return float(at), 0
+
+    pytest.importorskip("torch")
+    with pytest.raises(hy.DataError, match="item 2 cannot be read: ValueError: corrupt image"):
+        hy.Dataset.torch(Items(), partitions=1).prepare()

@@ -172,3 +172,9 @@ def test_what_is_refused_and_how(make, words):
 def test_plain_names_the_place():
     with pytest.raises(SpecError, match=r"here: nan is not finite"):
         plain([1, [math.nan]], "here")
+
+
+def test_a_list_that_is_perhaps_a_choice():
+    with pytest.warns(UserWarning, match=r"every configuration has this list; hy.choice\(\[0.1, 0.01\]\) takes one"):
+        assert Space(lr=[0.1, 0.01]).parameters == {"lr": [0.1, 0.01]}
+    Space(layers=choice([[64, 64]]), one=[1])

@@ -8,6 +8,7 @@ has a stream of its own and two uniform parameters are never correlated.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -215,6 +216,13 @@ class Space:
             name: value if isinstance(value, Distribution) or callable(value) else plain(value, f"Space({name}=…)")
             for name, value in parameters.items()
         }
+        for name, value in self.parameters.items():
+            if isinstance(value, list) and len(value) > 1:
+                warnings.warn(
+                    f"Space({name}={shown(value)}): every configuration has this list; hy.choice({shown(value)}) takes "
+                    f"one of its values, hy.choice([{shown(value)}]) the list",
+                    stacklevel=2,
+                )
 
     def __repr__(self) -> str:
         return f"Space({', '.join(f'{name}={value!r}' for name, value in self.parameters.items())})"

@@ -257,3 +257,8 @@ def test_top_k_of_what_it_is_not_of() -> None:
             SpecError, match=r"TopK\(k=3\) needs outputs of shape \(rows, 3 classes or more\), got \(5,"
         ):
             TopK(3)(torch.zeros(shape), torch.zeros(5))
+
+
+def test_f1_of_more_classes_than_there_are_outputs() -> None:
+    with pytest.raises(SpecError, match=r"F1\(classes=5.*: outputs must have shape \(rows, 5\), got \(8, 3\)"):
+        F1(classes=5).update(torch.zeros(8, 3), torch.zeros(8))

@@ -342,6 +342,16 @@ def test_place_keeps_parameters_and_moves_state() -> None:
     assert model.module.weight is weight and model.device == torch.device("cpu")
 
 
+class Kept:
+    """A metric as torchmetrics has them."""
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+    def compute(self) -> float:
+        return 0.0
+
+    __call__ = update
+
+
 def faulty() -> dict[str, tuple[dict[str, Any], str]]:
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     schedule = torch.optim.lr_scheduler
@@ -362,6 +372,10 @@ def faulty() -> dict[str, tuple[dict[str, Any], str]]:
         "augment": ({"augment": lambda inputs: inputs}, "augment"),
         "augment deep": ({"augment": deep}, "augment must be a function"),
         "scheduler": ({"scheduler": schedule.StepLR(other, 1)}, "another optimizer"),
+        "scheduler dict": ({"scheduler": {"interval": "epoch"}}, "scheduler must be one of torch.optim.lr_scheduler"),
+        "loss class": ({"loss": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; give an instance: Cross"),
+        "metric class": ({"metrics": {"a": AUC}}, r"metrics\['a'\] is the class AUC; give an instance: AUC\(\)"),
+        "torchmetrics": ({"metrics": {"a": Kept()}}, r"metrics\['a'\] has update and no result"),
         "plateau": ({"scheduler": schedule.ReduceLROnPlateau(other)}, "ReduceLROnPlateau"),
         "lbfgs": ({"optimizer": torch.optim.LBFGS([nn.Parameter(torch.ones(1))])}, "LBFGS"),
     }

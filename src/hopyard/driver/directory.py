@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hopyard.errors import ResourceError, RunDirectoryError
+from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
 from hopyard.system.files import FULL
+from hopyard.text import shown
 
 
 @contextlib.contextmanager
@@ -21,9 +22,12 @@ def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
         directory: its path; None: one under `runs/` that nobody has.
 
     Raises:
+        SpecError: it is a URL.
         RunDirectoryError: another driver holds the lock; no directory can be made there.
         ResourceError: there is no room.
     """
+    if directory is not None and "://" in str(directory):
+        raise SpecError(f"directory = {shown(str(directory))} is a URL, and must be a path of this host")
     layout, lock, made = _claim(directory)
     try:
         yield layout, lock

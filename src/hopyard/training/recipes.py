@@ -69,6 +69,11 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
     Raises:
         SpecError: it has other parameters.
     """
+    if any(kind.__qualname__ == "Module" and kind.__module__.startswith("torch.nn.") for kind in type(recipe).__mro__):
+        raise SpecError(
+            f"recipe is a model, a {type(recipe).__name__}: give a function recipe(config) that builds one and returns "
+            "hy.torch.Model(module, optimizer, loss)"
+        )
     if not callable(recipe):
         raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {shown(recipe)}")
     try:

@@ -190,7 +190,7 @@ def _ranks(machine: Machine, status: str) -> str:
         digest = trial.digests.get(machine.spec.steps, "")[:SHORT] or "–"
         rows.append(
             [
-                "–" if trial.status == "failed" else str(rank),
+                "–" if trial.status == "failed" or trial.best is None else str(rank),
                 str(trial.id),
                 words.status(trial, status),
                 epoch,

@@ -159,7 +159,7 @@ def columns(machine: Machine) -> list[str]:
             break
     if not names:
         names = dict.fromkeys(machine.names)
-        if machine.spec.validation:
+        if machine.spec.validation and not any(name.startswith("val_") for name in names):
             names.update(dict.fromkeys(f"val_{name}" for name in machine.names))
     first = [name for name in (machine.spec.metric, "loss", "val_loss") if name in names]
     others = sorted(names, key=lambda name: (not name.startswith("val_"), name))

@@ -359,6 +359,23 @@ def test_wait_gives_the_run_that_ended(tmp_path: Path) -> None:
     assert run.wait() is run
 
 
+def test_a_run_that_has_just_begun_has_a_summary(tmp_path: Path) -> None:
+    run = select(tmp_path / "run", wait=False)
+    assert run.summary()["trials"] <= len(CONFIGS)
+    assert run.wait().summary()["completed"] == len(CONFIGS)
+
+
+def test_a_report_of_what_has_no_epoch_yet(tmp_path: Path) -> None:
+    select(tmp_path / "run", configs=CONFIGS[:2])
+    path = Layout(tmp_path / "run").journal
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if b'"Dispatch"' in line)
+    path.write_bytes(b"".join(lines[: first + 1]))
+    report = hy.load(tmp_path / "run").report()
+    assert "val_loss" in report and "val_val" not in report
+    assert [line.split()[0] for line in report.split("Trials,")[1].splitlines()[2:4]] == ["–", "–"]
+
+
 def test_wait_raises_what_the_run_raised(tmp_path: Path) -> None:
     run = select(tmp_path / "run", metric="auc", wait=False)
     for _ in range(2):

@@ -324,7 +324,8 @@ class Encoder:
         if values.shape[1:] != column.shape:
             raise DataError(
                 f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
-                f"{column.shape}; pad or cut them with transform="
+                f"{column.shape}; "
+                + ("one row has one axis more" if values.shape == column.shape else "pad or cut them with transform=")
             )
         return values
 

@@ -220,7 +220,10 @@ class Items:
         rows: list[dict[str, Array]] = []
         size = 0
         for number in range(total):
-            item = self._head.pop() if number == 0 and self._head else self._items[number]
+            try:
+                item = self._head.pop() if number == 0 and self._head else self._items[number]
+            except Exception as error:
+                raise DataError(f"item {number} cannot be read: {type(error).__name__}: {error}") from error
             row = split_item(item, number)[0]
             if rows and row.keys() != rows[0].keys():
                 raise DataError(f"item {number} has {sorted(row)}, the ones before have {sorted(rows[0])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,11 @@ from hopyard.spec import Encrypt, Hopper, RunSpec, Timeouts
 from hopyard.store.states import private
 from hopyard.text import shown, unwritable
 from hopyard.training.recipes import wants_context
+
+log = logging.getLogger(__name__)
+
+BETTER = {"max": ("acc", "auc", "f1", "precision", "recall"), "min": ("loss", "error", "mae", "mse")}
+"""Which values of a metric are better, as its name tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ def run_spec(
         raise SpecError(f"parallel must be hy.Hopper(), got {shown(parallel)}")
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
+    better = next((way for way, words in BETTER.items() if metric and any(word in metric for word in words)), mode)
+    if metric is not None and better != mode:
+        log.warning('mode = "%s": of metric = %r the %s is taken for the best', mode, metric, f"{mode[:3]}imum")
     return RunSpec(
         epochs=epochs,
         partitions=1,

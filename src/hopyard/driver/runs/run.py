@@ -237,8 +237,10 @@ class Run:
         "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once."""
         from hopyard.views.report import facts
 
-        machine = self._machine if self._driver.over else recover(self._layout)[0]  # else it changes meanwhile
-        return {"directory": str(self.directory), **facts(read(self._layout.journal, CODEC), machine, self.status)}
+        begun = self._driver.over or whole_bytes(self._layout.journal) > 0
+        machine = recover(self._layout)[0] if begun and not self._driver.over else self._machine  # else it changes
+        lines = read(self._layout.journal, CODEC) if begun else ()
+        return {"directory": str(self.directory), **facts(lines, machine, self.status)}
 
     def _lines(self) -> list[Line]:
         """Return the whole journal, in memory: a line of a unit takes about a kilobyte there."""

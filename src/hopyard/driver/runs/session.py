@@ -220,7 +220,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             if engine.apart:
                 hint = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
             log.warning("interrupted; `hopyard resume %s%s", layout.root, hint)
-            raise
+            raise KeyboardInterrupt from None  # without the thirty lines of where it was
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()

@@ -58,10 +58,10 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     if resume and request.directory is None:
         raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
     pickle = _pickled(inputs)
-    kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # as it is now, whatever the user changes later
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
+        kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         manifest = inputs.data.prepare()
         if metric is not None and metric.startswith("val_") and not manifest.validate:
             raise SpecError(
@@ -71,7 +71,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
-        retire(layout.journal)  # of a run that trained nothing
+        if retire(layout.journal) is not None:
+            log.warning("%s: the run here had trained nothing, so it begins anew, with what is given now", layout.root)
         sweep_parts(layout.root)
         write_whole(layout.recipe, pickle, private=True)
         if writers := other_writers(layout.recipe):

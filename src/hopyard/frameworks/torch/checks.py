@@ -37,7 +37,9 @@ def label_fault(outputs: Any, low: float, high: float, loss: Loss | None = None,
         return ""
     return (
         f"labels go from {low:g} to {high:g}, but the model has {classes} outputs, for labels 0 to {classes - 1}: "
-        f"label {wrong[0]} has none; give the model {int(high) + 1} outputs, or number the labels from 0"
+        f"label {wrong[0]} has none; "
+        + (f"give the model {int(high) + 1} outputs, or " if low >= 0 else "")
+        + "number the labels from 0"
     )
 
 

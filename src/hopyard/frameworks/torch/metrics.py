@@ -115,6 +115,8 @@ class F1(_Restored):
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
         """Return the rows by class: right, predicted, actual; shape (3 · classes,)."""
         outputs, targets = _chosen(self, outputs, targets)
+        if self.classes > 2 and outputs.shape[1:] != (self.classes,):
+            raise SpecError(f"{self}: outputs must have shape (rows, {self.classes}), got {tuple(outputs.shape)}")
         logits = outputs if self.classes > 2 else _logit(outputs)
         if logits.isnan().any():
             return np.full(3 * self.classes, math.nan)

@@ -229,6 +229,8 @@ class Model:
     def _mean(self, outputs: Any, targets: Any, weights: torch.Tensor | None, rows: int) -> torch.Tensor:
         """Return the loss of a batch, a tensor without axes."""
         loss = self.loss(outputs, targets)
+        if not isinstance(loss, torch.Tensor):
+            raise SpecError(f"loss must give a tensor, gave {shown(loss)}")
         if weights is None and loss.ndim == 0:
             return loss
         if loss.numel() != rows or loss.ndim == 0:
@@ -297,16 +299,32 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     own = {id(parameter) for parameter in model.module.parameters()}
     if own and not any(id(p) in own for group in model.optimizer.param_groups for p in group["params"]):
         yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
+    if isinstance(model.loss, type):
+        yield f"loss is the class {model.loss.__name__}; give an instance: {model.loss.__name__}()"
     if not callable(model.loss):
         yield f"loss must be a function loss(outputs, targets), got {shown(model.loss)}"
     for name, metric in model.metrics.items():
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
-        if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
+        if isinstance(metric, type):
+            yield f"metrics[{name!r}] is the class {metric.__name__}; give an instance: {metric.__name__}()"
+        elif hasattr(metric, "update") and not hasattr(metric, "result"):
+            yield (
+                f"metrics[{name!r}] has update and no result, as metrics of torchmetrics, which keep their sums to "
+                "themselves; write update(outputs, targets) -> array, which is added up, and result(total) -> float"
+            )
+        elif not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
             yield (
                 f"metrics[{name!r}] must be a function f(outputs, targets) -> one value per row, or an object with "
                 f"update and result, got {shown(metric)}"
             )
+    if model.scheduler is not None and not (
+        hasattr(model.scheduler, "step") and hasattr(model.scheduler, "state_dict")
+    ):
+        yield (
+            f"scheduler must be one of torch.optim.lr_scheduler, got {shown(model.scheduler)}; after what it steps is "
+            'scheduler_every="epoch" or "batch"'
+        )
     if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         yield (
             "scheduler: ReduceLROnPlateau needs a metric before the next epoch, but validation of an epoch may overlap "
