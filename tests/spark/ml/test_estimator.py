@@ -17,6 +17,7 @@ pytest.importorskip("pyspark")
 
 import hopyard as hy
 from hopyard.data.shared.needed import need
+from hopyard.driver.runs.about import manifest_of
 from hopyard.driver.runs.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
@@ -24,6 +25,7 @@ from hopyard.spark.inference.bundle import portable
 from hopyard.spark.inference.scoring import infer_meaning, probabilities
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
+from hopyard.store.layout import Layout
 from spark_rows import NAME, spark_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
@@ -126,7 +128,7 @@ class TestFit:
         loaded = HopyardEstimator.load(str(tmp_path / "estimator")).setEngine(hy.Inline())
         assert (loaded.getEncode(), loaded.getImpute()) == (encode, impute)
         model = loaded.fit(df)
-        manifest = model.run._inputs.data.prepare()
+        manifest = manifest_of(Layout(model.run.directory))
         assert manifest.vocabularies == {"text": ["?", "no", "yes"]} and manifest.fills["text"] == "?"
         assert manifest.fills["a"] == pytest.approx(rows["a"].mean())
         assert model.transform(df).where("prediction is null or isnan(prediction)").count() == 0
