@@ -660,12 +660,6 @@ def test_a_mode_that_does_not_go_with_the_name_of_the_metric(tmp_path: Path, cap
     assert "mode = \"max\": of metric = 'val_loss' the maximum is taken for the best" in caplog.text
 
 
-def test_the_label_among_the_features() -> None:
-    with pytest.warns(UserWarning, match="label 'y' is among the features too"):
-        hy.Dataset.arrow(pa.table(frame()), features=["a", "y"], label="y")
-    hy.Dataset.arrow(pa.table(frame()), features=["a", "b"], label=["b", "a"])  # an autoencoder
-
-
 def test_an_item_that_cannot_be_read() -> None:
     class Items:
         def __len__(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -181,9 +180,6 @@ def columns(
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
-    copied = [name for name in _flat(inputs) if name in _flat(targets)]
-    if copied and set(_flat(inputs)) != set(_flat(targets)):  # equal, they are of an autoencoder
-        warnings.warn(f"label {copied[0]!r} is among the features too: the model is given the answer", stacklevel=2)
     weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
