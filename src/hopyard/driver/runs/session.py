@@ -215,12 +215,12 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         except PreflightError as error:
             _explain(error, machine, link)
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             hint = "` goes on"
             if engine.apart:
                 hint = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
             log.warning("interrupted; `hopyard resume %s%s", layout.root, hint)
-            raise KeyboardInterrupt from None  # without the thirty lines of where it was
+            raise error.with_traceback(None) from None  # without the thirty lines of where it was
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
