@@ -205,6 +205,7 @@ def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
     assert first["size"] == 2 and first["accuracy"] > 0.8
 
 
+@pytest.mark.jax
 @needs("jax", "sklearn")
 def test_jax_data_parallel(tmp_path: Path, watch: Watch) -> None:
     first, second = example("jax_data_parallel").launch(epochs=8, directory=tmp_path / "run")

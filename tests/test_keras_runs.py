@@ -183,6 +183,7 @@ def backends(run: Run) -> set[str]:
     return {line.fingerprint["keras_backend"] for line in run._lines() if isinstance(line, Joined)}
 
 
+@pytest.mark.jax
 @pytest.mark.long
 def test_on_jax_two_workers_give_the_bits_of_one(alone: dict[str, Run], folder: Path) -> None:
     one, two = alone["jax"], on("jax", folder, 2)

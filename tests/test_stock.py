@@ -133,6 +133,7 @@ def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "launched" / "snapshot.pt").exists()
 
 
+@pytest.mark.jax
 @pytest.mark.long
 @needs("jax", "sklearn")
 def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -> None:
