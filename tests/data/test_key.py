@@ -101,14 +101,18 @@ def test_a_second_data_set_goes_by_its_names_too(users: pa.Table, cache: Path, r
         (
             {"partitions": 60},
             DataError,
-            r"got none of 300 rows: .*different values of key=\['user'\] is 50; give fewer",
+            r"got none of 300 rows: .*equal key=\['user'\] go together, and there are 50 different ones; give fewer",
         ),
         (
             {"key": "flag", "seed": 0},
             DataError,
-            r"validation = 0\.3 chose \d+ of 300 rows, .*key=\['flag'\] is 2; give seed=\d+, which chooses 0\.3",
+            r"validation = 0\.3 chose \d+ of 300 rows: .* 2 different .*; give seed=\d+, which chooses a share of 0\.3",
         ),
-        ({"key": "late", "validation": 0.1}, DataError, r"key=\['late'\] is 4; give another seed=, or name a column"),
+        (
+            {"key": "late", "validation": 0.1},
+            DataError,
+            r"key=\['late'\] .* 4 different ones; give another seed=, or name a column",
+        ),
         ({"transform": lambda batch: batch.drop_columns(["user"])}, DataError, "the transform's result .* 'user'"),
         ({"key": "struct"}, DataError, r"column 'struct' of .* has type struct<.*of which rows cannot be named"),
     ],
@@ -176,7 +180,7 @@ def test_the_seed_that_is_named_will_do(users: pa.Table, cache: Path) -> None:
         try:
             hy.Dataset.arrow(users, **{**options, "seed": seed}).prepare(cache)
         except DataError as error:
-            named = re.search(r"give seed=(\d+), which chooses (0\.\d+),", str(error))
+            named = re.search(r"give seed=(\d+), which chooses a share of (0\.\d+),", str(error))
             assert named is not None
             manifest = hy.Dataset.arrow(users, **{**options, "seed": int(named[1])}).prepare(cache)
             assert float(named[2]) == pytest.approx(manifest.validate_rows / 300, abs=0.005)

@@ -202,6 +202,24 @@ def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
         job.join(60)
 
 
+def test_who_of_this_process_holds_the_slots_is_named(tmp_path: Path, spark: Any) -> None:
+    """Bug: a program whose feed had failed held all slots, and nothing said so."""
+    engine = hy.Spark(spark, workers=2)
+    program = hy.launch(
+        lambda args, ctx: list(ctx.feed().rows(1)), roles={"worker": 2}, engine=engine, directory=tmp_path / "p"
+    )
+    with pytest.raises(Exception, match=r"no_such"):
+        program.feed(spark.range(8).selectExpr("no_such + 1"))
+    assert program in hy.Program.running()
+    until = time.monotonic() + 60
+    while len(program.summary()["tasks"]) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    with pytest.raises(hy.ResourceError, match=rf"those of {tmp_path}/p/logs hold 2: .*Program\.running\(\)"):
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, start_timeout=1.0))
+    program.stop()
+    select(tmp_path / "again", engine=engine)
+
+
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
     with pytest.raises(
         hy.ResourceError, match=r"cannot reach the driver at nobody\.invalid:\d+ .*give hy\.Spark\(host="

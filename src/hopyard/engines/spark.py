@@ -17,6 +17,7 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +50,11 @@ MORE = (
     "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
     "task (spark.task.cpus) would give them one"
 )
+
+
+_OPEN: weakref.WeakSet[Executors] = weakref.WeakSet()
+"""Those of this process that were not closed."""
+_OPEN_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +158,7 @@ class Executors:
         self._session = session
         self._start_timeout = engine.start_timeout
         self._workers = engine.workers
+        self._logs = launch.log(0).parent
         self._release_cores = engine.release_cores
         """Whether others have the cores for good, once each slot has an agent."""
         self._placed = False
@@ -174,6 +181,8 @@ class Executors:
         self._first_arrival = 0.0
         self._warned = False
         self._closed = False
+        with _OPEN_LOCK:
+            _OPEN.add(self)
 
     def start(self, slot: int) -> None:
         """Ask for an agent, and for a supervisor where none is free."""
@@ -242,6 +251,8 @@ class Executors:
             return
         with self._lock:
             self._closed = True
+        with _OPEN_LOCK:
+            _OPEN.discard(self)
         self._supervisors.dismiss()
         with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
@@ -292,11 +303,18 @@ class Executors:
         if missing and not self._first_arrival and now - self._opened > self._start_timeout:
             self._supervisors.give_up(
                 f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
-                f"are taken, or it has no executors; {MORE}"
+                f"are taken, or it has no executors{self._taken_here()}; {MORE}"
             )
         if missing and self._first_arrival and not self._warned and now - self._first_arrival > FEWER_SECONDS:
             self._warned = True
             log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.occupied, missing, MORE)
+
+    def _taken_here(self) -> str:
+        """Return what of this process holds slots of Spark, for a message."""
+        with _OPEN_LOCK:
+            others = {str(other._logs): other._supervisors.occupied for other in _OPEN if other is not self}
+        held = ", ".join(f"those of {logs} hold {count}" for logs, count in sorted(others.items()) if count)
+        return f". Of this process, {held}: stop what nobody needs (hy.Program.running())" if held else ""
 
     def _submit(self) -> None:
         """Submit jobs until there is one for each slot that wants a supervisor or has one, except those whose cores are

@@ -15,8 +15,8 @@ from hopyard.errors import DataError
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.rows import unpacked
 from hopyard.feeds.streams import Block
-from hopyard.formats.arrow import Array, is_list, is_text, masked_at, null_rows, to_numpy
-from hopyard.formats.vectors import is_vector, lists
+from hopyard.formats.arrow import Array, masked_at
+from hopyard.formats.vectors import column_to_numpy
 
 Pieces = Sequence[tuple[Block, int, int]]
 """(block, first row, row after the last)."""
@@ -97,32 +97,9 @@ def _batch(block: Block) -> Any:
 
 
 def column(array: Any, name: str, feed: str) -> Array:
-    """Return one Arrow column as an array: numbers and booleans (rows,), lists of one length and vectors (rows, n, …),
-    times as datetime64, text and bytes as objects (None where null).
-
-    Raises:
-        DataError: it has nulls, lists that differ in length, or a type that no array can hold.
-    """
-    source = f"feed {feed!r}"
-    if is_vector(array.type):
-        parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
-        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    kind = array.type
-    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return np.array([*array.to_pylist(), None], dtype=object)[:-1]  # never (rows, characters)
-    bad = null_rows(array) if is_list(kind) or array.null_count else None
-    if bad is not None and bad.any():
-        raise DataError(
-            f"column {name!r} of {source}: {int(bad.sum())} of {len(array)} rows of a block hold null; drop or fill "
-            "them before feeding (df.na.drop, df.na.fill), name the columns that you read, batches(…, columns=[…]), or "
-            "take Python rows with feed.rows"
-        )
-    if pa.types.is_nested(kind) and not is_list(kind):
-        raise DataError(
-            f"column {name!r} of {source} has type {kind}, which is no array; name others, batches(…, columns=[…]), or "
-            "take rows"
-        )
-    return to_numpy(array, name, source)
+    """Return one Arrow column as an array, as `column_to_numpy`."""
+    skip = "name the columns that you read, batches(…, columns=[…]), or take Python rows with feed.rows"
+    return column_to_numpy(array, name, f"feed {feed!r}", skip)
 
 
 def _writable(array: Array, body: Array) -> Array:

@@ -1,4 +1,7 @@
-"""Spark's vectors (`pyspark.ml.linalg`, dense and sparse) as plain lists of numbers. They come as structs in Arrow."""
+"""Spark's vectors (`pyspark.ml.linalg`, dense and sparse) as plain lists of numbers. They come as structs in Arrow.
+
+And any column of Spark as a NumPy array.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from hopyard.errors import DataError
+from hopyard.formats.arrow import Array, is_list, is_text, null_rows, to_numpy
 
 LIST = pa.large_list(pa.float64())
 """The type that a vector becomes. It is large, as offsets of 32 bits end at 2 billion values of one batch."""
@@ -69,3 +75,36 @@ def _list(array: Any) -> Any:
 
 def _filled(array: Any, value: int) -> np.ndarray[Any, Any]:
     return np.asarray(array.fill_null(value).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def column_to_numpy(array: Any, name: str, source_label: str, skip: str) -> Array:
+    """Return an Arrow column, as Spark hands it to Python, as an array: numbers and booleans (rows,), lists of one
+    length (rows, n, …), vectors (rows, n) of float64, decimals float64, dates and times datetime64, text and bytes as
+    objects, None where null.
+
+    Args:
+        array: the Arrow array.
+        name, source_label: of the column, for messages.
+        skip: how else the user may avoid the error: "or do not read the column".
+
+    Raises:
+        DataError: a column of another type than text and bytes has nulls; lists differ in length; the type is no array.
+    """
+    if is_vector(array.type):
+        parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
+        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    kind = array.type
+    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return np.array([*array.to_pylist(), None], dtype=object)[:-1]  # never (rows, characters)
+    nulls = null_rows(array) if is_list(kind) or array.null_count else None
+    if nulls is not None and nulls.any():
+        raise DataError(
+            f"column {name!r} of {source_label}: {int(nulls.sum())} of {len(array)} rows hold null, first row "
+            f"{int(np.argmax(nulls))}; drop or fill them first (df.na.drop, df.na.fill), {skip}"
+        )
+    if pa.types.is_nested(kind) and not is_list(kind):
+        raise DataError(
+            f"column {name!r} of {source_label} has type {kind}, which is no array; select the fields that you need of "
+            f"it, {skip}"
+        )
+    return to_numpy(array, name, source_label)

@@ -66,14 +66,36 @@ def types(df: Any) -> dict[str, str]:
 
 
 def is_deterministic(df: Any) -> bool | None:
-    """Whether Spark calls the plan of a classic DataFrame deterministic; None for others, of which it says nothing.
+    """Whether the plan of a classic DataFrame gives the same rows each time; None for others, of which Spark says
+    nothing.
 
-    No public API tells it: where another version of Spark lacks this one, the result is None too.
+    Spark marks the functions of its ML library (VectorAssembler's) as not deterministic, so that its optimizer does
+    not copy them; they are. No public API tells any of it: where a version of Spark lacks this one, the result is None.
     """
     try:
-        return bool(df._jdf.queryExecution().analyzed().deterministic())
+        return not _draws(df._jdf.queryExecution().analyzed())
     except Exception:  # noqa: BLE001 - whatever py4j raises, and the AttributeError of a Connect client
         return None
+
+
+def _draws(node: Any) -> bool:
+    """Whether a plan or an expression, an object of Spark's JVM, is or has one that is not deterministic."""
+    if node.deterministic():
+        return False
+    parts = _items(node.children())
+    if node.getClass().getSimpleName() == "ScalaUDF":
+        own = not node.udfDeterministic()
+        return (own and not node.function().getClass().getName().startswith("org.apache.spark.ml.")) or any(
+            map(_draws, parts)
+        )
+    if "expressions" in dir(node):
+        parts += _items(node.expressions())
+    causes = [part for part in parts if not part.deterministic()]
+    return not causes or any(map(_draws, causes))
+
+
+def _items(seq: Any) -> list[Any]:
+    return [seq.apply(at) for at in range(seq.size())]
 
 
 def narrowed(df: Any, names: list[str], source_label: str) -> Any:

@@ -160,6 +160,26 @@ class TestItsLife:
         with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
             program.wait(stream=1)  # type: ignore[arg-type]
 
+    def test_what_tasks_print_is_streamed_while_rows_go(self, tmp_path: Path, capsys: Any) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            for batch in ctx.feed().batches(4):
+                print("took", len(batch["x"]))
+
+        program = launch(tmp_path, main, roles={"worker": 1})
+        assert program.feed({"x": np.arange(8.0)}, stream=True) == 8
+        streamed = capsys.readouterr().out
+        program.wait(60, stream=True)
+        streamed += capsys.readouterr().out
+        assert streamed.splitlines() == ["worker 0: --- worker 0, attempt 0", *["worker 0: took 4"] * 2]
+        with pytest.raises(hy.SpecError, match=r"feed\(stream=\) must be True or False, got 1"):
+            program.feed({"x": np.arange(8.0)}, stream=1)  # type: ignore[arg-type]
+
+    def test_a_program_whose_object_was_lost(self, tmp_path: Path) -> None:
+        launch(tmp_path, lambda args, ctx: time.sleep(600))
+        (program,) = (each for each in hy.Program.running() if each.directory == tmp_path / "program")
+        program.stop()
+        assert program not in hy.Program.running()
+
     def test_ports_are_free_again(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import json

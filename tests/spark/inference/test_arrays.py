@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,12 @@ import pyarrow as pa
 import pytest
 
 from hopyard.errors import DataError
-from hopyard.spark.inference.arrays import LazyColumns, column, to_column, to_vectors
+from hopyard.formats.vectors import column_to_numpy
+from hopyard.spark.inference.arrays import LazyColumns, to_column, to_vectors
+
+
+def column(array: Any) -> Any:
+    return column_to_numpy(array, "x", "the block", "or read others")
 
 
 @pytest.mark.parametrize(
@@ -47,11 +53,12 @@ def test_bfloat16_is_float() -> None:
 
 def test_there_and_back() -> None:
     values = np.arange(24.0).reshape(2, 3, 4)
-    np.testing.assert_array_equal(column(to_column(values, "x"), "x"), values)
-    np.testing.assert_array_equal(column(to_column(values, "x")[1:], "x"), values[1:])
-    np.testing.assert_array_equal(column(to_vectors(values[0]), "x"), values[0])
-    assert column(pa.array(["a", "b"]), "x").tolist() == ["a", "b"]
-    assert column(pa.array([b"a", b"bcd"]), "x").tolist() == [b"a", b"bcd"]
+    np.testing.assert_array_equal(column(to_column(values, "x")), values)
+    np.testing.assert_array_equal(column(to_column(values, "x")[1:]), values[1:])
+    np.testing.assert_array_equal(column(to_vectors(values[0])), values[0])
+    assert column(pa.array(["a", "b", None])).tolist() == ["a", "b", None]
+    assert column(pa.array([b"a", None, b"bcd"])).tolist() == [b"a", None, b"bcd"]
+    assert column(pa.array([Decimal("1.25")])).tolist() == [1.25]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +78,15 @@ def test_what_spark_lacks(values: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("array", "match"),
     [
-        (pa.array([1, None]), "column 'x': 1 of 2 rows hold null, first row 1"),
-        (pa.array([[1.0, None], [1.0, 2.0]]), "column 'x': 1 of 2 rows hold null, first row 0"),
-        (pa.array([{"a": 1}]), "column 'x' has type struct"),
+        (pa.array([1, None]), "column 'x' of the block: 1 of 2 rows hold null, first row 1"),
+        (pa.array([[1.0, None], [1.0, 2.0]]), "column 'x' of the block: 1 of 2 rows hold null, first row 0"),
+        (pa.array([{"a": 1}]), "column 'x' of the block has type struct"),
         (pa.array([[1], [1, 2]]), "column 'x' of the block: rows differ in length"),
     ],
 )
 def test_columns_that_are_no_arrays(array: Any, match: str) -> None:
     with pytest.raises(DataError, match=match):
-        column(array, "x")
+        column(array)
 
 
 class TestLazyColumns:

@@ -354,7 +354,7 @@ class TestMapBatches:
         from pyspark.errors import PythonException
 
         df = spark.createDataFrame([(1, [1.0]), (None, [1.0, 2.0])], "n long, x array<double>").coalesce(1)
-        with pytest.raises(PythonException, match=r"Spark partition 0, block 0: column 'n': 1 of 2 rows hold null"):
+        with pytest.raises(PythonException, match=r"partition 0, block 0: column 'n' of the block: 1 of 2 rows hold"):
             map_batches(lambda block: block, df, columns=["n"])
         with pytest.raises(PythonException, match=r"column 'x' of the block: rows differ in length"):
             map_batches(lambda block: block, df, "x array<double>", columns=["x"]).collect()

@@ -7,6 +7,7 @@ are staged and rewritten after: the source is still read only once.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -145,30 +146,44 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
 
 
 def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
-    """Raise DataError where the names of rows left a partition empty, or chose too few or too many rows for
-    validation.
+    """Raise DataError where the names of rows left a partition empty, or chose fewer or more rows for validation than
+    chance explains.
+
+    Rows that all differ validate independently: their number has a standard deviation of √(n f (1 − f)). It may be
+    four of these away from n f, or a fifth of n f. Only where many rows go together is it further away.
 
     Args:
         rows: how many each partition of each kind has.
         distinct: counts the names.
     """
-    key = options.spec.key
-    noun = f"values of key={key!r}" if key else "rows, as far as they are read,"
-    count_text = f"the number of different {noun} is {distinct}"
+    fraction, partitions = options.fraction, options.partitions
     validate, total = sum(rows["validate"]), sum(map(sum, rows.values()))
-    if abs(validate - options.fraction * total) > options.fraction * total / 5 > 0:
-        seed = distinct.seed(options.seed, options.fraction)
-        advice = "another seed=" if seed is None else f"seed={seed[0]}, which chooses {seed[1]:.2g}"
+    tolerance = max(fraction * total / 5, 4 * math.sqrt(total * fraction * (1 - fraction)))
+    if fraction and abs(validate - fraction * total) > tolerance:
         raise DataError(
-            f"validation = {options.fraction:g} chose {validate} of {total} rows, {validate / total:.2g} of them: the "
-            f"rows' names choose, and {count_text}; give {advice}, or name a column of true and false with validation="
+            f"validation = {fraction:g} chose {validate} of {total} rows: {_together(options, distinct)}; give "
+            f"{_another_seed(options, distinct)}, or name a column of true and false with validation="
         )
     for kind in KINDS if options.validates else KINDS[:1]:
         if 0 in rows[kind]:
+            advice = f"fewer partitions= than {partitions}, or more rows" if partitions > 1 else "or more rows"
+            if fraction and kind == "validate":
+                advice = f"a larger validation=, {_another_seed(options, distinct)}, {advice}"
             raise DataError(
-                f"partition {rows[kind].index(0)} of {options.partitions} for {NOUNS[kind]} got none of {total} rows: "
-                f"their names draw it, and {count_text}; give fewer partitions= than {options.partitions}, or more rows"
+                f"partition {rows[kind].index(0)} of {partitions} for {NOUNS[kind]} got none of {total} rows: their "
+                f"content draws it, {_together(options, distinct)}; give {advice}"
             )
+
+
+def _together(options: BuildOptions, distinct: Distinct) -> str:
+    if key := options.spec.key:
+        return f"rows of equal key={key!r} go together, and there are {distinct} different ones"
+    return f"equal rows go together, and {distinct} are different in the columns that are read"
+
+
+def _another_seed(options: BuildOptions, distinct: Distinct) -> str:
+    seed = distinct.seed(options.seed, options.fraction)
+    return "another seed=" if seed is None else f"seed={seed[0]}, which chooses a share of {seed[1]:.2g}"
 
 
 def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:

@@ -67,9 +67,10 @@ def launch(
             that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
             hy.Role(2, gpus=1) for GPUs.
         engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
-        until: which tasks must end for the program to end: "chief" (the default where there is one; without one it
-            means the task of rank 0, worker 0), "workers", "all", or the name of one task: "worker:0". In a role with a
-            range, tasks below its least may be named. What then still runs (parameter servers, evaluators) is ended.
+        until: which tasks must end for the program to end: "chief" (the default where there is one; where there is none
+            it means the task of rank 0, worker 0), "workers" (the default where there is no chief), "all", or the name
+            of one task: "worker:0". In a role with a range, tasks below its least may be named. What then still runs
+            (parameter servers, evaluators) is ended.
         max_restarts: times that it is started again when a task fails; it goes on from its own last checkpoint.
         restart_scope: what is started again: "program": all tasks; "task": only the one that failed, at its old
             address, where the program can take it (asynchronous training with parameter servers,

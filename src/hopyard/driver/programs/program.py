@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hopyard.checks import flag, seconds, whole
@@ -26,6 +29,10 @@ STREAM_SECONDS = 0.2
 """Time between two looks at what tasks print."""
 
 
+_RUNNING: list[Program] = []
+"""Programs of this process, so that one whose object was lost can be stopped. Those that are over leave it late."""
+
+
 class Program:
     """A program that was launched.
 
@@ -40,7 +47,9 @@ class Program:
         self._loop = loop
         self._feeding = feeding
         self._printed = LogStream(layout.logs.glob("*.log"))
+        self._printing_lock = threading.Lock()
         self.directory = layout.root
+        _RUNNING[:] = [*Program.running(), self]
 
     def __repr__(self) -> str:
         return escaped(f"<Program {self._loop.spec.name} {self.directory} {self.status}>")
@@ -55,6 +64,12 @@ class Program:
             self.stop()
 
     # ------------------------------------------------------------------------------------------------ its life
+
+    @staticmethod
+    def running() -> list[Program]:
+        """Return the programs of this process that are not over, in the order in which they were launched."""
+        _RUNNING[:] = [program for program in _RUNNING if not program.done]
+        return list(_RUNNING)
 
     def wait(self, timeout: float | None = None, *, stream: bool = False) -> Program:
         """Wait until it is over. Ctrl-C here stops it.
@@ -185,6 +200,7 @@ class Program:
         uneven: str = "allow",
         end: bool = True,
         timeout: float | None = 600.0,
+        stream: bool = False,
     ) -> int:
         """Send rows to its chiefs and workers; returns when all are taken (with `end=False`: when all are there).
 
@@ -196,18 +212,21 @@ class Program:
             epochs: number of times that all rows are sent.
             name: of the feed, as in `ctx.feed(name)`.
             uneven: when workers have unequal shares: "allow" (the feed of each ends with its own rows), "min" (all end
-                after as many batches as the least has) or "cycle" (who runs out begins its own again).
+                after as many batches as the least has, and drop the rest) or "cycle" (who runs out begins its own
+                again).
             end: False: more rows will be fed under this name; `program.end_feed(name)` says when that was all.
             timeout: seconds that a worker may take no row at all while it has some to take; None: any.
+            stream: print what the tasks print meanwhile, as `wait(stream=True)`.
 
         Returns:
-            How many rows were sent.
+            How many rows were sent, with those that the workers drop.
 
         Raises:
             ProgramFailed: a worker failed; with *its* error.
             FeedError: the rows cannot be given exactly once, or no worker takes them.
         """
-        return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
+        with self._printing() if flag("feed(stream=)", stream) else contextlib.nullcontext():
+            return self._feeding.feed(data, epochs=epochs, name=name, uneven=uneven, end=end, timeout=timeout)
 
     def infer(self, data: Any, *, schema: Any = None, name: str = "infer", timeout: float | None = 600.0) -> Any:
         """Send rows to its chiefs and workers, and get as many answers, in the order of the rows.
@@ -251,12 +270,32 @@ class Program:
             if is_over or remaining <= 0:
                 return is_over
 
+    @contextlib.contextmanager
+    def _printing(self) -> Iterator[None]:
+        """Print what tasks print, in a thread, while the block runs."""
+        is_over = threading.Event()
+
+        def work() -> None:
+            with contextlib.suppress(OSError):  # nobody reads the output any more: `wait` says so
+                while not is_over.wait(STREAM_SECONDS):
+                    self._print_logs()
+                self._print_logs()
+
+        thread = threading.Thread(target=work, name="hopyard-stream", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
     def _print_logs(self) -> None:
         """Print what tasks have printed since the last time."""
-        status = self._loop.status
-        logs = [(record.task.name, self._layout.log(record.task.slot)) for record in status.tasks]
-        for line in self._printed.lines(logs, status.ended):
-            print(line, flush=True)  # noqa: T201 - asked for
+        with self._printing_lock:
+            status = self._loop.status
+            logs = [(record.task.name, self._layout.log(record.task.slot)) for record in status.tasks]
+            for line in self._printed.lines(logs, status.ended):
+                print(line, flush=True)  # noqa: T201 - asked for
 
     def _task_statuses(self) -> str:
         tasks = self.summary()["tasks"]

@@ -1,4 +1,4 @@
-"""Converts Arrow columns, as Spark hands them to Python, to NumPy arrays and back.
+"""Columns of a block as a dict of arrays, and arrays as Arrow columns of Spark.
 
 It runs in executors and knows nothing of pyspark. Spark's Arrow is a dialect: no fixed-size lists, no unsigned numbers,
 no half precision; a vector of pyspark.ml is a struct of (type, size, indices, values).
@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array, is_list, is_text, null_rows, to_numpy
-from hopyard.formats.vectors import is_vector, lists
+from hopyard.formats.arrow import Array
 
 _SPARK_DTYPES = ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
 """dtypes that Spark has."""
@@ -92,30 +91,6 @@ class LazyColumns(_Mapping):
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
-
-
-def column(array: Any, name: str) -> Array:
-    """Return one Arrow column as an array for a user's function: numbers and booleans (rows,), lists of one length
-    (rows, n, …), vectors of pyspark.ml (rows, n) of float64, dates and times datetime64, text and bytes as objects.
-
-    Raises:
-        DataError: the column has nulls, lists that differ in length, or a type that is no array; names the column.
-    """
-    if is_vector(array.type):
-        parts = [batch.column(0) for batch in lists(pa.record_batch([array], [name]))]
-        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    kind = array.type
-    nulls = null_rows(array) if is_list(kind) or array.null_count else None
-    if nulls is not None and nulls.any():
-        raise DataError(
-            f"column {name!r}: {int(nulls.sum())} of {len(array)} rows hold null, first row {int(np.argmax(nulls))}; "
-            "drop or fill them first (df.na.drop, df.na.fill), or do not read the column"
-        )
-    if pa.types.is_nested(kind) and not is_list(kind):
-        raise DataError(f"column {name!r} has type {kind}, which is no array; select the fields that you need of it")
-    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return np.array([*array.to_pylist(), None], dtype=object)[:-1]  # never (rows, characters)
-    return to_numpy(array, name, "the block")
 
 
 def to_vectors(values: Array) -> Any:

@@ -18,7 +18,9 @@ import pyarrow as pa
 from hopyard.checks import flag, no_such, sequence
 from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
-from hopyard.spark.inference.arrays import LazyColumns, column, to_column
+from hopyard.formats.arrow import Array
+from hopyard.formats.vectors import column_to_numpy
+from hopyard.spark.inference.arrays import LazyColumns, to_column
 from hopyard.spark.inference.scoring import partition
 from hopyard.sparkapi.dataframe import mapped, new_columns, quoted, require_unique
 from hopyard.text import shown
@@ -55,7 +57,7 @@ class Blocks:
                     raise DataError(f"map_batches, Spark partition {partition()}, block {number}: {error}") from None
 
     def _apply_to_block(self, fn: Function, batch: Any) -> Any:
-        makers = {name: partial(column, batch.column(name), name) for name in self.columns}
+        makers = {name: partial(_array, batch, name) for name in self.columns}
         result = fn(LazyColumns(makers) if self.lazy else {name: make() for name, make in makers.items()})
         if not isinstance(result, Mapping) or not result:
             raise DataError(f"the function must give a dict from column to array, gave {type(result).__name__}")
@@ -85,11 +87,12 @@ def map_batches(
 
     Args:
         fn: gets a dict from column to NumPy array of shape (rows, …): numbers and booleans (rows,), array columns
-            (rows, n, …) (all rows need one length), vectors of pyspark.ml (rows, n), dates and times datetime64, of
-            timestamps in UTC, text and binary as objects. Returns a dict of such arrays, which may have another number
-            of rows; datetime64 becomes timestamp_ntz, or a timestamp where `schema` says so. A block has at
-            most spark.sql.execution.arrow.maxRecordsPerBatch rows (10,000) of one Spark partition; arrays may be
-            read-only.
+            (rows, n, …) (all rows need one length), vectors of pyspark.ml (rows, n), decimals float64 (cast them to
+            string where every digit counts), dates and times datetime64, of timestamps in UTC, text and binary as
+            objects, None where null; other columns that it reads may hold no null. Returns a dict of such arrays, which
+            may have another number of rows; datetime64 becomes timestamp_ntz, or a timestamp where `schema` says so. A
+            block has at most spark.sql.execution.arrow.maxRecordsPerBatch rows (10,000) of one Spark partition; arrays
+            may be read-only.
         df: a DataFrame, classic or Connect.
         schema: schema of what `fn` returns, a StructType or text such as "score double, vector array<float>". None: a
             Spark job finds it by running `fn` on the first rows, at most 8.
@@ -152,6 +155,10 @@ def map_batches(
 
     full_schema = StructType([*df.schema.fields, *result_schema.fields]) if keep else result_schema
     return mapped(source, run, full_schema)
+
+
+def _array(batch: Any, name: str) -> Array:
+    return column_to_numpy(batch.column(name), name, "the block", "or do not read the column")
 
 
 def _result_schema(blocks: Blocks, source: Any) -> Any:
