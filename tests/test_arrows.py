@@ -28,7 +28,7 @@ LEVELS = [
     {"cli"},
 ]
 INSIDE = {
-    "core": [{"facts"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
+    "core": [{"facts", "liveness"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
     "data": [
         {"manifest", "assignment", "columns"},
         {"npy", "options", "keywords"},

@@ -43,7 +43,7 @@ _WHERE = {
     "Run": "hopyard.driver.runs.run",
     "RunDirectoryError": "hopyard.errors",
     "RunFailed": "hopyard.errors",
-    "SavedModel": "hopyard.driver.runs.saved_model",
+    "SavedModel": "hopyard.driver.saved_model",
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
@@ -56,7 +56,7 @@ _WHERE = {
     "fit": "hopyard.driver.runs.api",
     "launch": "hopyard.driver.programs.api",
     "load": "hopyard.driver.runs.run",
-    "load_model": "hopyard.driver.runs.saved_model",
+    "load_model": "hopyard.driver.saved_model",
     "loguniform": "hopyard.space",
     "quniform": "hopyard.space",
     "randint": "hopyard.space",
@@ -100,9 +100,9 @@ if TYPE_CHECKING:
     from hopyard.driver.runs.api import select as select
     from hopyard.driver.runs.run import Run as Run
     from hopyard.driver.runs.run import load as load
-    from hopyard.driver.runs.saved_model import SavedModel as SavedModel
-    from hopyard.driver.runs.saved_model import load_model as load_model
     from hopyard.driver.runs.trial import Trial as Trial
+    from hopyard.driver.saved_model import SavedModel as SavedModel
+    from hopyard.driver.saved_model import load_model as load_model
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local
     from hopyard.engines.spark import Spark as Spark

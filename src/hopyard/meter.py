@@ -1,7 +1,7 @@
 """Counts the progress of this process, to be watched from outside: batches, bytes, and the phase of its work.
 
 Any package calls it wherever rows and bytes are handled; where no counter is set (in the user's own process, in a
-script) the calls do nothing. It knows neither the counter nor how the counts are used (`core/runs/liveness.py`).
+script) the calls do nothing. It knows neither the counter nor how the counts are used (`core/liveness.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Counter(Protocol):
         ...
 
     def enter(self, phase: str) -> None:
-        """Begins a phase of the process: one of `core.runs.liveness.PHASES`."""
+        """Begins a phase of the process: one of `core.liveness.PHASES`."""
         ...
 
 
@@ -66,7 +66,7 @@ def moved_by(thread: int) -> int:
 
 
 def enter(phase: str) -> None:
-    """Begins a phase of the process: one of `core.runs.liveness.PHASES`. A change is progress too."""
+    """Begins a phase of the process: one of `core.liveness.PHASES`. A change is progress too."""
     _Process.counter.enter(phase)
 
 

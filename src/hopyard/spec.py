@@ -150,7 +150,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout: float = 15.0
     """Seconds without a heartbeat."""
     stall_timeout: float = 600.0
-    """Seconds without progress (`core/runs/liveness.py`)."""
+    """Seconds without progress (`core/liveness.py`)."""
     unit_timeout: float | None = None
     """Seconds that one unit may take, whatever progress it makes; None: no limit."""
     durable_timeout: float = 600.0

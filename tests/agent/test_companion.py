@@ -41,7 +41,7 @@ def test_what_an_agent_writes_a_fork_of_it_reads() -> None:
 import os
 from pathlib import Path
 from hopyard.agent.progress import Progress
-from hopyard.core.runs.liveness import PHASES
+from hopyard.core.liveness import PHASES
 progress = Progress()
 assert PHASES[progress.phase] == "build"
 before = progress.advanced

@@ -18,6 +18,7 @@ import zmq
 
 from hopyard.agent.connection import dial
 from hopyard.core.delivery import Head
+from hopyard.core.liveness import PHASES
 from hopyard.core.messages import (
     LIMIT,
     WIRE,
@@ -36,7 +37,6 @@ from hopyard.core.messages import (
 )
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
-from hopyard.core.runs.liveness import PHASES
 from hopyard.driver.links import Gone
 from hopyard.driver.router import UNCONFIRMED, Router
 from hopyard.driver.runs.ownership import Owned

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from hopyard.core.liveness import Stall
 from hopyard.core.runs.events import (
     DECISIONS,
     Began,
@@ -25,7 +26,6 @@ from hopyard.core.runs.events import (
     Retried,
     StoreAway,
 )
-from hopyard.core.runs.liveness import Stall
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Part, RunSpec, Warned

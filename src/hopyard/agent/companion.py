@@ -40,8 +40,8 @@ import zmq
 from hopyard.agent.connection import dial
 from hopyard.agent.parent import signal_with
 from hopyard.agent.progress import Progress
+from hopyard.core.liveness import COMPUTING, PHASES, Sample, Watch
 from hopyard.core.messages import Beat, Card, pack
-from hopyard.core.runs.liveness import COMPUTING, PHASES, Sample, Watch
 from hopyard.system.processes import Tree, ended, state_of, watched
 
 STOPPED = frozenset("Tt")

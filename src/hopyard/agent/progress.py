@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from hopyard.core.runs.liveness import PHASES
+from hopyard.core.liveness import PHASES
 
 _ADVANCED, _PHASE, _TAKEN, _COMPANION, _LENGTH = range(5)
 """Fields of the page, in words of 8 bytes."""
@@ -43,7 +43,7 @@ class Progress:
 
     @property
     def phase(self) -> int:
-        """Index into `core.runs.liveness.PHASES`."""
+        """Index into `core.liveness.PHASES`."""
         return self._words[_PHASE]
 
     @property

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hopyard.agent.runs.service import UnitService, assemble, fingerprint, unfit
+from hopyard.core.liveness import Stall
 from hopyard.core.messages import (
     Down,
     Examine,
@@ -19,7 +20,6 @@ from hopyard.core.messages import (
     Up,
     Work,
 )
-from hopyard.core.runs.liveness import Stall
 from hopyard.driver.links import Gone
 from hopyard.training.build import undisturbed
 

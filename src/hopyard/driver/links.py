@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from hopyard.core.liveness import Stall
 from hopyard.core.messages import Down, Up
-from hopyard.core.runs.liveness import Stall
 
 
 class Gone(msgspec.Struct, frozen=True):

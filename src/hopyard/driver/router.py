@@ -18,6 +18,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.connection import KEEPALIVE
 from hopyard.core.delivery import Delivery, Head, Unconfirmed
+from hopyard.core.liveness import COMPUTING, PHASES, Sample, Stall
 from hopyard.core.messages import (
     FRAME_LIMIT,
     WIRE,
@@ -36,7 +37,6 @@ from hopyard.core.messages import (
     unpack_up,
 )
 from hopyard.core.programs.messages import Host
-from hopyard.core.runs.liveness import COMPUTING, PHASES, Sample, Stall
 from hopyard.driver.links import Gone
 from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import Timeouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from hopyard.core.runs.liveness import SHOWN, Sample, Stall, Watch
+from hopyard.core.liveness import SHOWN, Sample, Stall, Watch
 
 GRACE = 120.0
 """Seconds that a new agent may take, beyond `heartbeat_timeout`, until it connects."""

@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
+from hopyard.core.liveness import Stall
 from hopyard.core.runs.events import Began, Checked, Line, Resumed, Retried
-from hopyard.core.runs.liveness import Stall
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit

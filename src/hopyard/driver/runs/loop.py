@@ -45,12 +45,12 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
-from hopyard.driver.runs.deletions import DRAIN_SECONDS, Deletions
 from hopyard.driver.runs.recovery import dispatched_refs
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
 from hopyard.spec import Ref
+from hopyard.store.deletions import DRAIN_SECONDS, Deletions
 from hopyard.store.journal import Journal, read
 from hopyard.text import escaped
 

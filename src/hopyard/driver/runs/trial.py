@@ -11,7 +11,7 @@ from hopyard.checks import one_of, path
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
-from hopyard.driver.runs.saved_model import save
+from hopyard.driver.saved_model import save
 from hopyard.errors import TrialFailed
 from hopyard.frameworks.tree import restore
 from hopyard.ports import Store

@@ -16,7 +16,8 @@ from blake3 import blake3
 from hopyard.checks import path
 from hopyard.driver.pickling import read_trusted
 from hopyard.driver.runs.run import Run
-from hopyard.driver.runs.saved_model import (
+from hopyard.driver.runs.trial import Trial
+from hopyard.driver.saved_model import (
     CONFIG,
     RECIPE,
     TRANSFORM,
@@ -26,7 +27,6 @@ from hopyard.driver.runs.saved_model import (
     require_intact,
     weights_name,
 )
-from hopyard.driver.runs.trial import Trial
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.frameworks import quiet
 from hopyard.sparkapi.session import is_connect

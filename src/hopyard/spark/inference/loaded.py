@@ -20,7 +20,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import ArrayInfo
 from hopyard.driver.pickling import load
-from hopyard.driver.runs.saved_model import CONFIG, RECIPE, TRANSFORM, parse, restore_weights
+from hopyard.driver.saved_model import CONFIG, RECIPE, TRANSFORM, parse, restore_weights
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from hopyard.checks import flag, one_of
-from hopyard.driver.runs.saved_model import TRANSFORM
+from hopyard.driver.saved_model import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
 from hopyard.spark.inference.bundle import Portable, portable

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopyard.core.runs.liveness import BUSY, CREDIT, PHASES, Sample, Watch
+from hopyard.core.liveness import BUSY, CREDIT, PHASES, Sample, Watch
 
 BEAT = 2.5
 
