@@ -130,9 +130,10 @@ def new_columns(df: Any, names: Iterable[str], argument: str) -> None:
     existing = {key(name): name for name in df.columns}
     for name in names:
         if key(name) in existing:
+            same = "" if existing[key(name)] == name else ", which is the same to Spark"
             raise SpecError(
-                f"a new column is to be named {name!r}, and there is {existing[key(name)]!r} already, which is the "
-                f"same to Spark; choose another name {argument}"
+                f"a new column is to be named {name!r}, and there is {existing[key(name)]!r} already{same}; choose "
+                f"another name {argument}"
             )
         existing[key(name)] = name
 

@@ -474,6 +474,11 @@ class TestBadInput:
         with pytest.raises(hy.SpecError, match="directory must be a path"):
             hy.launch(programs.who, roles={"worker": 1}, directory=directory)
 
+    @pytest.mark.parametrize("main", [lambda: 1, lambda args: 1, lambda args, ctx, more: 1])
+    def test_main_takes_two_arguments(self, tmp_path: Path, main: Any) -> None:
+        with pytest.raises(hy.SpecError, match=r"main must be a function of two arguments, main\(args, ctx\); <func"):
+            launch(tmp_path, main)
+
     def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:
         async def soon(args: Any, ctx: Any) -> None:
             raise ValueError

@@ -358,6 +358,8 @@ class TestMapBatches:
             map_batches(lambda block: block, df, columns=["n"])
         with pytest.raises(PythonException, match=r"column 'x' of the block: rows differ in length"):
             map_batches(lambda block: block, df, "x array<double>", columns=["x"]).collect()
+        with pytest.raises(SpecError, match=r"df is a stream, .* give schema="):
+            map_batches(lambda block: block, spark.readStream.format("rate").load())
         with pytest.raises(SpecError, match=r"columns = \['m'\]: the DataFrame has no column 'm'; there are: 'n', 'x'"):
             map_batches(lambda block: block, df, columns=["m"])
         with pytest.raises(SpecError, match="no rows to try"):

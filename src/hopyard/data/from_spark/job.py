@@ -351,7 +351,7 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
     if faults and not transformed:
         raise DataError(
             f"the DataFrame holds values that cannot be trained on:\n{listed(faults)}\ndrop or fill them first, for "
-            f"example with df.na.drop(subset={list(faults)!r}) or df.na.fill(…)"
+            f"example with df.na.drop(subset={list(faults)!r}) or df.na.fill(…); impute= fills features"
         )
     check(faults, first.fields)
     for other_report, other_name in with_rows[1:]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Literal
@@ -171,8 +171,17 @@ def launch(
 def _function(main: Any, args: Any) -> bytes:
     if not callable(main):
         raise SpecError(f"main must be a function main(args, ctx), or the path of a script, got {shown(main)}")
+    try:
+        inspect.signature(main).bind(args, None)
+    except TypeError as error:
+        raise SpecError(f"main must be a function of two arguments, main(args, ctx); {shown(main)}: {error}") from None
+    except ValueError:  # some functions of C say nothing of their arguments
+        pass
     called = main if isinstance(main, (FunctionType, MethodType, partial)) else type(main).__call__
-    if any(is_kind(called) for is_kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+    if any(
+        is_kind(called)
+        for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    ):
         raise SpecError(
             f"main = {main!r}: a call of it runs nothing, as it is a coroutine or a generator; give a plain function, "
             "for example one that calls asyncio.run(…)"

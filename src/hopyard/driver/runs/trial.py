@@ -123,7 +123,8 @@ class Trial:
 
     def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
         """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, the pickled
-        recipe and, where the data had one, its pickled transform.
+        recipe and, where the data had one, its pickled transform. A saved model that is there already is replaced,
+        other files are left as they are; where they have names that a saved model needs, it is refused.
 
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.

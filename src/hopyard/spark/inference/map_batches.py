@@ -135,6 +135,8 @@ def map_batches(
         require_unique(df, names, "the DataFrame")
     code = dump(fn, "fn")
     source = df if keep else df.select(*[quoted(name) for name in names])
+    if schema is None and df.isStreaming:
+        raise SpecError('df is a stream, on whose first rows fn cannot be tried: give schema=, such as "score double"')
     if schema is None:
         result_schema = _result_schema(Blocks(code, names, columns is None, keep=False, types=None), source)
     else:
