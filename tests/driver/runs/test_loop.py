@@ -33,13 +33,13 @@ from hopyard.core.runs.events import (
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.links import Gone
-from hopyard.driver.runs import deletions
 from hopyard.driver.runs import loop as loops
 from hopyard.driver.runs.loop import Loop
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.spec import Part, Ref, RunSpec, Timeouts
+from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 from hopyard.store.states import LocalStore
