@@ -13,13 +13,13 @@ LEVELS = [
     {"errors"},
     {"checks"},
     {"spec"},
-    {"space"},
+    {"space", "parallel"},
     {"core"},
     {"system"},
     {"ports", "meter", "code", "filesystems"},
     {"formats"},
     {"sparkapi"},
-    {"frameworks", "data", "store", "search", "engines", "views"},
+    {"frameworks", "data", "store", "search", "engines", "views", "exchange"},
     {"training", "feeds"},
     {"agent"},
     {"driver", "sim", "testing"},
@@ -80,6 +80,7 @@ PUBLIC = set(
 ) | {"keras", "torch"}
 HEAVY = {
     "torch": {
+        "exchange/",
         "frameworks/torch/",
         "frameworks/keras/loops/torch.py",
         "feeds/adapters.py",

@@ -13,6 +13,7 @@ import pytest
 import hopyard as hy
 
 NAMES = {
+    *("AllReduce", "LocalSGD", "Nesterov"),
     *(
         "Batch",
         "Categories",

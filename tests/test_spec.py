@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hopyard.errors import SpecError
-from hopyard.spec import Hopper, Ref, RunSpec, Timeouts, Unit, better
+from hopyard.parallel import Hopper
+from hopyard.spec import Ref, RunSpec, Timeouts, Unit, better
 
 GOOD = {"epochs": 1, "partitions": 1, "validation": 0}
 

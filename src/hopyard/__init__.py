@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 """Version of this package."""
 
 _WHERE = {
+    "AllReduce": "hopyard.parallel",
     "Batch": "hopyard.spec",
     "Categories": "hopyard.data.options",
     "Configs": "hopyard.search.listed",
@@ -26,12 +27,14 @@ _WHERE = {
     "Dataset": "hopyard.data.dataset",
     "FeedError": "hopyard.errors",
     "Grid": "hopyard.search.listed",
-    "Hopper": "hopyard.spec",
+    "Hopper": "hopyard.parallel",
     "HopyardError": "hopyard.errors",
     "Inexact": "hopyard.errors",
     "Inline": "hopyard.engines.inline",
     "JournalError": "hopyard.errors",
     "Local": "hopyard.engines.local",
+    "LocalSGD": "hopyard.parallel",
+    "Nesterov": "hopyard.parallel",
     "PreflightError": "hopyard.errors",
     "Program": "hopyard.driver.programs.program",
     "ProgramContext": "hopyard.agent.programs.context",
@@ -121,6 +124,10 @@ if TYPE_CHECKING:
     from hopyard.errors import UsageError as UsageError
     from hopyard.frameworks import keras as keras
     from hopyard.frameworks import torch as torch
+    from hopyard.parallel import AllReduce as AllReduce
+    from hopyard.parallel import Hopper as Hopper
+    from hopyard.parallel import LocalSGD as LocalSGD
+    from hopyard.parallel import Nesterov as Nesterov
     from hopyard.ports import Trainable as Trainable
     from hopyard.search.listed import Configs as Configs
     from hopyard.search.listed import Grid as Grid
@@ -132,5 +139,4 @@ if TYPE_CHECKING:
     from hopyard.space import randint as randint
     from hopyard.space import uniform as uniform
     from hopyard.spec import Batch as Batch
-    from hopyard.spec import Hopper as Hopper
     from hopyard.spec import RecipeContext as RecipeContext

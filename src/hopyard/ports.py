@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hopyard.spec import Batch, Config, Ref, Sums
+from hopyard.spec import Batch, Config, Gang, Ref, Sums
 
 Tree = Any
 """A State as plain values: dicts, lists, tuples, strings, numbers, booleans, None, and arrays (NumPy or torch)."""
@@ -176,6 +176,57 @@ class SupportsResult(Protocol):
 
     def result(self, name: str, total: Any, rows: float) -> float:
         """Return the metric. `total`: its array, added up over all rows; `rows`: how many, or their weights."""
+        ...
+
+
+class Exchange(Protocol):
+    """What a Trainable has in a gang: the means over all members. All of them call the same methods in the same order.
+
+    Attributes:
+        rank, size: which member this is, of how many.
+        gang: how the members train together.
+    """
+
+    rank: int
+    size: int
+    gang: Gang
+
+    def mean(self, arrays: Sequence[Any], rows: float) -> float:
+        """Replace arrays, of NumPy or torch, by their means over all members, weighted by the rows of each. Returns the
+        rows of all members; where that is 0 nothing changes. A member without rows takes part too; what is in its
+        arrays before does not count."""
+        ...
+
+    def broadcast(self, arrays: Sequence[Any]) -> None:
+        """Replace tensors of torch by those of rank 0."""
+        ...
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all members, by rank."""
+        ...
+
+
+@runtime_checkable
+class SupportsExchange(Protocol):
+    """A Trainable that can be a member of a gang whose gradients are averaged: between its backward pass and its step
+    it calls `exchange.mean(gradients, rows)`. Its batches may be without rows."""
+
+    def set_exchange(self, exchange: Exchange | None) -> None:
+        """Use this exchange in `train` from now on; None: train alone."""
+        ...
+
+
+@runtime_checkable
+class SupportsAveraging(SupportsExchange, Protocol):
+    """A Trainable that can also be a member of a gang whose parameters are averaged after `exchange.gang.every` steps,
+    and at a partition's end. Members then have a part of the State of their own, such as an optimizer."""
+
+    def member_state(self) -> Tree:
+        """Return what this member has of its own."""
+        ...
+
+    def set_members(self, trees: list[Tree]) -> None:
+        """Take what the other members have, by rank, into the State of rank 0, from which `load` gives it back."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The frozen values that all packages share: Ref, Unit, Part, RunSpec, Batch, Hopper.
+"""The frozen values that all packages share: Ref, Unit, Part, RunSpec, Batch.
 
 They have no behaviour beyond their own validation, and know nothing of clocks, files or frameworks. Those that are sent
 or journaled are msgspec Structs; their field names are part of the journal's format and never change meaning.
@@ -164,6 +164,37 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
                 msgspec.structs.force_setattr(self, name, seconds(name, value, none=none))
 
 
+class Outer(msgspec.Struct, frozen=True, array_like=True):
+    """The optimizer that takes a step with what a round of local steps has changed (`parallel.Nesterov`)."""
+
+    lr: float
+    momentum: float
+
+
+class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How several workers train one model: a value of the whole run, which decides its results."""
+
+    size: int = 1
+    """Members of a gang, k."""
+    exchange: Literal["gradients", "parameters"] = "gradients"
+    """What they exchange: gradients in each step, or parameters after each round of local steps."""
+    accumulate: int = 1
+    """Pieces into which a member cuts its share of a batch; their gradients are added up."""
+    every: int = 1
+    """Steps of a round, τ."""
+    outer: Outer | None = None
+    """The outer optimizer of a round; None: parameters are averaged."""
+    inner: Literal["keep", "average", "reset"] = "keep"
+    """What becomes of the members' own optimizers at a round's end."""
+    compress: Literal["", "fp16", "bf16", "int8"] = ""
+    """The numbers that travel; empty: those that are there."""
+
+    @property
+    def serial(self) -> bool:
+        """Whether it trains as one worker without a gang does."""
+        return self.size == 1 and self.accumulate == 1
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
@@ -191,6 +222,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How often a unit is retried after faults of the system, each time after a longer wait."""
     timeouts: Timeouts = Timeouts()
     """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
+    gang: Gang | msgspec.UnsetType = msgspec.UNSET
+    """How several workers train one model; left out: each worker trains alone."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -214,6 +247,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Partitions that a trial goes over in the whole run."""
         return self.epochs * self.partitions
 
+    @property
+    def members(self) -> int:
+        """How many workers train one model together, k."""
+        return 1 if self.gang is msgspec.UNSET else self.gang.size
+
 
 def better(mode: str, a: float | None, b: float | None) -> bool:
     """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); None and values that are not finite
@@ -223,28 +261,6 @@ def better(mode: str, a: float | None, b: float | None) -> bool:
     if b is None or not math.isfinite(b):
         return True
     return a < b if mode == "min" else a > b
-
-
-@dataclass(frozen=True, slots=True)
-class Hopper:
-    """Model hopper parallelism: data stays, models hop. Trial i is at partition (i + k) mod P after k partitions.
-
-    Source: Nakandala, Zhang, Kumar, "Cerebro: A Data System for Optimized Deep Learning Model Selection", VLDB 2020,
-    §4. We differ: no barrier between epochs, and order is by partition, never by worker.
-
-    Args:
-        group: how many consecutive partitions one unit may cover. "auto": up to about one second of work; "off" or 1:
-            one; a whole number: that many. It never changes results.
-    """
-
-    group: int | Literal["auto", "off"] = "auto"
-
-    def __post_init__(self) -> None:
-        group = scalar(self.group)
-        is_count = isinstance(group, int) and not isinstance(group, bool) and group >= 1
-        if not is_count and not (isinstance(group, str) and group in ("auto", "off")):
-            raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
-        object.__setattr__(self, "group", group)
 
 
 @dataclass(slots=True)

@@ -2,9 +2,10 @@
 
 Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
 `StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
-`Examine` and `End`. An agent that is to host a program gets `Host` instead of `Setup`, and then the messages of
-`programs/messages.py`. All of these are numbered, and sent again until they are confirmed (`delivery.py`): two
-numbers, `Head`, stand before them. `GaveUp` has no number, nor has `Beat`, which has a socket of its own.
+`Examine` and `End`. Members of a gang also send `Publish` and `Broken`, and get `Published` and `GiveUpUnit`. An agent
+that is to host a program gets `Host` instead of `Setup`, and then the messages of `programs/messages.py`. All of these
+are numbered, and sent again until they are confirmed (`delivery.py`): two numbers, `Head`, stand before them. `GaveUp`
+has no number, nor has `Beat`, which has a socket of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
 from hopyard.text import escaped_tree
 
-WIRE = 3
+WIRE = 4
 """Version of the wire. Driver and agents must have the same."""
 
 LIMIT = 64 << 20
@@ -161,6 +162,51 @@ class Setup(Message, frozen=True):
     """For agents that may be on other hosts."""
 
 
+class Membership(msgspec.Struct, frozen=True):
+    """A worker's place in the gang that works on a unit."""
+
+    rank: int
+    size: int
+    group: int
+    """The number of their process group: the members that have it are connected already."""
+    one_host: bool
+    """Whether all members are on one host."""
+
+
+class Publish(Message, frozen=True):
+    """Up: a value for the other members of a group."""
+
+    slot: int
+    group: int
+    key: str
+    value: bytes
+
+
+class Broken(Message, frozen=True):
+    """Up: a member of a gang is out of this unit, because the exchange with the others broke, or as it was told to give
+    it up. The cause is for others to say."""
+
+    slot: int
+    lease: int
+    error: str = ""
+
+
+class Published(Message, frozen=True):
+    """Down: a value that another member has published."""
+
+    group: int
+    key: str
+    value: bytes
+
+
+class GiveUpUnit(Message, frozen=True):
+    """Down: this unit of a gang counts no longer, or a member is out of it. Answered by `Broken`, or by what the member
+    itself found wrong."""
+
+    lease: int
+    group: int
+
+
 class Work(Message, frozen=True):
     """Down: run this unit."""
 
@@ -170,6 +216,8 @@ class Work(Message, frozen=True):
     """Keys in shared memory that nobody will ask for again."""
     peer: str | None = None
     """Address of the agent that has the unit's State, when it is in memory that this agent does not share."""
+    gang: Membership | None = None
+    """For a member of a gang; None: the agent works on the unit alone."""
 
 
 class Store(Message, frozen=True):
@@ -193,8 +241,8 @@ class End(Message, frozen=True):
 Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStarted | RowsTaken | BatchesReady
 """The messages of an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
-Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Facts | Hosted
-Down = Setup | Work | Store | Examine | End | Host | Begin | Halt | StopRequested | FeedOrder
+Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Publish | Broken | Facts | Hosted
+Down = Setup | Work | Store | Published | GiveUpUnit | Examine | End | Host | Begin | Halt | StopRequested | FeedOrder
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

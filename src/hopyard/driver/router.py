@@ -27,7 +27,9 @@ from hopyard.core.messages import (
     Down,
     End,
     GaveUp,
+    GiveUpUnit,
     Hello,
+    Published,
     Setup,
     Store,
     Up,
@@ -62,7 +64,7 @@ BEAT_SECONDS = 2.5
 """Most seconds between two heartbeats: a worker that hangs is found within two of them."""
 
 
-SIDE_MESSAGES: tuple[type[Any], ...] = (Store,)
+SIDE_MESSAGES: tuple[type[Any], ...] = (Store, Published, GiveUpUnit)
 """Messages that an agent reads in the middle of a unit."""
 
 

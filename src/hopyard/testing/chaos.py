@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from random import Random
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
@@ -32,6 +31,7 @@ from hopyard.core.runs.events import (
     Finish,
     Finished,
     Forgotten,
+    GiveUp,
     Joined,
     Keep,
     Left,
@@ -50,7 +50,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
-from hopyard.spec import Fault, Part, Ref, RunSpec, Timeouts, Unit, packed
+from hopyard.spec import Fault, Part, Ref, RunSpec, Unit, packed
 from hopyard.testing.promises import Content, at_the_end, between_events, hold, sums_of
 
 
@@ -60,6 +60,8 @@ class Agent:
 
     number: int
     task: Dispatch | Check | None = None
+    gang: tuple[Agent, ...] = ()
+    """All that work on its task, by rank; empty: it does so alone."""
     memory: dict[str, tuple[Ref, Content]] = field(default_factory=dict)
     """Key → the State that lies there."""
     pending: list[tuple[Ref, Content]] = field(default_factory=list)
@@ -140,7 +142,8 @@ class Chaos:
         fixed = assignment.kind != "train" or assignment.trial.isolated or (state is not None and state.parked)
         if fixed or not self.restless or self.choose(self.restless):
             return assignment
-        idle = [machine.slots[number] for number in machine.scheduler.idle if number != assignment.slot.id]
+        others = [machine.slots[number] for number in machine.scheduler.idle if number != assignment.slot.id]
+        idle = [slot for slot in others if slot.trains]
         if idle:
             return assignment._replace(slot=idle[self.choose(len(idle))])
         waiting = [trial for trial in machine.trials.values() if machine.scheduler.is_ready(trial)]
@@ -179,7 +182,6 @@ class Chaos:
         if self.choose(2) and self.machine.names:
             self._die()
             self.resume()
-            self.ended = False
             self._extend()
             self._to_the_end()
 
@@ -235,6 +237,7 @@ class Chaos:
         """Give the run another epoch, and perhaps another trial, as a user may."""
         spec = self.machine.spec
         count = spec.trials or 0
+        self.ended = False
         self.feed(Extended(at=self.clock, epochs=spec.epochs + 1, trials=count + self.choose(2)))
         for trial in range(count, self.machine.spec.trials or 0):
             self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
@@ -383,13 +386,19 @@ class Chaos:
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, (Dispatch, Check)):
-            agent = self.agents.get(command.slot)
-            hold(agent is not None, f"{command} goes to a slot that is not there")
-            assert agent is not None
-            hold(agent.task is None, f"{command} goes to a busy slot")
+            slot = self.machine.slots[command.slot]
+            workers = slot.members if isinstance(command, Dispatch) and slot.together else (command.slot,)
+            gang = [agent for worker in workers if (agent := self.agents.get(worker)) is not None]
+            hold(len(gang) == len(workers), f"{command} goes to a slot that is not there")
+            hold(not any(agent.task for agent in gang), f"{command} goes to a busy slot")
             if isinstance(command, Dispatch):
                 self._may_start(command.unit)
-            agent.task = command
+            for agent in gang:
+                agent.task, agent.gang = command, tuple(gang if len(gang) > 1 else ())
+        elif isinstance(command, GiveUp):
+            for agent in [self.agents[worker] for worker in command.members if worker in self.agents]:
+                if isinstance(agent.task, Dispatch) and agent.task.unit.lease == command.lease:
+                    agent.task = None
         elif isinstance(command, Keep):
             self._keep(command)
         elif isinstance(command, Release):
@@ -470,14 +479,21 @@ class Chaos:
         if unit.trial in self.sick and unit.kind != "fold" and not self.choose(8):
             self._say_failed(agent, task, "user")
             return
+        if agent.gang and (agent is not agent.gang[0] or any(other.task is not task for other in agent.gang)):
+            return  # the first one answers, once all are through
         content: Content = ()
+        for follower in agent.gang[1:] if unit.start is not None else ():
+            if self._find(unit, follower) is None:
+                self._say_failed(follower, task, "store", missing=not follower.away)
+                return
         if unit.start is not None:
             start_content = self._find(unit, agent)
             if start_content is None:
                 self._say_failed(agent, task, "store", missing=not agent.away)
                 return
             content = start_content
-        agent.task = None
+        for other in agent.gang or (agent,):
+            other.task = None
         if unit.kind == "fold":
             values = {name: sum(array.numbers()) / rows for name, (array, rows) in (unit.totals or {}).items()}
             agent.outbox.append(Done(at=at, slot=agent.number, lease=unit.lease, parts=(), seconds=0.0, values=values))
@@ -545,50 +561,3 @@ LONGEST = 5
 """Epochs up to which a run is given more before its end."""
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
 _WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
-
-
-def drawn(seed: int) -> Chaos:
-    """Return one of endlessly many bad worlds."""
-    random = Random(seed)  # noqa: S311
-    partitions = random.choice([1, 2, 3, 4, 5])
-    validation = random.choice([0, 0, 1, 2, 3])
-    trials = random.choice([1, 2, 3, 5])
-    slots = random.choice([1, 2, 3, 5])
-    spec = RunSpec(
-        epochs=random.choice([1, 2, 3]),
-        partitions=partitions,
-        validation=validation,
-        trials=trials,
-        seed=seed,
-        metric=random.choice([None, "loss", "val_loss"]) if validation else random.choice([None, "loss"]),
-        mode=random.choice(["min", "max"]),
-        group=random.choice([0, 1, 2, 3]),
-        group_seconds=random.choice([0.0, 1.0]),
-        strikes=random.choice([2, 3, 3, 50]),
-        retries=random.choice([0, 0, 1, 8]),
-        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
-    )
-    return Chaos(
-        spec,
-        random.randrange,
-        slots=slots,
-        arrays=random.random() < 0.4,
-        sick=frozenset([t for t in range(trials) if random.random() < 0.1]),
-        unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
-        weights={
-            "lose": random.choice([0, 1, 3]),
-            "leave": random.choice([0, 1, 4]),
-            "fail": random.choice([0, 1, 2]),
-            "tick": random.choice([0, 1]),
-            "kill": random.choice([0, 0, 1]),
-            "full": random.choice([0, 0, 1]),
-            "starve": random.choice([0, 0, 2]),
-            "wipe": random.choice([0, 0, 4]),
-            "away": random.choice([0, 0, 1]),
-            "write": random.choice([1, 4, 12]),
-            "hear": random.choice([4, 16, 30]),
-        },
-        fragile=random.choice([0, 2, 3]),
-        blind=random.choice([0, 1, 2, 3]),
-        restless=random.choice([0, 1, 1]),
-    )

@@ -68,11 +68,16 @@ def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], jour
     hold(len(trains) == len(set(trains)), "a trial is in two places")
     owners = [slot for slot, _ in standing.values()]
     hold(len(owners) == len(set(owners)), "a slot has two leases")
-    for lease, (slot, unit) in standing.items():
-        hold(slot in machine.slots and machine.slots[slot].busy == lease, f"lease {lease} of a slot without it")
+    for lease, (owner, unit) in standing.items():
+        hold(owner in machine.slots and machine.slots[owner].busy == lease, f"lease {lease} of a slot without it")
         trial = machine.trials[unit.trial]
         leases = {trial.lease} if unit.kind == "train" else trial.validation_leases
         hold(lease in leases, f"lease {lease} astray")
+    gangs = [slot for slot in machine.slots.values() if slot.members]
+    for slot in gangs:
+        hold(len(slot.members) == spec.members and slot.members[0] == slot.id, f"gang {slot.members} of slot {slot.id}")
+    workers = [number for slot in machine.slots.values() for number in slot.members or (slot.id,)]
+    hold(len(workers) == len(set(workers)) == len(machine.workers), f"a worker is in two slots, or none: {workers}")
     for trial in machine.trials.values():
         hold(list(trial.states) == sorted(trial.states), "States out of order")
         hold(
@@ -102,6 +107,8 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
         return
     folds = machine.snapshot()["folds"]
     resting = machine.scheduler.resting
+    withheld = machine.scheduler.withheld
+    idle = [slot for slot in idle if slot.id not in withheld]
     hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
     for slot in idle:
         if slot.id in resting:
@@ -112,7 +119,7 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
             continue
         for trial in machine.trials.values():
             state = trial.states.get(trial.step)
-            ready = not trial.lease and not trial.ended and trial.step < trial.target
+            ready = slot.trains and not trial.lease and not trial.ended and trial.step < trial.target
             held_up = trial.until or trial.isolated == "train" or (state is not None and state.parked)
             hold(not ready or held_up, f"slot {slot.id} and trial {trial.id} wait for each other")
             for epoch, record in trial.epochs.items():

@@ -61,7 +61,7 @@ def test_an_old_journal_folds_to_the_same_state(path):
 def freeze(seed: int, name: str) -> None:
     """Write a pair, from the world of this seed: a new one when the format grows; an old one anew only before the first
     release."""
-    from hopyard.testing.chaos import drawn
+    from hopyard.testing.worlds import drawn
 
     world = drawn(seed)
     world.start()

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from hopyard.spec import RunSpec
-from hopyard.testing.chaos import Chaos, drawn
+from hopyard.testing.chaos import Chaos
 from hopyard.testing.promises import Broken
+from hopyard.testing.worlds import drawn
 
 WORLDS = int(os.environ.get("HOPYARD_WORLDS", "250"))
 
 
-def live(seed: int) -> Chaos:
-    world = drawn(seed)
+def live(seed: int, gangs: bool = False) -> Chaos:
+    world = drawn(seed, gangs)
     world.start()
     for _ in range(world.choose(150)):
         if world.ended:
@@ -34,6 +35,15 @@ def test_every_promise_holds_in_many_bad_worlds(block: int) -> None:
     for seed in range(block * WORLDS // 10, (block + 1) * WORLDS // 10):
         try:
             live(seed)
+        except Exception as error:
+            raise AssertionError(f"world {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_every_promise_holds_where_workers_train_in_gangs(block: int) -> None:
+    for seed in range(block * WORLDS // 5, (block + 1) * WORLDS // 5):
+        try:
+            live(seed, gangs=True)
         except Exception as error:
             raise AssertionError(f"world {seed}: {error}") from error
 

@@ -10,22 +10,39 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
+from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.code.pickling import loads
-from hopyard.core.messages import Card, End, Examine, Ready, Setup, Store, Unfit, Up, Work
+from hopyard.core.messages import (
+    Broken,
+    Card,
+    End,
+    Examine,
+    GiveUpUnit,
+    Publish,
+    Published,
+    Ready,
+    Setup,
+    Store,
+    Unfit,
+    Up,
+    Work,
+)
 from hopyard.core.runs.events import Checked, Failed
 from hopyard.data.manifest import Manifest
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
 from hopyard.store.arena import Arena, Folder
 from hopyard.store.guard import Guarded
+from hopyard.system.network import LOOPBACK, address_towards
 from hopyard.system.processes import name_threads
 from hopyard.text import escaped
 from hopyard.training.build import Plan, foresee, warm
@@ -47,6 +64,8 @@ class UnitService:
     folder: Folder
     network: Network | None = None
     """For an agent that may be on another host than the driver or its peers."""
+    member: Member | None = None
+    """The worker as a member of gangs; None: the run has none."""
 
     @property
     def location(self) -> dict[str, Any]:
@@ -64,10 +83,12 @@ class UnitService:
             return [self.worker.check(message.trial, message.config)]
         for memory_key in message.release:
             self.checkpoints.release(memory_key)
-        return self.worker.run(message.unit, message.config, message.peer)
+        return self.worker.run(message.unit, message.config, message.peer, message.gang)
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""
+        if self.member is not None:
+            self.member.close()
         self.checkpoints.close()
         if self.network is not None:
             self.network.close()
@@ -75,13 +96,15 @@ class UnitService:
         self.folder.close()
 
 
-def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card: Card | None = None) -> UnitService:
+def assemble(
+    slot: int, setup: Setup, send: Callable[[StateMessage | Publish | Broken], None], card: Card | None = None
+) -> UnitService:
     """Assemble a worker from the driver's setup.
 
     Args:
         slot: its number.
         setup: from the driver.
-        send: takes messages from the background thread.
+        send: takes messages from background threads.
         card: of an agent; None: the worker is in the driver's process.
 
     Raises:
@@ -103,8 +126,12 @@ def assemble(slot: int, setup: Setup, send: Callable[[StateMessage], None], card
     guarded = Guarded(store, setup.store)
     checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
-    worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None)
-    return UnitService(worker, checkpoints, arena, folder, network)
+    member = None
+    if card is not None and setup.spec.gang is not msgspec.UNSET:
+        driver = urlsplit(card.address).hostname or LOOPBACK
+        member = Member(slot, setup.spec.gang, send, lambda here: LOOPBACK if here else address_towards(driver))
+    worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None, member=member)
+    return UnitService(worker, checkpoints, arena, folder, network, member)
 
 
 def unfit(slot: int, error: Exception) -> Unfit:
@@ -128,6 +155,9 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
         return
     progress.folder = service.folder.path
     service.worker.prepare()
+    if service.member is not None:
+        connection.handle(Published, service.member.published)
+        connection.handle(GiveUpUnit, service.member.give_up)
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
     connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.location))
     connection.handle(Store, service.do)  # while a unit runs

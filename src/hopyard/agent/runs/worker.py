@@ -9,22 +9,25 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from hopyard import meter
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
+from hopyard.agent.runs.gang import Member
+from hopyard.agent.runs.members import alone, cannot_train, gathered
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
-from hopyard.core.messages import LIMIT, NoRoom
+from hopyard.core.messages import LIMIT, Broken, Membership, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
-from hopyard.core.runs.order import partition_seed, shuffle_seed, validation_seed
+from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import HopyardError, ResourceError, SpecError
+from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
@@ -36,6 +39,9 @@ from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import finite, gather, over
 
+if TYPE_CHECKING:
+    from hopyard.exchange.exchange import GangExchange
+
 BUILT = 32
 """Built models that a worker keeps; the least recently used one is dropped first."""
 BUILT_BYTES = 2 << 30
@@ -44,6 +50,7 @@ ROOM = 1 << 20
 """Bytes of an answer for everything that is no array."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
+Answer = Done | Failed | Durable | NoRoom | Broken
 
 
 class Worker:
@@ -58,6 +65,7 @@ class Worker:
         fetch: (peer, memory_key, ref) → a State out of memory that this worker does not share, or None.
         interruptible: whether KeyboardInterrupt comes from the user, as inline. In a process of its own, which ignores
             SIGINT, it can only come from the recipe.
+        member: this worker as a member of gangs; None: the run has none.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Worker:
         checkpoints: CheckpointWriter,
         fetch: Fetch | None = None,
         interruptible: bool = True,
+        member: Member | None = None,
     ) -> None:
         self.slot = slot
         self._interruptible = interruptible
@@ -77,6 +86,9 @@ class Worker:
         self._arena = arena
         self._checkpoints = checkpoints
         self._fetch = fetch
+        self._member = member
+        self._membership: Membership | None = None
+        """The worker's place in the gang that works on the current unit."""
         self._peer: str | None = None
         """The peer that has the State of the current unit."""
         self._built: OrderedDict[str, Built] = OrderedDict()
@@ -96,26 +108,40 @@ class Worker:
 
     # ---------------------------------------------------------------- units
 
-    def run(self, unit: Unit, config: Config, peer: str | None = None) -> Sequence[Done | Failed | Durable | NoRoom]:
-        """Run a unit; return its answer and messages that go with it. `peer`: the agent that has the unit's State, when
-        it is in memory that this worker does not share."""
+    def run(
+        self, unit: Unit, config: Config, peer: str | None = None, membership: Membership | None = None
+    ) -> Sequence[Answer]:
+        """Run a unit; return its answer and messages that go with it.
+
+        Args:
+            unit: the unit.
+            config: its trial's.
+            peer: the agent that has the unit's State, when it is in memory that this worker does not share.
+            membership: this worker's place in the gang that works on the unit; only rank 0 answers that it is done.
+        """
         begin = time.perf_counter()
-        self._peer = peer
+        self._peer, self._membership = peer, membership
         install(self._plan)  # inline, the user's own code runs in between
         self.error = None
         with self._warnings.during(unit.trial, recipe_of(self._plan.recipe, unit.trial)) as warnings:
-            first, *others = self._answers(unit, config, begin)
-        if warnings and isinstance(first, (Done, Failed)):
-            first = msgspec.structs.replace(first, warnings=tuple(warnings))
-        return [first, *others]
+            answers = self._answers(unit, config, begin)
+        if self._member is not None and membership is not None:
+            well = not any(isinstance(answer, (Failed, Broken, NoRoom)) for answer in answers)
+            self._member.leave(unit.lease, well, reported=any(isinstance(a, (Failed, Broken)) for a in answers))
+        if warnings and answers and isinstance(answers[0], (Done, Failed)):
+            return [msgspec.structs.replace(answers[0], warnings=tuple(warnings)), *answers[1:]]
+        return answers
 
-    def _answers(self, unit: Unit, config: Config, begin: float) -> Sequence[Done | Failed | Durable | NoRoom]:
+    def _answers(self, unit: Unit, config: Config, begin: float) -> Sequence[Answer]:
         try:
             answers = _RUN[unit.kind](self, unit, config, begin)
             for answer in answers:
                 if isinstance(answer, Done):
                     sendable_sums([part.sums for part in answer.parts])
             return answers
+        except GangBroken as error:  # whoever is to blame says so
+            self._forget(unit.trial)
+            return [Broken(self.slot, unit.lease, str(error))]
         except HostFault as error:  # no fault of the trial, and another host may do better
             self._forget(unit.trial)
             return [NoRoom(self.slot, str(error), "rows")]
@@ -129,15 +155,22 @@ class Worker:
 
     def _train(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
         spec = self._plan.spec
-        built, hop, moved = self._prepare_model(unit, config)
+        exchange = self._exchange(unit)
+        built, hop, moved = self._prepare_model(unit, config, exchange)
         self._forget(unit.trial)
+        rank, size, batch_size = 0, 1, built.batch_size
+        if exchange is not None:
+            meter.enter("fetch")
+            exchange.connect()
+            rank, size = exchange.rank, exchange.size
+            batch_size *= size if exchange.gang.exchange == "parameters" else 1
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()
-            seed = partition_seed(spec.seed, unit.trial, unit.epoch, partition)
+            seed = member_seed(partition_seed(spec.seed, unit.trial, unit.epoch, partition), rank)
             shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
-            loader = PartitionLoader(self._open("train", partition), built.batch_size, shuffle, seed)
+            loader = PartitionLoader(self._open("train", partition), batch_size, shuffle, seed, (rank, size))
             sums = over(built, loader, train=True)
             if spec.exact is True and (notes := _nondeterminism(built.trainable)):
                 raise SpecError(f"exact=True: {notes[0]}")
@@ -148,6 +181,11 @@ class Worker:
         if is_epoch_end:
             built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
+        if exchange is not None and size > 1:
+            parts = gathered(exchange, built.trainable, parts)
+            if rank:
+                self._loaded[self._key(unit.trial)] = ref
+                return []
         before = time.perf_counter()
         meter.enter("lay")
         memory_key, stored, size = self._lay(ref, built)
@@ -224,6 +262,8 @@ class Worker:
         try:
             meter.enter("build")
             built = build(self._plan, trial, config)
+            if fault := cannot_train(built.trainable, spec.gang):
+                return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
             batch = self._first_batch("train", built.batch_size)
             if fault := self._label_fault(built, batch):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
@@ -317,11 +357,23 @@ class Worker:
 
     # ---------------------------------------------------------------- States
 
-    def _prepare_model(self, unit: Unit, config: Config) -> tuple[Built, float, int]:
+    def _exchange(self, unit: Unit) -> GangExchange | None:
+        """Return the exchange with the other members of a gang that works on the unit; None: there is none, and the
+        worker trains as the recipe says."""
+        gang = self._plan.spec.gang
+        if self._membership is not None and self._member is not None:
+            return self._member.enter(self._membership, unit.lease)
+        return None if gang is msgspec.UNSET or gang.serial else alone(gang)
+
+    def _prepare_model(
+        self, unit: Unit, config: Config, exchange: GangExchange | None = None
+    ) -> tuple[Built, float, int]:
         """Return (the trial's model with the unit's State, seconds of moving the State there, bytes that moved)."""
         built = self._find_built(unit)
         if unit.start is None or built is None:
             built = self._build(unit.trial, config, first=unit.start is None)
+        if exchange is not None:
+            built.trainable.set_exchange(exchange)
         if unit.start is None:
             return built, 0.0, 0
         key = self._key(unit.trial)

@@ -1,9 +1,9 @@
 """Facts and commands, and their codec.
 
-A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check` and `Deferred` (`DECISIONS`) are
-decisions of the machine that change its state, so they are facts too and enter the journal: an old journal folds to the
-same state whatever later versions would decide. The other commands only ask the driver for something and are not
-written down.
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Deferred` and `Formed`
+(`DECISIONS`) are decisions of the machine that change its state, so they are facts too and enter the journal: an old
+journal folds to the same state whatever later versions would decide. The other commands only ask the driver for
+something and are not written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
@@ -107,7 +107,8 @@ class Durable(Fact, frozen=True):
 
 
 class Failed(Fact, frozen=True):
-    """A unit ended badly. "user" and "data" faults end the trial, others are tried again (`core/runs/faults.py`)."""
+    """A unit ended badly. "user" and "data" faults end the trial, others are tried again (`core/runs/faults.py`).
+    `slot`: the worker where it did; in a gang any of its members."""
 
     slot: int
     lease: int
@@ -216,6 +217,22 @@ class Deferred(Fact, frozen=True):
     reason: str
 
 
+class Formed(Fact, frozen=True):
+    """Decision: these workers train together from now on. Their slot has the number of the first, which is rank 0."""
+
+    slot: int
+    members: tuple[int, ...]
+
+
+class GiveUp(msgspec.Struct, frozen=True, gc=False):
+    """Command: these members of a gang give up the unit with this lease, if they still work on it, and with it their
+    process group."""
+
+    members: tuple[int, ...]
+    lease: int
+    group: int
+
+
 class Keep(msgspec.Struct, frozen=True, gc=False):
     """Command: the maker `slot` stores this State next, because others cannot take it out of its memory."""
 
@@ -280,12 +297,12 @@ Event = (
     | Interrupted
     | Finished
 )
-Decision = Dispatch | Check | Deferred
-DECISIONS = (Dispatch, Check, Deferred)
+Decision = Dispatch | Check | Deferred | Formed
+DECISIONS = (Dispatch, Check, Deferred, Formed)
 """Commands that change the machine's state: they are written behind the event that led to them."""
 Line = Event | Decision
 """What a line of the journal may hold."""
-Command = Decision | Keep | Release | Delete | Replace | Warn | Finish
+Command = Decision | GiveUp | Keep | Release | Delete | Replace | Warn | Finish
 
 
 def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
@@ -317,7 +334,7 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     unit: _JournalUnit
 
 
-_Written = Event | _Dispatch | Check | Deferred
+_Written = Event | _Dispatch | Check | Deferred | Formed
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 

@@ -58,6 +58,15 @@ def repair(run: RunRecord, trial: TrialRecord) -> None:
         _rewind(run, trial)
 
 
+def lose_workers(trial: TrialRecord) -> None:
+    """Forget what workers had of the trial in memory: another driver took over, and all workers are new."""
+    for state in trial.states.values():
+        state.memory_key, state.parked = "", False
+    for record in trial.epochs.values():
+        record.parked = False
+    trial.fresh = 0.0
+
+
 def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
     """Remove durable States that are gone: the trial makes them again, from the newest one before them."""
     missing = [step for step, state in trial.states.items() if state.ref in gone]

@@ -2,12 +2,13 @@
 
 **Theory of operation.** `apply` changes state and is a plain fold: the lines of a journal lead it to the state of the
 live machine. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
-`Check`, `Deferred`) are applied like events and belong in the journal behind the event that led to them; a slot whose
-time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
-versions would decide. The table at the end of this file holds every transition. What an event changes is in modules of
-their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in,
-`retries` what follows from a fault (the rules are in `faults`), `preflight` what is checked first; `scheduler` and
-`policy` decide which slot gets which unit next, `leases` whose answers count.
+`Check`, `Deferred`, `Formed`) are applied like events and belong in the journal behind the event that led to them; a
+slot whose time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever,
+whatever later versions would decide. The table at the end of this file holds every transition. What an event changes is
+in modules of their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics
+come in, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is checked first, `gangs`
+which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next, `leases` whose answers
+count.
 
 A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
 trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
@@ -48,6 +49,7 @@ from hopyard.core.runs.events import (
     Finish,
     Finished,
     Forgotten,
+    Formed,
     Interrupted,
     Joined,
     Left,
@@ -61,6 +63,7 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
 )
+from hopyard.core.runs.gangs import Gangs
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
@@ -78,6 +81,7 @@ class Machine:
     Attributes:
         trials: number → TrialRecord, in the order of proposal.
         slots: number → SlotRecord, for those that are there.
+        workers: all workers, those that are members of gangs too.
         leases: who works on what, and until when.
         scheduler: what waits, and which slots are idle.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
@@ -89,6 +93,7 @@ class Machine:
         self._run = RunRecord(spec)
         self._retries = Retries(self._run)
         self._preflight = Preflight(self._run, self._retries)
+        self.workers = Gangs(self._run)
         self.trials = self._run.trials
         self.slots = self._run.slots
         self.leases = self._run.leases
@@ -143,6 +148,10 @@ class Machine:
             self._expire(event.at)
         if self._retries.delayed:
             self._retries.decide()
+        if self._run.spec.members > 1:
+            for formed in self.workers.decide():
+                self._formed(formed)
+                commands.append(formed)
         if self.status == "running":
             for assignment in self.scheduler.assignments() if self.scheduler.changed() else ():
                 self._assign(assignment)
@@ -181,20 +190,8 @@ class Machine:
         return first is not None and first <= at
 
     def spare(self, at: float, seconds: float) -> list[int]:
-        """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
-        memory alone. Never all of them, and none while a trial waits for something other than a slot. The work that
-        remains only gets less, so no slot is needed again."""
-        idle = [
-            slot.id
-            for slot in self.slots.values()
-            if not slot.busy
-            and at - slot.idle_since >= seconds
-            and not any(retention.in_memory_only(self.trials[number], slot.id) for number in slot.memory_only)
-        ]
-        spare = idle[: len(self.slots) - 1]
-        if self.status != "running" or self.scheduler.isolated or not spare:
-            return []
-        return [] if any(map(_held_up, self.trials.values())) else spare
+        """Return the slots that may be given back at this time, idle for so many seconds (`Scheduler.spare`)."""
+        return self.scheduler.spare(at, seconds) if self.status == "running" else []
 
     def kept(self) -> set[Ref]:
         """Return every State that the store must hold."""
@@ -225,7 +222,11 @@ class Machine:
 
     def _joined(self, event: Joined) -> None:
         slot = self.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
+        slot.trains = self._run.spec.members == 1
         self.scheduler.set_idle(slot)
+
+    def _formed(self, line: Formed) -> None:
+        self.workers.form(line)
 
     def _check(self, line: Check) -> None:
         self._preflight.begin(line)
@@ -246,6 +247,9 @@ class Machine:
         unit = line.unit
         slot, trial = self.slots[line.slot], self.trials[unit.trial]
         slot.busy, slot.used = unit.lease, True
+        slot.together = bool(slot.members) and unit.kind == "train"
+        if slot.together:
+            slot.group = slot.group or unit.lease
         self.scheduler.set_busy(slot)
         if trial.isolated == unit.kind:
             trial.refuge = slot.id
@@ -265,12 +269,14 @@ class Machine:
 
     def _accept(self, event: Done | Failed) -> Unit | None:
         """Return the unit that a slot answered for, and sets the slot idle; None: the answer counts no longer."""
-        slot = self.slots.get(event.slot)
-        if slot is None:
+        slot = self.workers.slot_of(event.slot)
+        if slot is None or (slot.id != event.slot and isinstance(event, Done)):
             return None
         if slot.busy == event.lease:
+            if slot.together and isinstance(event, Failed):
+                self.workers.give_up(slot, event.lease)
             self._set_idle(slot)
-        return self.leases.accept(event.slot, event.lease)
+        return self.leases.accept(slot.id, event.lease)
 
     def _done(self, event: Done) -> None:
         unit = self._accept(event)
@@ -387,14 +393,14 @@ class Machine:
         lifecycle.repair(self._run, trial)
 
     def _store_away(self, event: StoreAway) -> None:
-        slot = self.slots.get(event.slot)
+        slot = self.workers.record(event.slot)
         if slot is not None:
             slot.away, slot.away_since = event.error, event.at
             self._run.durability.away(event.slot, event.at)
 
     def _store_back(self, event: StoreBack) -> None:
         """Wake the trials that wait for the store."""
-        slot = self.slots.get(event.slot)
+        slot = self.workers.record(event.slot)
         if slot is None or not slot.away:
             return
         slot.away = ""
@@ -406,7 +412,7 @@ class Machine:
     # ---------------------------------------------------------------- slots and drivers go
 
     def _set_idle(self, slot: SlotRecord) -> None:
-        slot.busy, slot.idle_since = 0, self._run.at
+        slot.busy, slot.together, slot.idle_since = 0, False, self._run.at
         self.leases.answered(slot.id)
         self.scheduler.set_idle(slot)
 
@@ -417,32 +423,36 @@ class Machine:
         self._retries.tick(event.at)
 
     def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
-        if number in self.slots:
-            self._run.commands.append(Replace(number, reason, fault))
-            self._remove(number, reason, fault)
+        """End a slot for good: all of its workers."""
+        slot = self.workers.slot_of(number)
+        for worker in () if slot is None else slot.members or (slot.id,):
+            self._run.commands.append(Replace(worker, reason, fault))
+            self._remove(worker, reason, fault)
 
     def _remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
-        """Remove a slot, which is gone, and the States that only it had."""
-        run = self._run
-        slot = self.slots.pop(number, None)
+        """Remove a worker, which is gone, and the States that only it had. Its gang is dissolved, and their unit given
+        out again; what the first member does alone goes on, if it is another one that is gone."""
+        run, slot = self._run, self.workers.slot_of(number)
         if slot is None:
             return
+        together = slot.together
+        if slot.members:
+            self.workers.dissolve(slot, number)
+        if number != slot.id:
+            run.durability.gone(number)
+            if together:
+                unit = self.leases.revoke(slot.busy)
+                self._set_idle(slot)
+                self._retries.lost(unit, reason, fault)
+            return
+        del self.slots[number]
         run.scheduler.remove(slot)
         self.leases.answered(number)
         if fault == "store" and (overdue_ref := run.durability.oldest(number)) is not None:
             self._retries.not_stored(self.trials[overdue_ref.trial])
         run.durability.gone(number)
         self.status = self._preflight.lost(number, reason, fault) or self.status
-        unit = self.leases.revoke(slot.busy)
-        if unit is not None:
-            trial = self.trials[unit.trial]
-            if fault == "memory":
-                self._retries.out_of_memory(trial, unit, reason, "", on_device=False)
-            elif fault in ("data", "store"):
-                lifecycle.requeue(run, trial, unit)
-                lifecycle.repair(run, trial)
-            else:
-                self._retries.retry(trial, unit, "lost", reason, "")
+        self._retries.lost(self.leases.revoke(slot.busy), reason, fault)
         for trial_number in sorted(slot.memory_only):
             lifecycle.repair(run, self.trials[trial_number])
 
@@ -456,16 +466,13 @@ class Machine:
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()
+        self.workers.clear()
         run.scheduler.clear()
         self._preflight.clear()
         for unit in units:
             lifecycle.requeue(run, self.trials[unit.trial], unit)
         for trial in self.trials.values():
-            for state in trial.states.values():
-                state.memory_key, state.parked = "", False
-            for record in trial.epochs.values():
-                record.parked = False
-            trial.fresh = 0.0  # every worker is new
+            lifecycle.lose_workers(trial)
             if trial.until:  # the user who resumed has waited
                 self._retries.wake(trial)
             lifecycle.repair(run, trial)
@@ -547,11 +554,6 @@ class Machine:
         self._run.commands.append(Finish("failed" if not completed else "completed" if all_completed else "partial"))
 
 
-def _held_up(trial: TrialRecord) -> bool:
-    """Whether the trial waits for time to pass, or for a State to be stored."""
-    return not trial.ended and (trial.until > 0 or any(state.parked for state in trial.states.values()))
-
-
 def fold(lines: Iterable[Line]) -> Machine:
     """Return the machine after all lines of a journal. The first line is `Began`."""
     machine: Machine | None = None
@@ -572,6 +574,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Proposed: Machine._proposed,
     Exhausted: Machine._exhausted,
     Joined: Machine._joined,
+    Formed: Machine._formed,
     Check: Machine._check,
     Checked: Machine._checked,
     Dispatch: Machine._dispatch,

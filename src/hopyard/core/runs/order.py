@@ -41,6 +41,20 @@ def validation_seed(seed: int, trial: int, epoch: int, partition: int) -> int:
     return keyed(seed, "validation", trial, epoch, partition)
 
 
+def member_seed(seed: int, rank: int) -> int:
+    """Return the seed of what one member of a gang draws, from that of a unit without one; rank 0 draws the same."""
+    return keyed(seed, "member", rank) if rank else seed
+
+
+def shard(rows: int, size: int, rank: int) -> tuple[int, int]:
+    """Return (first, last + 1) of the rows of a batch that a member of a gang takes: the members' shares follow each
+    other and differ by one row at most, the first ones are the larger. So each has a row where there are as many rows
+    as members, and rank 0 has one wherever there is one."""
+    each, more = divmod(rows, size)
+    first = rank * each + min(rank, more)
+    return first, first + each + (rank < more)
+
+
 def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
     """Return (epoch, partition) that `trial` visits after `step` partitions, by the Latin rotation (i + k) mod P.
 

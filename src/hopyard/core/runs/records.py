@@ -230,3 +230,13 @@ class SlotRecord(msgspec.Struct, eq=False):
     away: str = ""
     """Why it cannot store States at present; empty: it can."""
     away_since: float = 0.0
+
+    # its gang: `gangs`
+    trains: bool = True
+    """Whether training units go to it: in a run with gangs, whether it is one."""
+    members: tuple[int, ...] = ()
+    """Its workers by rank, of which the first has its number; empty: it is one worker."""
+    together: bool = False
+    """Whether all members work on its present unit."""
+    group: int = 0
+    """The lease of the unit with which the members' process group began; 0: the next unit begins one."""

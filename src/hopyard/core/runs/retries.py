@@ -50,6 +50,19 @@ class Retries:
             text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
         lifecycle.fail(run, trial, "system", text, trace)
 
+    def lost(self, unit: Unit | None, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
+        """Give out again the unit of a slot that is gone, if it had one, because of this fault."""
+        if unit is None:
+            return
+        trial = self._run.trials[unit.trial]
+        if fault == "memory":
+            self.out_of_memory(trial, unit, reason, "", on_device=False)
+        elif fault in ("data", "store"):
+            lifecycle.requeue(self._run, trial, unit)
+            lifecycle.repair(self._run, trial)
+        else:
+            self.retry(trial, unit, "lost", reason, "")
+
     def out_of_memory(self, trial: TrialRecord, unit: Unit, error: str, trace: str, on_device: bool) -> None:
         """Handle a unit that ran out of memory, of the device or of the host; its slot is gone, or will be."""
         run = self._run

@@ -62,6 +62,7 @@ class RunRecord:
                 slot.id: (
                     *(slot.host, slot.pid, slot.device, slot.busy, slot.trial, slot.step),
                     *(sorted(slot.memory_only), slot.used, slot.away),
+                    *(slot.trains, slot.members, slot.together, slot.group),
                 )
                 for slot in self.slots.values()
             },

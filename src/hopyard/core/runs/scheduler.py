@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from hopyard.core.runs import order, policy
+from hopyard.core.runs import order, policy, retention
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.spec import Kind, RunSpec
 
@@ -46,12 +46,14 @@ class Scheduler:
         idle: slots that have nothing to do and do not rest, in the order in which they became so.
         isolated: trials that ran out of memory, whose next unit runs while other slots rest.
         resting: those slots.
+        withheld: idle workers that wait for others to form a gang with.
     """
 
     def __init__(self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord]) -> None:
         self.idle: dict[int, None] = {}
         self.isolated: dict[int, None] = {}
         self.resting: set[int] = set()
+        self.withheld: set[int] = set()
         self._spec = spec
         self._trials = trials
         self._slots = slots
@@ -77,6 +79,7 @@ class Scheduler:
         self._ready_trials: list[TrialRecord] = []
         self._new_validations: list[tuple[TrialRecord, int]] = []
         self.resting.clear()
+        self.withheld.clear()
 
     # ---------------------------------------------------------------- what an event changes
 
@@ -94,6 +97,17 @@ class Scheduler:
         self.idle.pop(slot.id, None)
         self._newly_idle.pop(slot.id, None)
         self.resting.discard(slot.id)
+        self.withheld.discard(slot.id)
+
+    def withhold(self, numbers: set[int]) -> None:
+        """Give these idle slots nothing for now, and those that were withheld before whatever there is."""
+        for number in self.withheld - numbers:
+            if number in self._slots and not self._slots[number].busy:
+                self.set_idle(self._slots[number])
+        for number in numbers:
+            self.idle.pop(number, None)
+            self._newly_idle.pop(number, None)
+        self.withheld = numbers
 
     def offer(self, trial: TrialRecord) -> None:
         """Note that the trial may be able to train."""
@@ -150,7 +164,40 @@ class Scheduler:
         trial.remaining = remaining
 
     def _share(self) -> float:
-        return self._remaining / len(self._slots)
+        """Return the seconds of training that remain for each slot that trains."""
+        if self._spec.members == 1:
+            return self._remaining / len(self._slots)
+        return self._remaining / max(1, sum([slot.trains for slot in self._slots.values()]))
+
+    def _helped(self, slot: SlotRecord) -> bool:
+        """Whether it is a gang, and there are workers without a gang for validations and folds."""
+        return bool(slot.members) and not all(other.trains for other in self._slots.values())
+
+    def _first_idle(self, kind: Kind) -> SlotRecord | None:
+        """Return an idle slot for a unit of this kind: to train, one that may; for all else a worker without a gang,
+        if there is one."""
+        if self._spec.members == 1 or kind != "train":
+            small = None if self._spec.members == 1 else next((n for n in self.idle if not self._slots[n].trains), None)
+            number = next(iter(self.idle), None) if small is None else small
+        else:
+            number = next((number for number in self.idle if self._slots[number].trains), None)
+        return None if number is None else self._slots[number]
+
+    def spare(self, at: float, seconds: float) -> list[int]:
+        """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
+        memory alone. Never all of them, and none while a trial waits for something other than a slot. The work that
+        remains only gets less, so no slot is needed again; but workers of gangs may be, for a member that is lost."""
+        idle = [
+            slot.id
+            for slot in self._slots.values()
+            if not slot.busy
+            and at - slot.idle_since >= seconds
+            and not any(retention.in_memory_only(self._trials[number], slot.id) for number in slot.memory_only)
+        ]
+        spare = idle[: len(self._slots) - 1]
+        if self._spec.members > 1 or self.isolated or not spare or any(map(_held_up, self._trials.values())):
+            return []
+        return spare
 
     # ---------------------------------------------------------------- which slot gets what
 
@@ -185,29 +232,32 @@ class Scheduler:
         if ready_trials:
             for trial in ready_trials:
                 if self.idle and not trial.lease and self.is_ready(trial):
-                    yield self._train(self._nearest(trial), trial)
+                    nearest = self._nearest(trial)
+                    if nearest is not None:
+                        yield self._train(nearest, trial)
             ready_trials.clear()
         if new_validations:
             for trial, epoch in new_validations:
-                while self.idle and (pending := self._unvalidated(trial, epoch)):
-                    yield self._validate(self._slots[next(iter(self.idle))], trial, epoch, pending)
+                while (idle := self._first_idle("validate")) and (pending := self._unvalidated(trial, epoch)):
+                    yield self._validate(idle, trial, epoch, pending)
             new_validations.clear()
-        while self._folds and self.idle:
-            yield self._fold(self._slots[next(iter(self.idle))])
+        while self._folds and (idle := self._first_idle("fold")):
+            yield self._fold(idle)
 
     def _go_on(self, slot: SlotRecord) -> Assignment | None:
         """Return a fold, if one waits; else what the slot can do with the State that it has in memory."""
         if slot.busy:
             return None
-        if self._folds:
+        helped = self._helped(slot)
+        if self._folds and not helped:
             return self._fold(slot)
         trial = self._trials.get(slot.trial)
         if trial is None or trial.ended:
             return None
         epoch, rest = divmod(slot.step, self._spec.partitions)
-        if epoch > 0 and not rest and (pending := self._unvalidated(trial, epoch - 1)):
+        if epoch > 0 and not rest and not helped and (pending := self._unvalidated(trial, epoch - 1)):
             return self._validate(slot, trial, epoch - 1, pending)
-        if not self.is_ready(trial, slot.id):
+        if not slot.trains or not self.is_ready(trial, slot.id):
             return None
         critical = self._heap and policy.critical(self._longest(), trial, self._share())
         return None if critical else self._train(slot, trial)
@@ -228,13 +278,16 @@ class Scheduler:
             self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
 
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
-        """Return what an idle slot takes out of the queues: the oldest validation, else the longest trial."""
+        """Return what an idle slot takes out of the queues: the oldest validation, else the longest trial. Gangs train
+        first, where others can validate."""
+        trial = self._longest() if slot.trains else None
+        if trial is not None and self._helped(slot):
+            return self._train(slot, trial)
         while self._validations:
             number, epoch = self._validations[0]
             if pending := self._unvalidated(self._trials[number], epoch):
                 return self._validate(slot, self._trials[number], epoch, pending)
             self._validations.popleft()
-        trial = self._longest()
         return None if trial is None else self._train(slot, trial)
 
     def _longest(self) -> TrialRecord | None:
@@ -248,12 +301,15 @@ class Scheduler:
             heappop(heap)
         return None
 
-    def _nearest(self, trial: TrialRecord) -> SlotRecord:
-        """Return the idle slot for a trial that can train: the one that has it in memory, else the first."""
+    def _nearest(self, trial: TrialRecord) -> SlotRecord | None:
+        """Return the idle slot for a trial that can train: the one that has it in memory, else the first; None: no
+        idle slot trains."""
         state = trial.states.get(trial.step)
-        if state is not None and state.maker in self.idle and self._slots[state.maker].trial == trial.id:
-            return self._slots[state.maker]
-        return self._slots[next(iter(self.idle))]
+        if state is not None and state.maker in self.idle:
+            maker = self._slots[state.maker]
+            if maker.trains and maker.trial == trial.id:
+                return maker
+        return self._first_idle("train")
 
     def is_ready(self, trial: TrialRecord, slot: int = -1) -> bool:
         """Whether the trial's next training unit may be given out; `slot`: to this one, with the State in memory."""
@@ -300,7 +356,8 @@ class Scheduler:
                 waiting.append(trial)
         for trial in waiting:
             unit = self._isolated_unit(trial)
-            candidates = {number: slot for number, slot in slots.items() if number not in resting} if unit else {}
+            trains = unit is not None and unit[0] == "train"
+            candidates = {n: slot for n, slot in slots.items() if n not in resting and (slot.trains or not trains)}
             slot = policy.slot_for_retry(candidates, bool(trial.fresh))
             if slot is None or unit is None:
                 continue
@@ -333,6 +390,11 @@ class Scheduler:
             if pending := _pending(record):
                 return "validate", epoch, (pending[0],)
         return None
+
+
+def _held_up(trial: TrialRecord) -> bool:
+    """Whether the trial waits for time to pass, or for a State to be stored."""
+    return not trial.ended and (trial.until > 0 or any(state.parked for state in trial.states.values()))
 
 
 def _pending(record: EpochRecord) -> list[int]:

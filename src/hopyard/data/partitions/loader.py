@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hopyard.checks import whole
+from hopyard.core.runs.order import shard
 from hopyard.data.assignment import permutation
 from hopyard.data.columns import Columns, aligned, own
 from hopyard.formats.arrow import Array
@@ -31,6 +32,7 @@ class PartitionLoader:
         batch_size: rows of a batch, at least 1.
         shuffle: seed of the visit order (`core.runs.order.shuffle_seed`); None: as stored.
         seed: the seed in each Batch, for whatever the model draws.
+        member: (rank, size): of each batch, the rows that this member of a gang takes, perhaps none.
 
     Batches are always copies, also when rows are visited as stored: a model that changes its batch in place then
     changes nothing that is seen again. The buffers belong to the loader: one iteration at a time.
@@ -39,10 +41,21 @@ class PartitionLoader:
         SpecError: `batch_size` is not an integer >= 1.
     """
 
-    def __init__(self, columns: Columns, batch_size: int, shuffle: int | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        batch_size: int,
+        shuffle: int | None = None,
+        seed: int | None = None,
+        member: tuple[int, int] = (0, 1),
+    ) -> None:
         self.columns: Any = columns
-        self.rows = columns.rows
         self.sizes: Sequence[int] = sizes(columns.rows, whole("batch_size", batch_size, 1))
+        self._starts: Sequence[int] | None = None
+        """Where each batch begins; None: where the one before it ends."""
+        if member[1] > 1:
+            self._starts, self.sizes = _shares(self.sizes, *member)
+        self.rows = sum(self.sizes)
         self.order: Any = None if shuffle is None else permutation(shuffle, columns.rows)
         self.seed = seed
         self._buffers: tuple[Any, ...] | None = None
@@ -57,7 +70,9 @@ class PartitionLoader:
         leaves = [leaf for part in parts for leaf in _leaves(part)]
         buffers = [leaf for part in self._buffers for leaf in _leaves(part)]
         start, view_rows = 0, -1
-        for rows in self.sizes:
+        for number, rows in enumerate(self.sizes):
+            if self._starts is not None:
+                start = self._starts[number]
             stop = start + rows
             if rows != view_rows:  # the last batch may differ, the others share their views
                 outs = [buffer[:rows] for buffer in buffers]
@@ -72,6 +87,17 @@ class PartitionLoader:
                     array.take(index, 0, out, "clip")  # "raise" would gather into a buffer of its own first
             yield Batch(own(inputs), own(targets), weights, rows, self.seed)
             start = stop
+
+
+def _shares(whole_sizes: Sequence[int], rank: int, size: int) -> tuple[list[int], list[int]]:
+    """Return where the share of one member of a gang begins in each batch, and its rows."""
+    starts, rows, batch_start = [], [], 0
+    for whole_size in whole_sizes:
+        first, end = shard(whole_size, size, rank)
+        starts.append(batch_start + first)
+        rows.append(end - first)
+        batch_start += whole_size
+    return starts, rows
 
 
 def _like(part: Any, rows: int) -> Any:

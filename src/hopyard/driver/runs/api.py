@@ -17,10 +17,11 @@ from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
+from hopyard.parallel import Parallel
 from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
-from hopyard.spec import Config, Encrypt, Hopper, Timeouts
+from hopyard.spec import Config, Encrypt, Timeouts
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
 from hopyard.text import shown
@@ -36,7 +37,7 @@ def select(
     metric: str,
     mode: Literal["min", "max"],
     engine: Engine | None = None,
-    parallel: Hopper | None = None,
+    parallel: Parallel | None = None,
     seed: int = 0,
     directory: str | Path | None = None,
     store: str | Path | None = None,
@@ -133,7 +134,7 @@ def fit(
     metric: str | None = None,
     mode: Literal["min", "max"] | None = None,
     engine: Engine | None = None,
-    parallel: Hopper | None = None,
+    parallel: Parallel | None = None,
     seed: int = 0,
     directory: str | Path | None = None,
     store: str | Path | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hopyard.core.facts import Tick
-from hopyard.core.messages import End, Examine, NoRoom, Ready, Unfit, Up, Work
+from hopyard.core.messages import Broken, End, Examine, NoRoom, Publish, Ready, Unfit, Up, Work
 from hopyard.core.messages import Store as StoreNow
 from hopyard.core.runs.events import (
     CODEC,
@@ -30,6 +30,8 @@ from hopyard.core.runs.events import (
     Finish,
     Finished,
     Forgotten,
+    Formed,
+    GiveUp,
     Interrupted,
     Keep,
     Left,
@@ -45,11 +47,12 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
+from hopyard.driver.runs.gangs import GangMessages
 from hopyard.driver.runs.recovery import dispatched_refs
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Sampler, Store
-from hopyard.spec import Ref
+from hopyard.spec import Ref, Unit
 from hopyard.store.deletions import DRAIN_SECONDS, Deletions
 from hopyard.store.journal import Journal, read
 from hopyard.text import escaped
@@ -106,6 +109,7 @@ class Loop:
         self._link = link
         self._sampler = sampler
         self._workers = workers
+        self._gangs = GangMessages(machine, link)
         self._views = list(views)
         self._opening = opening
         self._early: dict[int, list[Durable]] = {}
@@ -261,6 +265,13 @@ class Loop:
     def _answer(self, message: Done | Failed, now: float) -> list[Event]:
         return [msgspec.structs.replace(message, at=now), *self._pop_early(message.lease)]
 
+    def _publish(self, message: Publish, now: float) -> list[Event]:
+        self._gangs.publish(message)
+        return []
+
+    def _broken(self, message: Broken, now: float) -> Sequence[Event]:
+        return self._gangs.broken(message, now)
+
     def _durable(self, message: Durable, now: float) -> list[Event]:
         if not self.machine.leases.stands(message.ref.attempt):
             return [msgspec.structs.replace(message, at=now)]
@@ -301,9 +312,20 @@ class Loop:
                 log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
 
     def _dispatch(self, command: Dispatch) -> None:
-        config = self.machine.trials[command.unit.trial].config
-        release = self._workers.pop_releases(command.slot)
-        self._link.send(command.slot, Work(command.unit, config, release, self._peer(command)))
+        unit = command.unit
+        config = self.machine.trials[unit.trial].config
+        slot = self.machine.slots.get(command.slot)
+        members = slot.members if slot is not None and slot.together and slot.busy == unit.lease else ()
+        for rank, worker in enumerate(members or (command.slot,)):
+            release = self._workers.pop_releases(worker)
+            gang = self._gangs.membership(command.slot, rank) if members else None
+            self._link.send(worker, Work(unit, config, release, self._peer(unit, worker), gang))
+
+    def _give_up(self, command: GiveUp) -> None:
+        self._gangs.give_up(command)
+
+    def _formed(self, command: Formed) -> None:
+        log.debug("workers %s train together", command.members)
 
     def _check(self, command: Check) -> None:
         self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
@@ -346,11 +368,10 @@ class Loop:
                 *(command.trial, command.until - command.at, command.fault, command.reason),
             )
 
-    def _peer(self, command: Dispatch) -> str | None:
-        """Return the address of the agent with the unit's State, when the slot cannot see the memory where it lies."""
-        unit = command.unit
+    def _peer(self, unit: Unit, worker: int) -> str | None:
+        """Return the address of the agent with the unit's State, when a worker cannot see the memory where it lies."""
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
-        return None if state is None else self._workers.peer(command.slot, state.maker)
+        return None if state is None else self._workers.peer(worker, state.maker)
 
 
 _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
@@ -363,6 +384,8 @@ _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
     Failed: Loop._answer,
     Durable: Loop._durable,
     Forgotten: Loop._fact,
+    Publish: Loop._publish,
+    Broken: Loop._broken,
     StoreAway: Loop._fact,
     StoreBack: Loop._fact,
 }
@@ -371,6 +394,8 @@ _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
 _CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
     Dispatch: Loop._dispatch,
     Check: Loop._check,
+    Formed: Loop._formed,
+    GiveUp: Loop._give_up,
     Deferred: Loop._defer,
     Keep: Loop._keep,
     Release: Loop._release,

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from hopyard.checks import one_of, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import SpecError
+from hopyard.parallel import PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
-from hopyard.spec import Encrypt, Hopper, RunSpec, Timeouts
+from hopyard.spec import Encrypt, RunSpec, Timeouts
 from hopyard.store.states import private
 from hopyard.text import shown, unwritable
 from hopyard.training.recipes import wants_context
@@ -66,7 +69,7 @@ def run_spec(
     epochs: int,
     metric: str | None,
     mode: Literal["min", "max"],
-    parallel: Hopper | None,
+    parallel: Parallel | None,
     seed: int,
     exact: bool | Literal["warn"],
     timeouts: Timeouts,
@@ -77,8 +80,11 @@ def run_spec(
         SpecError: something is not allowed.
     """
     parallel = Hopper() if parallel is None else parallel
-    if not isinstance(parallel, Hopper):
-        raise SpecError(f"parallel must be hy.Hopper(), got {shown(parallel)}")
+    if not isinstance(parallel, PARALLEL):
+        raise SpecError(f"parallel must be hy.Hopper(), hy.AllReduce() or hy.LocalSGD(), got {shown(parallel)}")
+    gang = gang_of(parallel, inputs.engine.workers)
+    if gang is not msgspec.UNSET:
+        check_workers(gang.size, inputs.engine)
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     better = next((way for way, words in BETTER.items() if metric and any(word in metric for word in words)), mode)
@@ -94,10 +100,19 @@ def run_spec(
         mode=mode,
         exact=exact,
         void_epochs=True,
-        group=parallel.group if isinstance(parallel.group, int) else 0,
-        group_seconds=0.0 if parallel.group == "off" else 1.0,
         timeouts=timeouts,
+        gang=gang,
+        **grouping(parallel),
     )
+
+
+def check_workers(members: int, engine: Engine) -> None:
+    """Raise SpecError where an engine has too few workers for one gang."""
+    if engine.workers < members:
+        raise SpecError(
+            f"a gang of {members} workers needs an engine with as many: {engine.name!r} has {engine.workers}"
+            + (", as its only worker is this process; give hy.Local(workers=…)" if engine.in_process else "")
+        )
 
 
 def check_shared(store: str, engine: Engine) -> None:

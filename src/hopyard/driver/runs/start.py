@@ -24,14 +24,14 @@ from hopyard.driver.runs.again import trials_to_retry, value_digest, with_recipe
 from hopyard.driver.runs.extension import Changes, extension, with_search
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.recovery import EarlierDrivers, recover
-from hopyard.driver.runs.request import RunRequest, check_shared
+from hopyard.driver.runs.request import RunRequest, check_shared, check_workers
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
+from hopyard.parallel import parallel_of
 from hopyard.ports import Engine
-from hopyard.spec import Hopper, RunSpec
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -141,6 +141,7 @@ def go_on(
     added = (extension(layout, machine, inputs, changes),) if changes.extend else ()
     selected = engine or with_environment(inputs.engine, layout.root, about.backend)
     check_shared(parent_of(about.store), selected)
+    check_workers(machine.spec.members, selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
     with room(layout.root):
@@ -241,7 +242,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     then, now = machine.spec, request.spec
     asked = {name: (getattr(then, name), getattr(now, name)) for name in ("epochs", "metric", "mode", "seed", "exact")}
     asked |= {
-        "parallel": (hopper_of(then), hopper_of(now)),
+        "parallel": (parallel_of(then), parallel_of(now)),
         "store": (parent_of(about.store) or None, None if request.store is None else absolute(str(request.store))),
         "encrypt": (about.encrypt, request.encrypt),
     }
@@ -266,11 +267,6 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
         )
     changes = Changes(msgspec.structs.asdict(now.timeouts))
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
-
-
-def hopper_of(spec: RunSpec) -> Hopper:
-    """Return the `parallel=` that a run was started with."""
-    return Hopper(spec.group or ("auto" if spec.group_seconds else "off"))
 
 
 def _differs(layout: Layout, about: About, name: str, now: Any, trust: bool) -> bool:

@@ -109,12 +109,12 @@ class Workers:
             PreflightError: none of this driver ever could.
             ResourceError: its host is at fault, and no other worker is left.
         """
-        others = self._machine.slots or self._starting - self._unfit_slots - {message.slot}
+        others = len(self._machine.workers) or self._starting - self._unfit_slots - {message.slot}
         text = f"a worker cannot start: {message.error}{self.tail(message.slot)}"
         if not self._any_ready and not (message.host and others):
             raise PreflightError([text])
         if message.host and not others:
-            raise ResourceError(f"{text}. No other worker is left; nothing is lost: `hopyard resume` goes on")
+            raise ResourceError(f"{text}. {self._too_few}; nothing is lost: `hopyard resume` goes on")
         log.warning("slot %d cannot start: %s", message.slot, message.error)
         if message.host:
             self._unfit_slots.add(message.slot)
@@ -130,13 +130,12 @@ class Workers:
         Raises:
             ResourceError: no other worker is left.
         """
-        slot = self._machine.slots.get(message.slot)
+        slot = self._machine.workers.record(message.slot)
         if slot is None:
             return []
-        if len(self._machine.slots) == 1 and not self._starting:
+        if len(self._machine.workers) - 1 + len(self._starting) < self._machine.spec.members:
             raise ResourceError(
-                f"{message.error}. No other worker is left; nothing is lost: make room there, or mend the disk, then "
-                f"{resume}"
+                f"{message.error}. {self._too_few}; nothing is lost: make room there, or mend the disk, then {resume}"
             )
         if slot.host not in self._full_hosts:
             self._full_hosts.add(slot.host)
@@ -164,18 +163,24 @@ class Workers:
             limit = FAILED_STARTS * (4 if self._any_ready else 1)  # agents that were ready may be killed now
             if self._failed_starts < limit:
                 self.start()
-            elif self._machine.slots:
+            elif len(self._machine.workers) >= self._machine.spec.members:
                 log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._failed_starts)
             else:
                 raise ResourceError(
                     f"no worker comes up: {self._failed_starts} in a row ended before they were ready, the last one "
                     f"{message.reason}{self.tail(message.slot)}"
                 )
-        elif message.slot in self._machine.slots:
+        elif message.slot in self._machine.workers:
             self.start()
             fault: Literal["memory", "system"] = "memory" if message.memory else "system"
             return [Lost(at=now, slot=message.slot, reason=str(message.reason), fault=fault)]
         return []
+
+    @property
+    def _too_few(self) -> str:
+        """Why the run cannot go on without another worker."""
+        members = self._machine.spec.members
+        return "No other worker is left" if members == 1 else f"A gang needs {members} workers, and fewer are left"
 
     def release(self, slot: int, memory_key: str) -> None:
         """A slot may release a State in its memory, as soon as it is sent something."""

@@ -18,9 +18,10 @@ import torch
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
+from hopyard.frameworks.torch.gang import Member, cut
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
-from hopyard.ports import PartitionBatches
+from hopyard.ports import Exchange, PartitionBatches, Tree
 from hopyard.spec import Batch, Sums, Values
 from hopyard.text import shown
 
@@ -86,6 +87,7 @@ class Model:
         first = next(module.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._gang = Member(self._parameters)
         self._scaler: torch.amp.GradScaler | None = None
         self._generator: tuple[int | None, torch.Generator | None] = (None, None)
         self._set_scaler()
@@ -111,7 +113,21 @@ class Model:
             tree["scheduler"] = torch_state.take_scheduler(self.scheduler)
         if self._scaler is not None:
             tree["scaler"] = self._scaler.state_dict()
+        if (gang := self._gang.state()) is not None:
+            tree["gang"] = gang
         return tree
+
+    def set_exchange(self, exchange: Exchange | None) -> None:
+        """Train as a member of a gang from now on; None: alone."""
+        self._gang.exchange = exchange
+
+    def member_state(self) -> Tree:
+        """Return what a member of a gang that averages parameters has of its own: all of the State but the module."""
+        return {name: value for name, value in self.state().items() if name in ("optimizer", "scheduler", "scaler")}
+
+    def set_members(self, trees: list[Tree]) -> None:
+        """Take what the other members have of their own, by rank, into the State of rank 0."""
+        self._gang.others = trees
 
     def load(self, tree: Any) -> None:
         """Copies a State (tensors, Leaves or NumPy arrays) into the model.
@@ -122,12 +138,13 @@ class Model:
         torch_state.put_module(self.module, tree["module"])
         if isinstance(self.loss, torch.nn.Module):
             torch_state.put_module(self.loss, tree["loss"])
-        torch_state.put_optimizer(self.optimizer, tree["optimizer"])
+        own = self._gang.load(tree.get("gang")) or tree
+        torch_state.put_optimizer(self.optimizer, own["optimizer"])
         if self.scheduler is not None:
-            torch_state.put_scheduler(self.scheduler, tree["scheduler"])
+            torch_state.put_scheduler(self.scheduler, own["scheduler"])
         self._set_scaler()
-        if self._scaler is not None and "scaler" in tree:
-            self._scaler.load_state_dict(tree["scaler"])
+        if self._scaler is not None and "scaler" in own:
+            self._scaler.load_state_dict(own["scaler"])
         self._generator = (None, None)
 
     def train_partition(self, batches: PartitionBatches) -> Sums:
@@ -186,20 +203,34 @@ class Model:
         self.module.train()
         if isinstance(self.loss, torch.nn.Module):
             self.loss.train()
-        tally = Tally(self.metrics)
+        tally, gang = Tally(self.metrics), self._gang
+        gang.begin(self._buffers())
         for batch in batches:
-            inputs, targets, weights, rows = self._on_device(batch)
-            if not rows:
-                continue  # all weights are 0: nothing to learn, and no mean
-            if self.augment is not None and batch.seed is not None:
-                inputs = self.augment(inputs, self._generator_of(batch.seed))
             self.optimizer.zero_grad(set_to_none=True)
-            with self._precision():
-                outputs = self._forward(inputs)
-                loss = self._mean(outputs, targets, weights, batch.rows)
-            self._step(loss)
-            tally.add(loss, rows, outputs, targets, weights)
+            whole = 0.0 if gang.pieces == 1 else _rows_of(batch)
+            rows = sum([self._backward(piece, whole, tally) for piece in cut(batch, gang.pieces)])
+            if gang.gradients(rows):
+                self._step()
+            gang.stepped(self.optimizer)
+        gang.end(self.optimizer)
         return tally.sums()
+
+    def _backward(self, batch: Batch, whole: float, tally: Tally) -> float:
+        """Add the gradients of a batch, or of a piece of one of `whole` rows. Returns the rows, or what they weigh."""
+        inputs, targets, weights, rows = self._on_device(batch)
+        if not rows:
+            return 0.0  # all weights are 0: nothing to learn, and no mean
+        if self.augment is not None and batch.seed is not None:
+            inputs = self.augment(inputs, self._generator_of(batch.seed))
+        with self._precision():
+            outputs = self._forward(inputs)
+            loss = self._mean(outputs, targets, weights, batch.rows)
+        part = loss * (rows / whole) if whole else loss
+        if self._scaler is not None:
+            part = self._scaler.scale(part)
+        part.backward()  # type: ignore[no-untyped-call]
+        tally.add(loss, rows, outputs, targets, weights)
+        return rows
 
     def _evaluate(self, batches: Iterable[Batch]) -> Sums:
         self.module.eval()
@@ -219,8 +250,7 @@ class Model:
 
     def _on_device(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
         """Return (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""
-        rows = float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
-        device = self.device
+        rows, device = _rows_of(batch), self.device
         return tensors(batch.inputs, device), tensors(batch.targets, device), tensors(batch.weights, device), rows
 
     def _forward(self, inputs: Any) -> Any:
@@ -244,11 +274,9 @@ class Model:
         values = loss.reshape(-1)
         return values.mean() if weights is None else (values * weights).sum() / weights.sum()
 
-    def _step(self, loss: torch.Tensor) -> None:
-        if self._scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def _step(self) -> None:
+        """Take a step along the gradients. Those of a gang were averaged before they are unscaled: so that what is not
+        finite on one member is found by all."""
         if self.clip_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
@@ -260,6 +288,13 @@ class Model:
             self._scaler.update()
         if self.scheduler is not None and self.scheduler_every == "batch":
             self.scheduler.step()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Return the buffers of module and loss, which statistics of batches may change."""
+        modules = [part for part in (self.module, self.loss) if isinstance(part, torch.nn.Module)]
+        return [
+            buffer for module in modules for buffer in torch_state.buffers_of(module).values() if buffer is not None
+        ]
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -277,6 +312,11 @@ class Model:
         """Creates a new scaler for each trial, because its scale is part of the State."""
         needed = self.autocast is torch.float16 and self.device.type == "cuda"
         self._scaler = torch.amp.GradScaler("cuda") if needed else None
+
+
+def _rows_of(batch: Batch) -> float:
+    """Return the rows of a batch, or the sum of their weights."""
+    return float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
 
 
 def _wrong_types(module: Any, optimizer: Any, metrics: Any) -> Iterator[str]:

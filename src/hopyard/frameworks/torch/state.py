@@ -35,7 +35,7 @@ def take_module(module: torch.nn.Module) -> Tree:
     }
     tree: Tree = {
         "parameters": {name: p.detach() for name, p in module.named_parameters()},
-        "buffers": _buffers(module),
+        "buffers": buffers_of(module),
     }
     return tree | {"extra": extra} if extra else tree
 
@@ -46,7 +46,7 @@ def put_module(module: torch.nn.Module, tree: Tree) -> None:
     _check_names("parameters", parameters, tree["parameters"])
     for name, value in tree["parameters"].items():
         _check_fits(f"parameter {name!r}", parameters[name], value)
-    buffers = _buffers(module)
+    buffers = buffers_of(module)
     _check_names("buffers", buffers, tree["buffers"])
     for name, value in tree["parameters"].items():
         copy_into(parameters[name], value)
@@ -63,7 +63,7 @@ def put_module(module: torch.nn.Module, tree: Tree) -> None:
         module.get_submodule(name).set_extra_state(_copied(value))
 
 
-def _buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Return all buffers by their first name, also those that are None or not persistent."""
     buffers: dict[str, torch.Tensor | None] = {}
     buffer_ids: set[int] = set()

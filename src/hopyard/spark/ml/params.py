@@ -27,11 +27,12 @@ from pyspark.ml.param.shared import (
 
 from hopyard.checks import closest, fraction, one_of, whole
 from hopyard.errors import SpecError
+from hopyard.parallel import PARALLEL, Parallel
 from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Search
 from hopyard.space import Space
 from hopyard.spark.inference.loaded import Invalid
-from hopyard.spec import Hopper, Timeouts
+from hopyard.spec import Timeouts
 from hopyard.text import shown
 from hopyard.training.recipes import wants_context
 
@@ -67,7 +68,7 @@ class EstimatorParams(ModelParams, total=False):
     validationCol: str
     seed: int
     partitions: int
-    parallel: Hopper
+    parallel: Parallel
     epochs: int
     workers: int
     engine: Engine
@@ -208,7 +209,9 @@ TABLE: dict[str, Row] = {
     "validationCol": Row("column of true and false: the rows that validate", _text),
     "seed": Row("seed of everything random", partial(_whole, None), 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
-    "parallel": Row("how trials share the workers", partial(_instance_of, Hopper, "hy.Hopper()")),
+    "parallel": Row(
+        "how trials share the workers", partial(_instance_of, PARALLEL, "hy.Hopper(), hy.AllReduce() or hy.LocalSGD()")
+    ),
     "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
     "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),

@@ -1,0 +1,82 @@
+"""What the members of a gang hand to rank 0 at a unit's end, and which Trainables can be members at all."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hopyard.frameworks.tree import lower
+from hopyard.ports import SupportsAveraging, SupportsExchange
+from hopyard.spec import Array, Gang, PackedSums, Part
+from hopyard.store.tree import decode, encode
+
+if TYPE_CHECKING:
+    from hopyard.exchange.exchange import GangExchange
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A member's share of the answer to a unit."""
+
+    parts: list[Part]
+    state: bytes = b""
+    """What it has of its own (`ports.SupportsAveraging`), as the codec of States writes it."""
+
+
+def alone(gang: Gang) -> GangExchange:
+    """Return the exchange of a gang of one worker, for what else a gang decides."""
+    from hopyard.exchange.board import Board
+    from hopyard.exchange.exchange import GangExchange
+    from hopyard.exchange.group import Group
+
+    return GangExchange(0, 1, gang, lambda: Group(0, 1, Board(lambda group, key, value: None), 0, ""))
+
+
+def gathered(exchange: GangExchange, trainable: Any, parts: list[Part]) -> list[Part]:
+    """Hand this member's share to rank 0. Returns the sums of all members there, and its own elsewhere."""
+    averages = exchange.gang.exchange == "parameters"
+    state = bytes(encode(lower(trainable.member_state()))) if averages and exchange.rank else b""
+    shares = exchange.gather(msgspec.msgpack.encode(Share(parts, state)))
+    if exchange.rank:
+        return parts
+    decoded = [msgspec.msgpack.decode(share, type=Share) for share in shares]
+    if averages:
+        trainable.set_members([decode(share.state) for share in decoded[1:]])
+    return [
+        Part(part.partition, added([share.parts[number].sums for share in decoded]), part.seconds)
+        for number, part in enumerate(parts)
+    ]
+
+
+def added(members: list[PackedSums]) -> PackedSums:
+    """Return the sums of all members, added in the order of their ranks. A member without rows may lack a metric."""
+    totals: PackedSums = {}
+    for sums in members:
+        for name, (total, rows) in sums.items():
+            before = totals.get(name)
+            if before is None:
+                totals[name] = total, rows
+            elif isinstance(total, Array) and isinstance(before[0], Array):
+                numbers = zip(before[0].numbers(), total.numbers(), strict=True)
+                totals[name] = Array.of([one + other for one, other in numbers]), before[1] + rows
+            else:
+                totals[name] = before[0] + total, before[1] + rows  # type: ignore[operator]
+    return totals
+
+
+def cannot_train(trainable: Any, gang: Gang | msgspec.UnsetType) -> str:
+    """Return why this Trainable cannot be a member of such a gang, in one sentence; "": it can."""
+    if gang is msgspec.UNSET or gang.serial:
+        return ""
+    kind = f"{type(trainable).__module__}.{type(trainable).__qualname__}"
+    if importlib.util.find_spec("torch") is None:
+        return "a gang exchanges gradients and parameters by torch.distributed, and torch is not installed there"
+    if not isinstance(trainable, SupportsExchange):
+        return (
+            f"{kind} cannot train in a gang: hy.torch.Model can, and so can a Trainable with set_exchange(exchange) "
+            "that calls exchange.mean(gradients, rows) before its step; other models train with parallel=hy.Hopper()"
+        )
+    if gang.exchange == "parameters" and not isinstance(trainable, SupportsAveraging):
+        return f"{kind} cannot average parameters: hy.torch.Model can; it may train with parallel=hy.AllReduce()"
+    return ""

@@ -1,0 +1,131 @@
+"""Gangs: k workers that train one model together are one slot, below the scheduler.
+
+A worker that joins is a slot of its own. `decide` groups k idle ones, of one host first, into a *gang*: a slot of k
+members, which has the number of the first (rank 0). Scheduler, policy and leases go on seeing slots. Training units go
+to gangs; a worker that completes none takes validations and folds meanwhile, and rests once the others that it needs
+are there and busy. Formation is a decision, `Formed`, so the journal has it.
+
+All members work on a training unit, and the first one answers for it; validations and folds are the first one's alone.
+When a member is lost its gang is dissolved: the unit is given out again, those who are left are told to give it up
+(`GiveUp`) and are free at once, with their processes. What the first member has in memory stays there; what another
+one had there before it joined the gang is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hopyard.core.runs import lifecycle
+from hopyard.core.runs.events import Formed, GiveUp, Release
+from hopyard.core.runs.records import SlotRecord
+from hopyard.core.runs.run_record import RunRecord
+
+
+class Gangs:
+    """The gangs of a run. Owner: `Machine`.
+
+    Args:
+        run: the machine's record.
+    """
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run = run
+        self._followers: dict[int, tuple[SlotRecord, int]] = {}
+        """Worker of a rank > 0 → (its record, for when it is free again; the slot of its gang)."""
+
+    def __contains__(self, worker: int) -> bool:
+        """Whether the worker is there, alone or in a gang."""
+        return worker in self._run.slots or worker in self._followers
+
+    def __len__(self) -> int:
+        """How many workers are there."""
+        return len(self._run.slots) + len(self._followers)
+
+    def slot_of(self, worker: int) -> SlotRecord | None:
+        """Return the slot that the worker is, or is a member of."""
+        _, number = self._followers.get(worker, (None, worker))
+        return self._run.slots.get(number)
+
+    def record(self, worker: int) -> SlotRecord | None:
+        """Return what is known of the worker itself."""
+        record, _ = self._followers.get(worker, (None, worker))
+        return record or self._run.slots.get(worker)
+
+    def decide(self) -> list[Formed]:
+        """Return the gangs that can be formed now. Workers that wait for busy ones to form a gang rest meanwhile."""
+        slots, size = self._run.slots, self._run.spec.members
+        free = [slot for slot in slots.values() if not slot.members]
+        groups = grouped([slot for slot in free if not slot.busy], size)
+        grown = {member for members in groups for member in members}
+        later = grouped([slot for slot in free if slot.id not in grown], size)
+        waiting = {member for members in later for member in members if not slots[member].busy}
+        self._run.scheduler.withhold(waiting)
+        return [Formed(at=self._run.at, slot=members[0], members=members) for members in groups]
+
+    def form(self, line: Formed) -> None:
+        """Make one slot of the members."""
+        run, first = self._run, line.members[0]
+        for member in line.members[1:]:
+            record = run.slots.pop(member)
+            self._followers[member] = record, first
+            run.scheduler.remove(record)
+            self._release_memory(record)
+        slot = run.slots[first]
+        slot.members, slot.trains, slot.group = line.members, True, 0
+        run.scheduler.set_idle(slot)
+
+    def _release_memory(self, record: SlotRecord) -> None:
+        """Let a worker that becomes a follower drop the States in its memory: they count as gone."""
+        run = self._run
+        for number in sorted(record.memory_only):
+            trial = run.trials[number]
+            for state in trial.states.values():
+                if state.maker == record.id and state.memory_key:
+                    run.commands.append(Release(record.id, state.memory_key))
+                    state.memory_key = ""
+            lifecycle.repair(run, trial)
+        record.memory_only.clear()
+        record.trial = record.step = -1
+
+    def give_up(self, slot: SlotRecord, lease: int, without: int = -1) -> None:
+        """Tell the members of a gang, but for one that is gone, to give up the unit of this lease, which counts no
+        longer. Their process group ends with it."""
+        members = tuple([member for member in slot.members if member != without])
+        self._run.commands.append(GiveUp(members, lease, slot.group))
+        slot.group = 0
+
+    def dissolve(self, slot: SlotRecord, gone: int) -> None:
+        """Dissolve the gang of a worker that is gone; the others are free and idle, but for what the first member does
+        alone."""
+        run = self._run
+        if slot.together:
+            self.give_up(slot, slot.busy, gone)
+        followers, slot.members, slot.trains, slot.group = slot.members[1:], (), False, 0
+        for member in followers:
+            record, _ = self._followers.pop(member)
+            if member != gone:
+                run.slots[member] = record
+                record.used, record.idle_since = record.used or slot.used, run.at
+                run.scheduler.set_idle(record)
+
+    def clear(self) -> None:
+        """Drop all, as all workers are gone."""
+        self._followers.clear()
+
+
+def grouped(free: Iterable[SlotRecord], size: int) -> list[tuple[int, ...]]:
+    """Return groups of `size` out of free workers: of one host where there are enough of them, else of as few as
+    possible. Those with States in their memory come first, as the first member keeps its own."""
+    hosts: dict[str, list[int]] = {}
+    for slot in sorted(free, key=lambda slot: (not slot.memory_only, slot.id)):
+        hosts.setdefault(slot.host, []).append(slot.id)
+    groups = []
+    for workers in hosts.values():
+        while len(workers) >= size:
+            groups.append(tuple(workers[:size]))
+            del workers[:size]
+    rest = [worker for workers in sorted(hosts.values(), key=len, reverse=True) for worker in workers]
+    while len(rest) >= size:
+        groups.append(tuple(rest[:size]))
+        del rest[:size]
+    return groups

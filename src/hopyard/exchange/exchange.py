@@ -1,0 +1,105 @@
+"""What a Trainable of a gang is given: means over all members, weighted by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hopyard.exchange.buffers import Buffers, tensor_of
+from hopyard.exchange.group import Group
+from hopyard.spec import Gang
+
+_COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class GangExchange:
+    """A member's exchange with the others; a `ports.Exchange`.
+
+    Args:
+        rank, size: which member this is, of how many.
+        gang: how they train together.
+        connect: connects the members; called when they first exchange something.
+    """
+
+    def __init__(self, rank: int, size: int, gang: Gang, connect: Callable[[], Group]) -> None:
+        self.rank, self.size, self.gang = rank, size, gang
+        self._connect = connect
+        self._connected: Group | None = None
+        self._buffers = Buffers()
+
+    def connect(self) -> None:
+        """Connect the members, if they are not; waits until all of them are there.
+
+        Raises:
+            GangBroken: they could not be connected, or their unit was given up.
+        """
+        if self._connected is None:
+            self._connected = self._connect()
+
+    def close(self) -> None:
+        """Hang up, which the other members notice."""
+        if self._connected is not None:
+            self._connected.close()
+
+    @property
+    def _group(self) -> Group:
+        self.connect()
+        assert self._connected is not None
+        return self._connected
+
+    def mean(self, arrays: Sequence[Any], rows: float) -> float:
+        """Replace arrays by their means over all members, weighted by rows, with the same bits on each member.
+
+        Each number is Σ rows · number / Σ rows. What a member without rows has in its arrays does not matter.
+
+        Args:
+            arrays: of NumPy or torch, of equal shapes and in equal order on all members; changed in place.
+            rows: the rows that this member's numbers are the mean of.
+
+        Returns:
+            Σ rows over all members; where that is 0 the arrays stay as they are.
+        """
+        if self.size == 1:
+            return rows
+        tensors = [tensor_of(array) for array in arrays]
+        half = _COMPRESSED.get(self.gang.compress)
+        total = self._total(rows) if half is not None else 0.0
+        for positions, flat in self._buffers.of(tensors):
+            mine = [tensors[position] for position in positions]
+            memory = flat.memory
+            if rows:
+                flat.load(mine)
+                memory.mul_(rows if half is None else rows / (total or 1.0))
+            else:
+                memory.zero_()
+            if half is None or memory.dtype is not torch.float32:
+                self._group.add(memory)
+            else:
+                small = memory.to(half)
+                self._group.add(small)
+                memory.copy_(small)
+            if half is None:
+                total = float(memory[0])
+                if total:
+                    memory.div_(total)
+            if total:
+                flat.store(mine)
+        return total
+
+    def broadcast(self, arrays: Sequence[Any]) -> None:
+        """Replace tensors of torch, of any dtype, by those of rank 0."""
+        for array in arrays if self.size > 1 else ():
+            host = array.detach().cpu().contiguous()
+            self._group.broadcast(host.reshape(-1).view(torch.uint8))
+            array.detach().copy_(host)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all members, by rank."""
+        return self._group.gather(data)
+
+    def _total(self, rows: float) -> float:
+        total = torch.tensor([rows], dtype=torch.float64)
+        self._group.add(total)
+        return float(total)

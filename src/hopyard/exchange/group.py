@@ -1,0 +1,119 @@
+"""The process group of a gang: torch.distributed's gloo between the members, which met on a board.
+
+torch's global process group is not touched: the user's code may have its own. Sockets are bound to the one address by
+which the members reach each other. gloo knows no authentication; only numbers go over it, no pickled objects.
+
+When a member is gone, its neighbours' operations fail at once and the others' never do: whoever sees an error closes
+its group, so that its neighbours see one, and so on. Time-outs come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+from hopyard.exchange.board import Board, GangBroken
+
+CONNECT_SECONDS = 30.0
+"""Time for the members to connect, once all of them are there."""
+SILENT_SECONDS = 3600.0
+"""Time that one operation waits for others: a member that makes no progress is noticed by the driver before."""
+
+
+class Rendezvous(Store):
+    """The part of a board that belongs to one group, as torch asks for it.
+
+    Args:
+        board: of this process.
+        group: the number of the group.
+    """
+
+    def __init__(self, board: Board, group: int) -> None:
+        super().__init__()
+        self._board, self._group = board, group
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """Publish a value."""
+        self._board.set(self._group, key, bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once it is published."""
+        return self._board.get(self._group, key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until values are published, however long that takes."""
+        for key in keys:
+            self._board.get(self._group, key)
+
+
+class Group:
+    """A member's end of the group. All members call the same operations in the same order.
+
+    Args:
+        rank, size: which member this is, of how many.
+        board: where the members meet.
+        number: the number of the group on the board.
+        address: the address of this host by which the other members reach it.
+
+    Raises:
+        GangBroken: the members could not be connected.
+    """
+
+    def __init__(self, rank: int, size: int, board: Board, number: int, address: str) -> None:
+        self.rank, self.size = rank, size
+        self._group: Any = None
+        if size == 1:
+            return
+        store = Rendezvous(board, number)
+        store.set(f"here/{rank}", b"")
+        store.wait([f"here/{each}" for each in range(size)])  # a member may still build its model for minutes
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timedelta(seconds=CONNECT_SECONDS)
+        self._group = self._guarded(lambda: ProcessGroupGloo(store, rank, size, options))
+        self._group._set_default_timeout(timedelta(seconds=SILENT_SECONDS))
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Replace a tensor on the host by the sum over all members, with the same bits everywhere."""
+        if self.size > 1:
+            self._guarded(lambda: self._alive().allreduce(flat).wait())
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Replace a tensor on the host by that of rank 0."""
+        if self.size > 1:
+            self._guarded(lambda: self._alive().broadcast(flat, 0).wait())
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all members, by rank."""
+        if self.size == 1:
+            return [data]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._guarded(lambda: self._alive().allgather(lengths, torch.tensor([len(data)])).wait())
+        counts = [int(length) for length in lengths]
+        padded = torch.zeros(max(*counts, 1), dtype=torch.uint8)
+        if data:
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        everything = [torch.empty_like(padded) for _ in range(self.size)]
+        self._guarded(lambda: self._alive().allgather(everything, padded).wait())
+        return [part[:count].numpy().tobytes() for part, count in zip(everything, counts, strict=True)]
+
+    def close(self) -> None:
+        """Hang up, which the other members notice."""
+        self._group = None
+
+    def _alive(self) -> Any:
+        if self._group is None:
+            raise GangBroken("this member has hung up")
+        return self._group
+
+    def _guarded(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
+        except RuntimeError as error:
+            self.close()
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise GangBroken(f"the exchange between the members of the gang broke: {reason}") from None

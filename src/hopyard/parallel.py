@@ -1,0 +1,172 @@
+"""How trials share the workers, and how several workers share one trial: the values of `parallel=`.
+
+Each is a schedule (which trial is where) and a gang (how many workers train it together, and what they exchange). They
+are the user's words; what a run keeps of them is in its `RunSpec` (`group`, `group_seconds`, `gang`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from hopyard.checks import one_of, scalar, whole
+from hopyard.errors import SpecError
+from hopyard.spec import Gang, Outer, RunSpec
+from hopyard.text import shown
+
+Gangs = Gang | msgspec.UnsetType
+
+
+@dataclass(frozen=True, slots=True)
+class Hopper:
+    """Model hopper parallelism: data stays, models hop. Trial i is at partition (i + k) mod P after k partitions.
+
+    Source: Nakandala, Zhang, Kumar, "Cerebro: A Data System for Optimized Deep Learning Model Selection", VLDB 2020,
+    §4. We differ: no barrier between epochs, and order is by partition, never by worker.
+
+    Args:
+        group: how many consecutive partitions one unit may cover. "auto": up to about one second of work; "off" or 1:
+            one; a whole number: that many. It never changes results.
+        gang: how many workers train a trial together, as `AllReduce` does; trials hop from gang to gang.
+    """
+
+    group: int | Literal["auto", "off"] = "auto"
+    gang: int = 1
+
+    def __post_init__(self) -> None:
+        group = scalar(self.group)
+        is_count = isinstance(group, int) and not isinstance(group, bool) and group >= 1
+        if not is_count and not (isinstance(group, str) and group in ("auto", "off")):
+            raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
+        object.__setattr__(self, "group", group)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Synchronous data parallelism, as Horovod and DistributedDataParallel do it: each batch is split over the workers
+    of a gang, and their gradients are averaged before each step.
+
+    `batch_size` is that of the whole batch. The mean is weighted by rows, so that the gang takes the same steps as one
+    worker with the whole batch would, up to rounding; equal numbers of workers give equal bits.
+
+    Args:
+        workers: workers of a gang; None: all that the engine has when the run starts.
+        accumulate: pieces into which each worker cuts its share of a batch, which take turns in memory; their gradients
+            are added up.
+        compress: "fp16": gradients travel in half precision; None: as they are.
+
+    Source: Sergeev, Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799, §3.
+    We differ: shares are weighted by their rows, so the last batch may be uneven.
+    """
+
+    workers: int | None = None
+    accumulate: int = 1
+    compress: Literal["fp16"] | None = None
+
+    def __post_init__(self) -> None:
+        _check_workers("AllReduce", self)
+        object.__setattr__(self, "accumulate", whole("AllReduce(accumulate=)", self.accumulate, 1))
+        one_of("AllReduce(compress=)", self.compress, (None, "fp16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """The outer optimizer of `LocalSGD`: a step of Nesterov's momentum along what a round has changed. DiLoCo has
+    `Nesterov(0.7, 0.9)`; `Nesterov(1.0, 0.0)` is the plain average.
+
+    Args:
+        lr: learning rate, > 0.
+        momentum: in [0, 1).
+
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105,
+    algorithm 1.
+    """
+
+    lr: float
+    momentum: float
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum"):
+            value = scalar(getattr(self, name))
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not (value > 0 if name == "lr" else 0 <= value < 1):
+                allowed = "a finite number > 0" if name == "lr" else "a number in [0, 1)"
+                raise SpecError(f"Nesterov({name}=) must be {allowed}, got {shown(value)}")
+            object.__setattr__(self, name, float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSGD:
+    """Each worker of a gang takes `every` steps on batches of its own; then their parameters are averaged.
+
+    `batch_size` is each worker's own. A round ends after `every` steps, and at each partition's end, so that results do
+    not depend on which partitions are grouped into one unit.
+
+    Args:
+        workers: workers of a gang; None: all that the engine has when the run starts.
+        every: steps between two averages, τ.
+        outer: `Nesterov(lr, momentum)`: an optimizer that takes a step along the mean change of a round; None: the mean
+            itself.
+        inner: what becomes of the workers' optimizers (momenta and the like) after a round: "keep": each goes on with
+            its own; "average": all go on with their mean; "reset": all begin anew.
+        compress: "bf16" or "int8": how parameters travel; None: as they are.
+
+    Source: Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016, algorithm 1 (τ); Douillard et al.,
+    "DiLoCo", arXiv:2311.08105 (outer).
+    """
+
+    workers: int | None = None
+    every: int = 10
+    outer: Nesterov | None = None
+    inner: Literal["keep", "average", "reset"] = "keep"
+    compress: Literal["bf16", "int8"] | None = None
+
+    def __post_init__(self) -> None:
+        _check_workers("LocalSGD", self)
+        object.__setattr__(self, "every", whole("LocalSGD(every=)", self.every, 1))
+        if self.outer is not None and not isinstance(self.outer, Nesterov):
+            raise SpecError(f"LocalSGD(outer=) must be hy.Nesterov(lr, momentum) or None, got {shown(self.outer)}")
+        one_of("LocalSGD(inner=)", self.inner, ("keep", "average", "reset"))
+        one_of("LocalSGD(compress=)", self.compress, (None, "bf16", "int8"))
+
+
+Parallel = Hopper | AllReduce | LocalSGD
+PARALLEL = (Hopper, AllReduce, LocalSGD)
+
+
+def _check_workers(name: str, value: Any) -> None:
+    if value.workers is not None:
+        object.__setattr__(value, "workers", whole(f"{name}(workers=)", value.workers, 1))
+
+
+def gang_of(parallel: Parallel, workers: int) -> Gangs:
+    """Return the gang that `parallel` asks for, on an engine of so many workers."""
+    if isinstance(parallel, Hopper):
+        return msgspec.UNSET if parallel.gang == 1 else Gang(parallel.gang)
+    size = workers if parallel.workers is None else parallel.workers
+    if isinstance(parallel, AllReduce):
+        return Gang(size, accumulate=parallel.accumulate, compress=parallel.compress or "")
+    outer = None if parallel.outer is None else Outer(parallel.outer.lr, parallel.outer.momentum)
+    return Gang(
+        size, "parameters", every=parallel.every, outer=outer, inner=parallel.inner, compress=parallel.compress or ""
+    )
+
+
+def grouping(parallel: Parallel) -> dict[str, Any]:
+    """Return the fields of a RunSpec that say how partitions are grouped into units."""
+    group = parallel.group if isinstance(parallel, Hopper) else "auto"
+    return {"group": group if isinstance(group, int) else 0, "group_seconds": 0.0 if group == "off" else 1.0}
+
+
+def parallel_of(spec: RunSpec) -> Parallel:
+    """Return the `parallel=` that a run was started with, as far as its results and its schedule tell."""
+    gang, group = spec.gang, spec.group or ("auto" if spec.group_seconds else "off")
+    if gang is msgspec.UNSET or (group != "auto" and gang == Gang(gang.size)):
+        return Hopper(group, spec.members)  # type: ignore[arg-type]
+    if gang.exchange == "gradients":
+        return AllReduce(gang.size, gang.accumulate, gang.compress or None)  # type: ignore[arg-type]
+    outer = None if gang.outer is None else Nesterov(gang.outer.lr, gang.outer.momentum)
+    return LocalSGD(gang.size, gang.every, outer, gang.inner, gang.compress or None)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Bad worlds drawn at random: how large a run is, and what goes wrong in it how often."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from hopyard.spec import Gang, RunSpec, Timeouts
+from hopyard.testing.chaos import Chaos
+
+
+def drawn(seed: int, gangs: bool = False) -> Chaos:
+    """Return one of endlessly many bad worlds; with `gangs`, one in which two or three workers train together."""
+    random = Random(seed)  # noqa: S311
+    partitions = random.choice([1, 2, 3, 4, 5])
+    validation = random.choice([0, 0, 1, 2, 3])
+    trials = random.choice([1, 2, 3, 5])
+    slots = random.choice([1, 2, 3, 5])
+    spec = RunSpec(
+        epochs=random.choice([1, 2, 3]),
+        partitions=partitions,
+        validation=validation,
+        trials=trials,
+        seed=seed,
+        metric=random.choice([None, "loss", "val_loss"]) if validation else random.choice([None, "loss"]),
+        mode=random.choice(["min", "max"]),
+        group=random.choice([0, 1, 2, 3]),
+        group_seconds=random.choice([0.0, 1.0]),
+        strikes=random.choice([2, 3, 3, 50]),
+        retries=random.choice([0, 0, 1, 8]),
+        timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
+        gang=Gang(random.choice([2, 2, 3])) if gangs else msgspec.UNSET,
+    )
+    return Chaos(
+        spec,
+        random.randrange,
+        slots=max(slots, spec.members),
+        arrays=random.random() < 0.4,
+        sick=frozenset([t for t in range(trials) if random.random() < 0.1]),
+        unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
+        weights={
+            "lose": random.choice([0, 1, 3]),
+            "leave": random.choice([0, 1, 4]),
+            "fail": random.choice([0, 1, 2]),
+            "tick": random.choice([0, 1]),
+            "kill": random.choice([0, 0, 1]),
+            "full": random.choice([0, 0, 1]),
+            "starve": random.choice([0, 0, 2]),
+            "wipe": random.choice([0, 0, 4]),
+            "away": random.choice([0, 0, 1]),
+            "write": random.choice([1, 4, 12]),
+            "hear": random.choice([4, 16, 30]),
+        },
+        fragile=random.choice([0, 2, 3]),
+        blind=random.choice([0, 1, 2, 3]),
+        restless=random.choice([0, 1, 1]),
+    )
