@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from hopyard.core.runs import order, policy
+from hopyard.core.runs import order, policy, retention
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.spec import Kind, RunSpec
 
@@ -151,6 +151,18 @@ class Scheduler:
 
     def _share(self) -> float:
         return self._remaining / len(self._slots)
+
+    def spare(self, at: float, seconds: float) -> list[int]:
+        """Return the slots that may be given back at this time, as `Machine.spare` says it."""
+        idle = [
+            slot.id
+            for slot in self._slots.values()
+            if not slot.busy
+            and at - slot.idle_since >= seconds
+            and not any(retention.in_memory_only(self._trials[number], slot.id) for number in slot.memory_only)
+        ]
+        spare = idle[: len(self._slots) - 1]
+        return [] if self.isolated or not spare or any(map(_held_up, self._trials.values())) else spare
 
     # ---------------------------------------------------------------- which slot gets what
 
@@ -333,6 +345,11 @@ class Scheduler:
             if pending := _pending(record):
                 return "validate", epoch, (pending[0],)
         return None
+
+
+def _held_up(trial: TrialRecord) -> bool:
+    """Whether the trial waits for time to pass, or for a State to be stored."""
+    return not trial.ended and (trial.until > 0 or any(state.parked for state in trial.states.values()))
 
 
 def _pending(record: EpochRecord) -> list[int]:
