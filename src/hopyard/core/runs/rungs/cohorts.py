@@ -147,9 +147,9 @@ class Cohorts:
                 del self._open[first]
         for number, step in list(standing.undecided.items()):
             cohort = self._of(number)
-            rung = cohort.bracket.rung(step)
-            missing = 0 if rung is None else cohort.missing(rung.level)
-            name = "the rung" if rung is None else rung.name
+            reached = cohort.bracket.rung(step)
+            missing = 0 if reached is None else cohort.missing(reached.level)
+            name = "the rung" if reached is None else reached.name
             yield standing.pause(number, f"{name}: it waits for {missing} other{'s' if missing != 1 else ''}")
 
     def generation(self, trial: int) -> tuple[int, int] | None:
