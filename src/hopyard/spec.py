@@ -17,6 +17,7 @@ import msgspec
 
 from hopyard.checks import one_of, scalar, seconds, whole
 from hopyard.errors import SpecError
+from hopyard.stopping import Rule, check_rule, number
 from hopyard.text import shown, unwritable
 
 FORMAT = 1
@@ -72,7 +73,7 @@ Fault = Literal["user", "data", "system", "store", "memory"]
 memory ran out."""
 Encrypt = bool | Literal["between hosts"]
 """Whether States are encrypted when they are sent over the network."""
-Status = Literal["waiting", "running", "completed", "failed"]
+Status = Literal["waiting", "running", "paused", "completed", "stopped", "failed"]
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -218,6 +219,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions of each unit; 0: by `group_seconds`."""
     strikes: int = 3
     """A unit that lost this many slots ends its trial as poison."""
+    stop: Rule | None = None
+    """Stops, pauses and promotes trials; None: each is trained to the end."""
+    batch: int = 0
+    """Trials are proposed so many at a time, the next ones when all of these have ended; 0: as others end."""
+    max_time: float | None = None
+    """Seconds, with a driver at work, after which the run ends with what it has."""
+    goal: float | None = None
+    """The value of `metric` at which the run ends."""
     retries: int = 8
     """How often a unit is retried after faults of the system, each time after a longer wait."""
     timeouts: Timeouts = Timeouts()
@@ -241,6 +250,15 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(f"metric = {self.metric!a}: {fault}")
         msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
         msgspec.structs.force_setattr(self, "exact", one_of("exact", self.exact, (True, False, "warn")))
+        msgspec.structs.force_setattr(self, "batch", whole("batch", self.batch, 0))
+        if self.max_time is not None:
+            msgspec.structs.force_setattr(self, "max_time", seconds("max_time", self.max_time, none="for any"))
+        if self.goal is not None:
+            msgspec.structs.force_setattr(self, "goal", number("goal", self.goal))
+            if self.metric is None:
+                raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
+        if self.stop is not None:
+            check_rule(self.stop, self.epochs, self.metric)
 
     @property
     def steps(self) -> int:

@@ -2,8 +2,9 @@
 
 Slots are slow, are lost, are thought lost and answer all the same; States become durable late, out of order or never;
 units fail, run out of memory, or cannot take a State; the store is away for a while; the journal's disk is full; the
-driver is killed between any two of its steps and resumed. `step` lets one of these things happen, drawn from `choose`;
-after `finish` nothing more goes wrong, and the run must end.
+driver is killed between any two of its steps and resumed; a search pauses, promotes and stops trials.
+`step` lets one of these things happen, drawn from `choose`; after `finish` nothing more goes wrong, and the run must
+end.
 
 After every step the world looks for a broken promise (`promises`).
 """
@@ -32,6 +33,7 @@ from hopyard.core.runs.events import (
     Finished,
     Forgotten,
     GiveUp,
+    Granted,
     Joined,
     Keep,
     Left,
@@ -40,6 +42,7 @@ from hopyard.core.runs.events import (
     Replace,
     Resumed,
     Retried,
+    Stopped,
     StoreAway,
     StoreBack,
     Warn,
@@ -119,6 +122,7 @@ class Chaos:
         """States of which this driver knows that they are stored."""
         self.released: set[tuple[int, str]] = set()
         self.ended = False
+        self.retried = False
         self.steps = 0
         self._kinds = [kind for kind, weight in (_WEIGHTS | self.weights).items() for _ in range(weight)]
 
@@ -156,9 +160,29 @@ class Chaos:
     def start(self) -> None:
         """Begin the run."""
         self.feed(Began(at=0.0, spec=self.spec))
-        for trial in range(self.spec.trials or 0):
-            self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
-        self.feed(Exhausted(at=self.clock))
+        self._propose()
+
+    def _propose(self) -> None:
+        """Let the search propose what there is to come; an asynchronous one, as much as its slots take."""
+        machine, total = self.machine, self.machine.spec.trials or 0
+        while not self.killed and not machine.exhausted:
+            number = len(machine.trials)
+            if number == total:
+                self.feed(Exhausted(at=self.clock))
+            elif machine.search.limited and len(machine.search.standing.active) >= 2 * self.slots:
+                break
+            else:
+                self.feed(Proposed(at=self.clock, trial=number, config={"n": number}))
+
+    def _answer(self) -> None:
+        """Let the user's function answer about each trial that awaits it."""
+        for number in self.machine.search.asks():
+            trial = self.machine.trials[number]
+            if (number + len(trial.history)) % 3:
+                target = min(trial.target + self.spec.partitions, self.spec.steps)
+                self.feed(Granted(at=self.clock, trial=number, target=target, reason="it may go on"))
+            else:
+                self.feed(Stopped(at=self.clock, trial=number, reason="the function said so"))
 
     def step(self) -> None:
         """Let one thing happen."""
@@ -167,6 +191,8 @@ class Chaos:
         if self.killed:
             self.resume()
         else:
+            self._propose()
+            self._answer()
             kind = self._kinds[self.choose(len(self._kinds))]
             getattr(self, kind)()
         if not self.killed:
@@ -179,7 +205,7 @@ class Chaos:
             self._to_the_end()
             failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
             hold(set(failed) <= self.sick | self.unfit, f"tried again in a kind world, and failed: {failed}")
-        if self.choose(2) and self.machine.names:
+        if self.choose(2) and self.machine.names and self.spec.stop is None and not self.machine.search.closed:
             self._die()
             self.resume()
             self._extend()
@@ -205,6 +231,9 @@ class Chaos:
                     self._write(agent, 0)
                 while agent.outbox and not self.killed:
                     self.feed(agent.outbox.popleft())
+            if not self.ended:
+                self._propose()
+                self._answer()
             if not self.killed:
                 self.look()
                 if not turns % 10 and not any(agent.task for agent in self.agents.values()):
@@ -228,6 +257,7 @@ class Chaos:
         self._die()
         self.resume()
         self.ended = False
+        self.retried = True
         for number in retriable:
             self.feed(Retried(at=self.clock, trial=number))
         self.look()
@@ -236,13 +266,12 @@ class Chaos:
     def _extend(self) -> None:
         """Give the run another epoch, and perhaps another trial, as a user may."""
         spec = self.machine.spec
+        if spec.stop is not None or self.machine.search.closed:
+            return
         count = spec.trials or 0
         self.ended = False
         self.feed(Extended(at=self.clock, epochs=spec.epochs + 1, trials=count + self.choose(2)))
-        for trial in range(count, self.machine.spec.trials or 0):
-            self.feed(Proposed(at=self.clock, trial=trial, config={"n": trial}))
-        if not self.machine.exhausted:
-            self.feed(Exhausted(at=self.clock))
+        self._propose()
         self.look()
 
     def join(self) -> None:
@@ -552,7 +581,7 @@ class Chaos:
 
     def judge(self) -> None:
         """Check what must hold when a run has ended."""
-        at_the_end(self.machine, self.store, self.sick | self.unfit)
+        at_the_end(self.machine, self.store, self.sick | self.unfit, self.retried)
         for agent in self.agents.values():
             hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 

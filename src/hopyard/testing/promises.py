@@ -11,6 +11,7 @@ from random import Random
 from hopyard.core.runs.events import decode
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Ref, RunSpec, Sums, better
+from hopyard.stopping import ASHA
 
 Content = tuple[tuple[int, int], ...]
 """The (epoch, partition) that a State's trial went over, in order."""
@@ -81,9 +82,10 @@ def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], jour
     for trial in machine.trials.values():
         hold(list(trial.states) == sorted(trial.states), "States out of order")
         hold(
-            trial.ended or trial.durable_step <= trial.step <= spec.steps,
-            f"trial {trial.id} is behind its durable step",
+            trial.ended or trial.durable_step <= trial.step <= trial.target <= spec.steps,
+            f"trial {trial.id} is behind its durable step, or beyond its target",
         )
+        hold(not (trial.paused and trial.ended), f"trial {trial.id} waits, and has ended")
         hold(not trial.durable_step or trial.durable_step in trial.states, f"trial {trial.id} lost its durable State")
         for epoch, values in trial.history.items():
             hold(values == expected(spec, arrays, trial.id, epoch), f"trial {trial.id}, epoch {epoch}: {values}")
@@ -130,19 +132,20 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
                 )
 
 
-def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collection[int]) -> None:
+def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collection[int], retried: bool = False) -> None:
     """Check what must hold when the run has ended.
 
     Args:
         machine: the run's.
         store: State → what its trial went over.
         excused: trials whose recipe may have failed them.
+        retried: whether trials that had failed were tried again.
 
     Raises:
         Broken: a promise was broken.
     """
     spec = machine.spec
-    completed = 0
+    completed = stopped = 0
     for trial in machine.trials.values():
         hold(trial.ended or machine.faults, f"trial {trial.id} is {trial.status}")
         steps = set()
@@ -152,6 +155,12 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
             steps = {spec.steps, (best_epoch(spec, trial.history) + 1) * spec.partitions}
             hold(trial.best == best_epoch(spec, trial.history), f"trial {trial.id}: best {trial.best}")
             hold(set(trial.states) == steps, f"trial {trial.id} keeps {list(trial.states)}, not {steps}")
+        elif trial.status == "stopped":
+            stopped += 1
+            best = -1 if trial.best is None else (trial.best + 1) * spec.partitions
+            steps = {trial.target, best}.difference([0, -1])
+            hold(trial.reason, f"trial {trial.id} was stopped for no reason")
+            hold(set(trial.states) == steps, f"trial {trial.id}, stopped, keeps {list(trial.states)}, not {steps}")
         elif trial.ended:
             excusable = trial.fault in ("system", "memory") or trial.id in excused
             hold(excusable and trial.fault != "store", f"trial {trial.id} ({trial.fault}): {trial.error}")
@@ -162,9 +171,34 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
             order = tuple([(k // spec.partitions, (trial.id + k) % spec.partitions) for k in range(step)])
             hold(store.get(state.ref) == order, f"{state.ref} went over {store.get(state.ref)}")
     hold(set(store) == machine.kept(), f"stored {set(store)}, kept {machine.kept()}")
-    status = "completed" if completed == len(machine.trials) else "partial" if completed else "failed"
+    well = completed + stopped
+    status = "completed" if well == len(machine.trials) else "partial" if well else "failed"
+    standing = machine.search.standing
+    left = [*standing.active, *standing.undecided, *standing.paused]
+    hold(not left or machine.faults, f"trials {left} are still in the search")
+    if not retried:
+        _halved(machine)
     hold(machine.status == status, f"the run is {machine.status}, not {status}")
     hold(not len(machine.leases), "a lease stands")
+
+
+def _halved(machine: Machine) -> None:
+    """Check the choices of synchronous successive halving over one cohort, in which no trial failed: written out."""
+    spec, rule = machine.spec, machine.spec.stop
+    failed = any(trial.status == "failed" for trial in machine.trials.values())
+    if not isinstance(rule, ASHA) or not rule.sync or failed or machine.search.closed:
+        return
+    survivors, epochs = sorted(machine.trials), 1
+    sign = 1 if spec.mode == "min" else -1
+    lengths: dict[int, int] = {}
+    while epochs < spec.epochs:
+        ranked = sorted(survivors, key=lambda n: (sign * machine.trials[n].history[epochs - 1][spec.metric or ""], n))
+        quota = max(1, len(machine.trials) // (rule.reduction_factor * epochs))
+        lengths |= dict.fromkeys(ranked[quota:], epochs)
+        survivors, epochs = ranked[:quota], epochs * rule.reduction_factor
+    lengths |= dict.fromkeys(survivors, spec.epochs)
+    reached = {trial.id: len(trial.history) for trial in machine.trials.values()}
+    hold(reached == lengths, f"trials have {reached} epochs, not {lengths}")
 
 
 def best_epoch(spec: RunSpec, history: dict[int, dict[str, float]]) -> int:

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 
 from hopyard.spec import Gang, RunSpec, Timeouts
+from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience, Rule
 from hopyard.testing.chaos import Chaos
 
 
@@ -32,6 +33,15 @@ def drawn(seed: int, gangs: bool = False) -> Chaos:
         timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
         gang=Gang(random.choice([2, 2, 3])) if gangs else msgspec.UNSET,
     )
+    if spec.metric is not None and random.random() < 0.6:
+        spec = msgspec.structs.replace(spec, epochs=random.choice([2, 3, 5]), trials=random.choice([2, 3, 5, 8]))
+        spec = msgspec.structs.replace(
+            spec,
+            stop=random.choice(_rules(spec)),
+            max_time=random.choice([None, None, None, 5.0]),
+            goal=random.choice([None, None, None, 3e5]),
+        )
+    trials = spec.trials or trials
     return Chaos(
         spec,
         random.randrange,
@@ -56,3 +66,10 @@ def drawn(seed: int, gangs: bool = False) -> Chaos:
         blind=random.choice([0, 1, 2, 3]),
         restless=random.choice([0, 1, 1]),
     )
+
+
+def _rules(spec: RunSpec) -> list[Rule | None]:
+    """Return rules that fit a run."""
+    rules: list[Rule | None] = [None, ASHA(2), ASHA(2, sync=True), ASHA(2, promote=False), Hyperband(2, sync=True)]
+    rules += [Hyperband(2), Median(min_trials=1), Median(min_trials=1, sync=True), Patience(1), Asked()]
+    return [*rules, ASHA(2, min_partitions=1)] if spec.metric == "loss" else rules

@@ -17,7 +17,9 @@ from hopyard.spec import Part
 
 def trained(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part]) -> None:
     """Record sums of training partitions; the trial's step has moved on already."""
-    if epoch in trial.history:  # it was done again, for its States
+    if trial.step == trial.target and (trial.paused or trial.stopped):
+        trial.status = "paused" if trial.paused else "stopped"
+    if epoch in trial.history or trial.stopped:  # it was done again, for its States
         return
     record = trial.epochs.get(epoch)
     if record is None:
@@ -29,6 +31,11 @@ def trained(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part
         if record.pending:
             run.scheduler.offer_validation(trial, epoch)
         _close(run, trial, epoch, record)
+    elif trial.step == trial.target and run.search.awaits(trial):
+        try:
+            run.search.look(trial, record.totals()[0])
+        except ValueError as error:
+            lifecycle.fail(run, trial, "user", str(error), "")
 
 
 def validated(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Part]) -> None:
@@ -57,6 +64,7 @@ def complete(run: RunRecord, trial: TrialRecord, epoch: int, values: dict[str, f
     if step < trial.step or step == run.spec.steps:
         retention.release_memory(trial, step, partitions, run.slots, run.commands)
     retention.collect(trial, partitions, run.commands)
+    run.search.report(trial, values)
     lifecycle.complete(run, trial)
 
 

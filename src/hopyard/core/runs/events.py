@@ -1,9 +1,9 @@
 """Facts and commands, and their codec.
 
-A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Deferred` and `Formed`
-(`DECISIONS`) are decisions of the machine that change its state, so they are facts too and enter the journal: an old
-journal folds to the same state whatever later versions would decide. The other commands only ask the driver for
-something and are not written down.
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Deferred`, `Formed` and what a
+search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change its state
+(`DECISIONS`), so they are facts too and enter the journal: an old journal folds to the same state whatever later
+versions would decide. The other commands only ask the driver for something and are not written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
@@ -38,15 +38,22 @@ class Began(Fact, frozen=True):
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
 
 
-class Proposed(Fact, frozen=True):
+class Proposed(Fact, frozen=True, omit_defaults=True):
     """The search proposed a configuration."""
 
     trial: int
     config: Config
+    count: int = -1
+    """How many its sampler had proposed before, where it learns from results; -1: it does not, or somebody else
+    proposed this one."""
+    attributes: dict[str, Any] = {}
+    """What the sampler must find again when it is asked the next time."""
 
 
-class Exhausted(Fact, frozen=True):
-    """The search has no more to propose."""
+class Exhausted(Fact, frozen=True, omit_defaults=True):
+    """The search has no more to propose. `reason`: why, where it is not that all was proposed."""
+
+    reason: str = ""
 
 
 class Joined(Fact, frozen=True):
@@ -188,7 +195,7 @@ class Interrupted(Fact, frozen=True):
 
 
 class Finished(Fact, frozen=True):
-    """The run ended. "failed": no trial completed."""
+    """The run ended. "completed": no trial failed; "failed": all did."""
 
     status: Literal["completed", "partial", "failed"]
 
@@ -231,6 +238,35 @@ class GiveUp(msgspec.Struct, frozen=True, gc=False):
     members: tuple[int, ...]
     lease: int
     group: int
+
+
+class Paused(Fact, frozen=True):
+    """Decision: `trial`, which has come to its target, waits there; its State is kept."""
+
+    trial: int
+    reason: str
+
+
+class Granted(Fact, frozen=True):
+    """Decision, or the answer of the user's function: `trial` goes on, up to the step `target`."""
+
+    trial: int
+    target: int
+    reason: str
+
+
+class Stopped(Fact, frozen=True):
+    """Decision, or the answer of the user's function: `trial` ends with the newest State that it has."""
+
+    trial: int
+    reason: str
+
+
+class Closed(Fact, frozen=True):
+    """Decision: the run has what it needs, or its time is over. Nothing more is proposed, and open trials are
+    stopped."""
+
+    reason: str
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
@@ -294,11 +330,13 @@ Event = (
     | Resumed
     | Retried
     | Extended
+    | Granted
+    | Stopped
     | Interrupted
     | Finished
 )
-Decision = Dispatch | Check | Deferred | Formed
-DECISIONS = (Dispatch, Check, Deferred, Formed)
+Decision = Dispatch | Check | Deferred | Formed | Paused | Granted | Stopped | Closed
+DECISIONS = (Dispatch, Check, Deferred, Formed, Paused, Granted, Stopped, Closed)
 """Commands that change the machine's state: they are written behind the event that led to them."""
 Line = Event | Decision
 """What a line of the journal may hold."""
@@ -334,7 +372,9 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     unit: _JournalUnit
 
 
-_Written = Event | _Dispatch | Check | Deferred | Formed
+_Written = Event | _Dispatch | Check | Deferred | Formed | Paused | Closed
+_SHORT = (Done, Proposed, Exhausted)
+"""Facts that leave out default values, of which 0.0 is one."""
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
@@ -362,7 +402,7 @@ def decode(text: bytes) -> Line:
             line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done)
         except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {error}: {text[:120]!r}") from error
-    if not line.at and not isinstance(line, Done) and b'"at":' not in text:  # a Done leaves out default values
+    if not line.at and not isinstance(line, _SHORT) and b'"at":' not in text:
         raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
     if isinstance(line, _Dispatch):
         unit = line.unit

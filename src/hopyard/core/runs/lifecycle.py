@@ -1,4 +1,4 @@
-"""The life of a trial: it waits, goes back to its durable step, completes, fails, begins anew.
+"""The life of a trial: it waits, goes back to its durable step, completes, is stopped, fails, begins anew.
 
 Functions over one TrialRecord of a run. `retention` has the life of its States, `epochs` how its metrics come in,
 `retries` what follows from a fault.
@@ -7,15 +7,17 @@ Functions over one TrialRecord of a run. `retention` has the life of its States,
 from __future__ import annotations
 
 from hopyard.core.runs import faults, retention
-from hopyard.core.runs.events import Delete
+from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
-from hopyard.spec import Config, Fault, Ref, Unit
+from hopyard.spec import Fault, Ref, Unit
 
 
-def propose(run: RunRecord, number: int, config: Config) -> None:
+def propose(run: RunRecord, event: Proposed) -> None:
     """Add a trial that the search has proposed."""
-    trial = run.trials[number] = TrialRecord(number, config, run.spec.steps)
+    number = event.trial
+    trial = run.trials[number] = TrialRecord(number, event.config, run.search.propose(number))
+    trial.count, trial.attributes = event.count, event.attributes
     run.open += 1
     run.scheduler.estimate(trial)
     run.scheduler.offer(trial)
@@ -91,15 +93,89 @@ def advance(run: RunRecord, trial: TrialRecord) -> None:
     if retention.advance(trial, partitions):
         trial.forget()
         retention.collect(trial, partitions, run.commands)
-        if not trial.durable_step % partitions:
+        if trial.stopped or not trial.durable_step % partitions:
             complete(run, trial)
+        if trial.paused and trial.durable_step == trial.step:  # it may wait for long: its memory is for others
+            retention.release_memory(trial, trial.step, partitions, run.slots, run.commands)
 
 
 def complete(run: RunRecord, trial: TrialRecord) -> None:
-    """Complete the trial if its last State is durable and all its metrics are in."""
-    if trial.durable_step == run.spec.steps and len(trial.history) == run.spec.epochs and not trial.ended:
+    """Complete the trial if its last State is durable and all its metrics are in; end it, if it was stopped."""
+    if trial.ended or trial.durable_step != trial.target:
+        return
+    if trial.stopped:
+        trial.status = "stopped"
+        _end(run, trial)
+    elif trial.durable_step == run.spec.steps and len(trial.history) == run.spec.epochs:
         trial.status = "completed"
         _end(run, trial)
+
+
+def pause(run: RunRecord, line: Paused) -> None:
+    """Let the trial wait at its target."""
+    trial = run.trials[line.trial]
+    trial.paused, trial.status, trial.reason = True, "paused", line.reason
+    run.search.pause(trial)
+    if trial.durable_step == trial.step:
+        retention.release_memory(trial, trial.step, run.spec.partitions, run.slots, run.commands)
+
+
+def grant(run: RunRecord, line: Granted) -> None:
+    """Let the trial go on, up to a target beyond the one that it came to."""
+    trial = run.trials[line.trial]
+    if trial.ended or trial.stopped or line.target <= trial.target:  # the user's function was asked before that
+        return
+    run.search.grant(trial)
+    trial.target, trial.paused, trial.reason = line.target, False, line.reason
+    if not trial.lease:
+        trial.status = "waiting"
+    run.scheduler.estimate(trial)
+    run.scheduler.offer(trial)
+
+
+def stop(run: RunRecord, line: Stopped) -> None:
+    """End the trial with its newest State, once that is stored; where it goes to its target or its best epoch again, as
+    a State was lost, with that one."""
+    trial = run.trials[line.trial]
+    if trial.ended or trial.stopped:
+        return
+    waits = trial.paused or trial.id in run.search.standing.undecided
+    run.search.end(trial)
+    if not waits:
+        trial.target = max(trial.step, 0 if trial.best is None else (trial.best + 1) * run.spec.partitions)
+    if trial.target == trial.step and trial.lease:
+        run.leases.revoke(trial.lease)
+        trial.lease = 0
+        state = trial.states.get(trial.step)
+        if state is not None and not state.digest and state.maker in run.slots:  # else the unit's State may go first
+            run.commands.append(Keep(state.maker, state.ref, state.memory_key))
+    for lease in sorted(trial.validation_leases):
+        run.leases.revoke(lease)
+    trial.validation_leases.clear()
+    for epoch in trial.epochs:
+        run.scheduler.withdraw_fold(trial.id, epoch)
+    trial.epochs.clear()
+    faults.cleared(trial)
+    trial.queue_version += 1
+    trial.stopped, trial.paused, trial.reason = True, False, line.reason
+    if not trial.lease:
+        trial.status = "stopped"
+    run.scheduler.estimate(trial)
+    run.scheduler.offer(trial)  # where it makes its last State again
+    complete(run, trial)
+
+
+def close(run: RunRecord, line: Closed) -> None:
+    """Let the run end with what it has: nothing more is proposed."""
+    run.exhausted = True
+    run.search.closed = line.reason
+    run.search.exhausted()
+
+
+def exhaust(run: RunRecord, line: Exhausted) -> None:
+    """Note that the search has no more to propose."""
+    run.exhausted = True
+    run.search.exhausted()
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:
@@ -113,7 +189,7 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
             "ends: for more epochs, start another run, whose recipe takes the length from ctx.epochs. The models of "
             "the epochs before are there: trial.model()"
         )
-    trial.status = "failed"
+    trial.status, trial.paused = "failed", False
     trial.fault, trial.error, trial.trace = fault, error, trace
     trial.lease = 0
     trial.validation_leases.clear()
@@ -140,13 +216,16 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
         for table in (trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history):
             table.clear()
         trial.best, trial.durable_step, trial.reached = None, 0, 0
+        trial.stopped = False
+    if not trial.stopped:
+        run.search.again(trial, anew=bool(recipe))
     _rewind(run, trial)
     offer(run, trial)
 
 
 def extend(run: RunRecord, trial: TrialRecord) -> None:
     """Let the trial go on to the run's last step, which has moved; one that failed stays as it is."""
-    trial.target = run.spec.steps
+    trial.target = trial.target if trial.stopped else run.spec.steps
     if trial.status == "failed" or trial.durable_step == trial.target:
         return
     if trial.ended:
@@ -187,6 +266,7 @@ def _truncate(run: RunRecord, trial: TrialRecord) -> None:
 
 def _end(run: RunRecord, trial: TrialRecord) -> None:
     trial.ended = True
+    run.search.end(trial)
     trial.queue_version += 1
     run.open -= 1
     run.scheduler.estimate(trial)

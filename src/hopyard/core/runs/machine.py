@@ -1,14 +1,14 @@
 """The machine: events in, commands out; the only owner of a run's state.
 
 **Theory of operation.** `apply` changes state and is a plain fold: the lines of a journal lead it to the state of the
-live machine. `handle` applies one event and then decides what follows; the decisions that change state (`Dispatch`,
-`Check`, `Deferred`, `Formed`) are applied like events and belong in the journal behind the event that led to them; a
-slot whose time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever,
-whatever later versions would decide. The table at the end of this file holds every transition. What an event changes is
-in modules of their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics
-come in, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is checked first, `gangs`
-which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next, `leases` whose answers
-count.
+live machine. `handle` applies one event and then decides what follows; the decisions that change state
+(`events.DECISIONS`) are applied like events and belong in the journal behind the event that led to them; a slot whose
+time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
+versions would decide. The table at the end of this file holds every transition. What an event changes is in modules of
+their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in, `rungs`
+what a search decides by them, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is
+checked first, `gangs` which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next,
+`leases` whose answers count.
 
 A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
 trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
@@ -16,7 +16,8 @@ used as soon as its `Done` is in, long before its `Durable` (the driver holds ba
 `Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
 before it) if a State that it needs went with the slot, and else stays. What is done again must give the same digest;
 sums are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`, which is the end of
-the run (`Extended` moves it on); one whose target comes before would wait there. A State that a slot could not take
+the run (`Extended` moves it on), or the next place where the search looks at it (`rungs`): there it waits, until it is
+granted a higher one or ends. A State that a slot could not take
 from its maker is *parked*: its maker stores it next, and units start from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
@@ -36,6 +37,7 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
+    Closed,
     Command,
     Deferred,
     Delete,
@@ -50,15 +52,18 @@ from hopyard.core.runs.events import (
     Finished,
     Forgotten,
     Formed,
+    Granted,
     Interrupted,
     Joined,
     Left,
     Line,
+    Paused,
     Proposed,
     Release,
     Replace,
     Resumed,
     Retried,
+    Stopped,
     StoreAway,
     StoreBack,
     Warn,
@@ -84,6 +89,7 @@ class Machine:
         workers: all workers, those that are members of gangs too.
         leases: who works on what, and until when.
         scheduler: what waits, and which slots are idle.
+        search: which trials train, wait, or await a decision of the search.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
         warnings: place → (text of a warning that a recipe or its model gave there, the trials of which it came).
@@ -98,6 +104,7 @@ class Machine:
         self.slots = self._run.slots
         self.leases = self._run.leases
         self.scheduler = self._run.scheduler
+        self.search = self._run.search
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects: list[str] = []
         self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
@@ -141,7 +148,7 @@ class Machine:
         """Apply one event and decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
         run = self._run
         commands = run.commands = []
-        run.at = event.at
+        run.before, run.at = run.at, event.at
         kind = type(event)
         _APPLY[kind](self, event)
         if kind is Tick:
@@ -152,6 +159,10 @@ class Machine:
             for formed in self.workers.decide():
                 self._formed(formed)
                 commands.append(formed)
+        if run.search.changed and not self.ended:
+            for decision in run.search.decide(event.at):
+                _APPLY[type(decision)](self, decision)
+                commands.append(decision)
         if self.status == "running":
             for assignment in self.scheduler.assignments() if self.scheduler.changed() else ():
                 self._assign(assignment)
@@ -164,7 +175,7 @@ class Machine:
 
     def apply(self, line: Line) -> None:
         """Change state by one line of the journal, and decide nothing."""
-        self._run.at = line.at
+        self._run.before, self._run.at = self._run.at, line.at
         _APPLY[type(line)](self, line)
 
     def settle(self) -> None:
@@ -178,8 +189,8 @@ class Machine:
 
     def earliest(self) -> float | None:
         """Return when a `Tick` changes something next; None: never. Amortized O(log n)."""
-        first = None
-        for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()):
+        first, search = None, None if self.ended else self.search.earliest()
+        for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest(), search):
             if time is not None and (first is None or time < first):
                 first = time
         return first
@@ -190,8 +201,9 @@ class Machine:
         return first is not None and first <= at
 
     def spare(self, at: float, seconds: float) -> list[int]:
-        """Return the slots that may be given back at this time, idle for so many seconds (`Scheduler.spare`)."""
-        return self.scheduler.spare(at, seconds) if self.status == "running" else []
+        """Return the slots that may be given back at this time, idle for so many seconds (`Scheduler.spare`): none
+        while more may be proposed."""
+        return self.scheduler.spare(at, seconds) if self.status == "running" and self.exhausted else []
 
     def kept(self) -> set[Ref]:
         """Return every State that the store must hold."""
@@ -210,13 +222,10 @@ class Machine:
     # ---------------------------------------------------------------- trials and slots come
 
     def _began(self, event: Began) -> None:
-        pass  # its spec made this machine
-
-    def _proposed(self, event: Proposed) -> None:
-        lifecycle.propose(self._run, event.trial, event.config)
+        self._run.search.begun(event.at)  # its spec made this machine
 
     def _exhausted(self, event: Exhausted) -> None:
-        self._run.exhausted = True
+        lifecycle.exhaust(self._run, event)
         if self.status == "checking" and not self._run.open:
             self.status = "failed"
 
@@ -224,6 +233,7 @@ class Machine:
         slot = self.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
         slot.trains = self._run.spec.members == 1
         self.scheduler.set_idle(slot)
+        self._run.search.changed = True
 
     def _formed(self, line: Formed) -> None:
         self.workers.form(line)
@@ -420,6 +430,7 @@ class Machine:
         self._remove(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
 
     def _tick(self, event: Tick) -> None:
+        self._run.search.changed = True
         self._retries.tick(event.at)
 
     def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
@@ -458,6 +469,7 @@ class Machine:
 
     def _resumed(self, event: Resumed) -> None:
         run = self._run
+        run.search.resumed(event.at, run.before)
         if event.timeouts is not None:
             if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
                 for trial in self.trials.values():
@@ -494,10 +506,10 @@ class Machine:
     def _extended(self, event: Extended) -> None:
         run = self._run
         if event.trials != run.spec.trials:
-            run.exhausted = False
+            run.exhausted = run.search.standing.exhausted = False
         if event.epochs != run.spec.epochs:
             run.extended = run.spec.epochs
-        run.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
+        run.spec = run.search.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
         for trial in self.trials.values():
             lifecycle.extend(run, trial)
         if self.ended:
@@ -546,12 +558,14 @@ class Machine:
 
     def _conclude(self) -> None:
         """Finish the run, if every trial has ended or none can start."""
-        if self._finishing or not (self.status == "failed" or (self.status == "running" and self.exhausted)):
+        over = self.exhausted and (self.status == "running" or self.search.closed)
+        if self._finishing or not (self.status == "failed" or over):
             return
-        completed = sum([trial.status == "completed" for trial in self.trials.values()])
+        well = sum([trial.status in ("completed", "stopped") for trial in self.trials.values()])
         self._finishing = True
-        all_completed = completed == len(self.trials)
-        self._run.commands.append(Finish("failed" if not completed else "completed" if all_completed else "partial"))
+        self._run.commands.append(
+            Finish("failed" if not well else "completed" if well == len(self.trials) else "partial")
+        )
 
 
 def fold(lines: Iterable[Line]) -> Machine:
@@ -571,7 +585,7 @@ def fold(lines: Iterable[Line]) -> Machine:
 
 _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Began: Machine._began,
-    Proposed: Machine._proposed,
+    Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
     Exhausted: Machine._exhausted,
     Joined: Machine._joined,
     Formed: Machine._formed,
@@ -585,6 +599,10 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     StoreAway: Machine._store_away,
     StoreBack: Machine._store_back,
     Deferred: Machine._deferred,
+    Paused: lambda machine, line: lifecycle.pause(machine._run, line),
+    Granted: lambda machine, line: lifecycle.grant(machine._run, line),
+    Stopped: lambda machine, line: lifecycle.stop(machine._run, line),
+    Closed: lambda machine, line: lifecycle.close(machine._run, line),
     Lost: Machine._lost,
     Left: Machine._lost,
     Tick: Machine._tick,

@@ -51,7 +51,7 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
     first = trial.step
     if most <= 1:
         return (visit(trial.id, first, partitions)[1],)
-    last = first + min(most, partitions - first % partitions)
+    last = first + min(most, partitions - first % partitions, trial.target - first)
     return tuple([visit(trial.id, step, partitions)[1] for step in range(first, last)])
 
 

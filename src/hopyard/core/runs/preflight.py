@@ -86,6 +86,8 @@ class Preflight:
         """Take the answer to the check."""
         self._checking = None
         trial = self._run.trials[event.trial]
+        if trial.ended:  # the run was closed meanwhile
+            return ""
         if event.faults and event.fault in faults.TRANSIENT:
             return self._again(trial, event.fault, "; ".join(event.faults), event.device, event.trace)
         if event.faults:

@@ -4,7 +4,7 @@ fields; all other modules only read them."""
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -92,16 +92,26 @@ class TrialRecord(msgspec.Struct, eq=False):
     id: int
     config: Config
     target: int
-    """The step up to which it trains: the run's last one, unless a search looks at it before."""
+    """The step up to which it trains: the run's last one, unless the search looks at it before, or has stopped it."""
     recipe: str = ""
     """Digest of the recipe that it is trained with, where that is not the run's first."""
     model: ModelInfo | None = None
     """What its recipe gives, once a worker has reported it."""
+    count: int = -1
+    """As in Proposed."""
+    attributes: dict[str, Any] = {}
+    """As in Proposed."""
 
     # its status: `lifecycle`
     status: Status = "waiting"
     ended: bool = False
-    """Completed or failed."""
+    """Completed, stopped or failed."""
+    paused: bool = False
+    """Whether it waits at its target for a decision of the search, though it may go there again for a lost State."""
+    stopped: bool = False
+    """Whether it ends at its target, by a decision of the search."""
+    reason: str = ""
+    """Why it waits, goes on or was stopped, by the search's newest decision."""
     fault: str = ""
     error: str = ""
     trace: str = ""

@@ -8,6 +8,7 @@ from hopyard.core.runs.durability import Durability
 from hopyard.core.runs.events import Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.records import SlotRecord, TrialRecord
+from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
 from hopyard.spec import RunSpec
 
@@ -21,12 +22,14 @@ class RunRecord:
         slots: number → SlotRecord, for those that are there.
         leases: who works on what, and until when.
         scheduler: what waits, and which slots are idle.
+        search: which trials train, wait, or await a decision of the search.
         durability: which States must still be stored, and until when.
         open: number of trials that have not ended.
         exhausted: whether the search has no more to propose.
         extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
         commands: those that the present event led to.
         at: when the present event happened.
+        before: when the one before it did.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -35,12 +38,14 @@ class RunRecord:
         self.slots: dict[int, SlotRecord] = {}
         self.leases = Leases()
         self.scheduler = Scheduler(spec, self.trials, self.slots)
+        self.search = Search(spec, self.trials, self.slots)
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0
         self.exhausted = False
         self.extended = 0
         self.commands: list[Command] = []
         self.at = 0.0
+        self.before = 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Return all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
@@ -73,6 +78,7 @@ class RunRecord:
             "deadlines": self.leases.deadlines(),
             "awaited": self.durability.awaited(),
             "exhausted": self.exhausted,
+            "search": self.search.snapshot(),
             "folds": self.scheduler.folds(),
             "isolated": sorted(n for n, trial in self.trials.items() if trial.isolated and not trial.ended),
         }

@@ -1,0 +1,228 @@
+"""Synchronous rules: the trials of a cohort wait for each other at each rung, which then decides about all of them.
+
+A cohort is a bracket of Hyperband, a batch of a search, or all trials of the run. What a rung decides depends on the
+values of its trials alone, so it is the same for any number of workers.
+
+Sources: Li et al., "Hyperband", JMLR 18, 2018, algorithm 1 (n_i = ⌊n η^-i⌋ trials come to rung i; at least one here);
+Golovin et al., "Google Vizier", KDD 2017, §3.2.2, for the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hopyard.core.runs.records import TrialRecord
+from hopyard.core.runs.rungs.curves import average, best, median, text
+from hopyard.core.runs.rungs.halving import Bracket
+from hopyard.core.runs.rungs.rung import WORST, Rung
+from hopyard.core.runs.rungs.standing import Standing, Verdict
+from hopyard.spec import RunSpec
+
+
+class Cohort:
+    """The trials that wait for each other.
+
+    Args:
+        first: number of the first of them.
+        size: how many there are, unless the search proposes fewer.
+        bracket: their rungs.
+    """
+
+    def __init__(self, first: int, size: int, bracket: Bracket) -> None:
+        self.first = first
+        self.size = size
+        self.bracket = bracket
+        self.proposed = 0
+        self.out = [0] * (len(bracket.rungs) + 1)
+        """How many failed on the way to each rung, and to the end."""
+
+    def closed(self, exhausted: bool) -> bool:
+        """Whether all its trials are there."""
+        return self.proposed == self.size or exhausted
+
+    def entered(self, level: int) -> int:
+        """Return how many trials were on the way to the rung of this level."""
+        return self.bracket.rungs[level - 1].promoted if level else self.proposed
+
+    def missing(self, level: int) -> int:
+        """Return how many trials are on the way to the rung of this level."""
+        return self.entered(level) - self.out[level] - len(self.bracket.rungs[level].order)
+
+    def complete(self, level: int, exhausted: bool) -> bool:
+        """Whether all its trials that can come to the rung of this level are there."""
+        if level == 0:
+            return self.closed(exhausted) and not self.missing(0)
+        return (
+            self.complete(level - 1, exhausted)
+            and not self.bracket.rungs[level - 1].waiting
+            and not self.missing(level)
+        )
+
+
+Keep = Callable[[TrialRecord, int, float], float]
+"""(trial, step, key of its metric there) → what a rung keeps of it, smaller for better."""
+Verdicts = Callable[[Cohort, Rung, TrialRecord], tuple[bool, str]]
+"""What a complete rung decides about a trial that waits: whether it goes on, and the reason."""
+
+
+class Cohorts:
+    """Judge of the rules with `sync=True`.
+
+    Args:
+        sizes: sizes of the cohorts into which trials are dealt in the order of proposal, again and again.
+        bracket: number of a size → a new bracket.
+        keep: what rungs keep.
+        verdict: what they decide.
+    """
+
+    def __init__(self, sizes: Sequence[int], bracket: Callable[[int], Bracket], keep: Keep, verdict: Verdicts) -> None:
+        self._sizes = sizes
+        self._bracket = bracket
+        self._keep = keep
+        self._verdict = verdict
+        self._cohorts: dict[int, Cohort] = {}
+        """First trial → cohort."""
+        self._open: dict[int, None] = {}
+        """First trials of the cohorts in which something may still be decided."""
+
+    def first(self, trial: int) -> int:
+        """Return the first rung of its cohort."""
+        return self._of(trial).bracket.first
+
+    def proposed(self, trial: int) -> None:
+        """Count it."""
+        self._of(trial).proposed += 1
+
+    def report(self, trial: TrialRecord, step: int, value: float) -> None:
+        """Add it to the rung."""
+        if (rung := self._of(trial.id).bracket.rung(step)) is not None:
+            rung.add(trial.id, self._keep(trial, step, value))
+
+    def granted(self, trial: int, step: int) -> None:
+        """Record that it goes on from the rung."""
+        if (rung := self._of(trial).bracket.rung(step)) is not None:
+            rung.promote(trial)
+
+    def ended(self, trial: TrialRecord) -> None:
+        """Let it wait at no rung any more, and no rung wait for it."""
+        cohort = self._of(trial.id)
+        rung = cohort.bracket.rung(trial.target)
+        if rung is not None:
+            rung.leave(trial.id)
+        if trial.status == "failed" and not self._came(cohort, trial):
+            cohort.out[_level(cohort, trial)] += 1
+        self._open[cohort.first] = None
+
+    def again(self, trial: TrialRecord, anew: bool) -> bool:
+        """Let rungs wait for it again; remove its values, if it begins anew."""
+        cohort = self._of(trial.id)
+        self._open[cohort.first] = None
+        target = cohort.bracket.rung(trial.target)
+        if not anew and target is not None and target.back(trial.id):
+            return True
+        if not self._came(cohort, trial):
+            cohort.out[_level(cohort, trial)] -= 1
+        for rung in cohort.bracket.rungs if anew else ():
+            if any(number == trial.id for _, number in rung.order):
+                rung.remove(trial.id)
+                rung.promoted -= rung.step < trial.target
+        return False
+
+    def decide(self, standing: Standing) -> Iterator[Verdict]:
+        """Decide about all that wait at rungs which are complete; pause the others."""
+        for first in list(self._open):
+            cohort = self._cohorts[first]
+            for rung in cohort.bracket.rungs:
+                if not rung.waiting or not cohort.complete(rung.level, standing.exhausted):
+                    continue
+                for _, number in list(rung.order):
+                    if number in rung.waiting:
+                        goes_on, reason = self._verdict(cohort, rung, standing.trials[number])
+                        if goes_on:
+                            yield standing.grant(number, rung.following, reason)
+                        else:
+                            yield standing.stop(number, reason)
+            rungs = cohort.bracket.rungs
+            if cohort.closed(standing.exhausted) and not any(r.waiting or cohort.missing(r.level) for r in rungs):
+                del self._open[first]
+        for number, step in list(standing.undecided.items()):
+            cohort = self._of(number)
+            reached = cohort.bracket.rung(step)
+            missing = 0 if reached is None else cohort.missing(reached.level)
+            name = "the rung" if reached is None else reached.name
+            yield standing.pause(number, f"{name}: it waits for {missing} other{'s' if missing != 1 else ''}")
+
+    def generation(self, trial: int) -> tuple[int, int] | None:
+        """Return the cohort of this trial."""
+        first, _, size = self._place(trial)
+        return first, size
+
+    def rungs(self) -> list[tuple[str, int, int, int]]:
+        """Return the rungs of all cohorts; those of equal names are added up."""
+        rows: dict[tuple[str, int], list[int]] = {}
+        for cohort in self._cohorts.values():
+            for rung in cohort.bracket.rungs:
+                row = rows.setdefault((rung.name, rung.step), [0, 0])
+                row[0] += len(rung.order)
+                row[1] += rung.promoted
+        return [(name, step, came, promoted) for (name, step), (came, promoted) in rows.items()]
+
+    def _came(self, cohort: Cohort, trial: TrialRecord) -> bool:
+        """Whether the rung that is the trial's target has its value."""
+        rung = cohort.bracket.rung(trial.target)
+        return rung is not None and any(number == trial.id for _, number in rung.order)
+
+    def _of(self, trial: int) -> Cohort:
+        first, kind, size = self._place(trial)
+        if first not in self._cohorts:
+            self._cohorts[first] = Cohort(first, size, self._bracket(kind))
+            self._open[first] = None
+        return self._cohorts[first]
+
+    def _place(self, trial: int) -> tuple[int, int, int]:
+        """Return (first trial, number of the size, size) of its cohort."""
+        total = sum(self._sizes)
+        first = trial - trial % total
+        for kind, size in enumerate(self._sizes):
+            if trial < first + size:
+                return first, kind, size
+            first += size
+        raise AssertionError(f"trial {trial} has no cohort")
+
+
+def _level(cohort: Cohort, trial: TrialRecord) -> int:
+    """Return the level of the rung on the way to which the trial is."""
+    rung = cohort.bracket.rung(trial.target)
+    return len(cohort.bracket.rungs) if rung is None else rung.level
+
+
+def halving(factor: int) -> tuple[Keep, Verdicts]:
+    """Return what rungs of successive halving keep and decide."""
+
+    def keep(trial: TrialRecord, step: int, value: float) -> float:
+        return value
+
+    def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
+        quota = max(1, cohort.proposed // factor ** (rung.level + 1))
+        goes_on = rung.waiting[trial.id] < WORST and rung.rank(trial.id) < quota
+        return goes_on, f"{rung.name}: {rung.place(trial.id)}, {quota} go{'es' if quota == 1 else ''} on"
+
+    return keep, verdict
+
+
+def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
+    """Return what rungs of the median rule keep and decide; `least`: the fewest others to compare with."""
+
+    def keep(trial: TrialRecord, step: int, value: float) -> float:
+        return average(spec, trial, step // spec.partitions)
+
+    def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
+        others = len(rung.order) - 1
+        if others < least:
+            return True, f"{rung.name}: {others} of the {least} trials to compare with"
+        value = best(spec, trial, rung.step // spec.partitions)
+        middle = median(rung.order)
+        compared = f"best {text(spec, value)}, median of {others + 1} trials {text(spec, middle)}"
+        return value <= middle, f"{rung.name}: {compared}"
+
+    return keep, verdict
