@@ -61,7 +61,7 @@ def test_a_worker_that_completes_no_gang_validates():
     run = run_of(slots=3, validation=1, epochs=2)
     assert formed(run.first) == [(1, 2)]  # 0 checked the first trial meanwhile
     run.done(1)
-    assert dispatched(run.done(1)) == [(0, 0, "validate", 0, (0,)), (1, 0, "train", 1, (0,))]
+    assert dispatched(run.done(1)) == [(1, 0, "train", 1, (0,)), (0, 0, "validate", 0, (0,))]
 
 
 def test_a_gang_validates_where_nobody_else_can():
