@@ -574,7 +574,7 @@ def test_fit_is_a_run_of_one_trial(tmp_path: Path, run: hy.Run) -> None:
     one = hy.fit(linear, CONFIGS[0], dataset(), epochs=2, engine=hy.Inline(), directory=tmp_path / "run")
     assert digests(one) == digests(run)[:1]
     assert one.best.epoch == 2
-    with pytest.raises(hy.SpecError, match=r"config must be a dict, got \[1\]"):
+    with pytest.raises(hy.SpecError, match=r"config must be .*, got \[1\]"):
         hy.fit(linear, [1], dataset(), epochs=2)  # type: ignore[arg-type]
 
 
