@@ -316,10 +316,17 @@ def test_an_optimizer_of_another_module() -> None:
 # ------------------------------------------------------------------------------------------------ the directory
 
 
-def test_a_directory_where_nothing_was_trained_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_where_nothing_was_trained_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, resume: bool
+) -> None:
     with pytest.raises(hy.PreflightError):
         select(tmp_path / "run", linear, metric="los")
-    assert select(tmp_path / "run", linear).status == "completed"
+    assert caplog.records == []
+    assert select(tmp_path / "run", linear, resume=resume).status == "completed"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'run'}: the run here had trained nothing, so it begins anew, with what is given now"
+    ]
     with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
         select(tmp_path / "run", linear)
 

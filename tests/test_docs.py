@@ -49,13 +49,19 @@ def those_that_run() -> list[object]:
     cases = []
     for page in PAGES:
         try:
-            runs = any(block.runs for block in pages.blocks(page))
+            code = "\n".join(block.code for block in pages.blocks(page) if block.runs)
         except pages.PageError:
             continue  # another test fails then
         marks = [pytest.mark.timeout(PAGE_SECONDS + 30)]
         if page.parent != ROOT:  # most start a Java, or TensorFlow in several processes
             marks.append(pytest.mark.long)
-        if runs:
+        needs = {
+            "spark": r"SparkSession|spark\.session|hy\.Spark\(|--engine spark",
+            "tensorflow": "tensorflow|keras",
+            "jax": "jax",
+        }
+        marks += [getattr(pytest.mark, mark) for mark, words in needs.items() if re.search(words, code)]
+        if code:
             cases.append(pytest.param(page, marks=marks, id=named(page)))
     return cases
 

@@ -524,6 +524,7 @@ def test_spark_that_does_not_start(no_master, script, monkeypatch, error, said):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.spark
 @pytest.mark.long
 def test_a_script_on_real_executors(tmp_path, monkeypatch):
     pytest.importorskip("pyspark")

@@ -216,13 +216,13 @@ def test_metrics_of_several_outputs_over_a_partition() -> None:
     assert sums["auc"][0] == AUC().update(logits, targets).tolist()
 
 
-@pytest.mark.parametrize("metric", [AUC(64), F1(3)])
-def test_a_pickle_of_a_version_with_fewer_fields(metric: AUC | F1) -> None:
-    """Earlier versions pickled a list of the fields that they had."""
-    old = type(metric).__new__(type(metric))
-    old.__setstate__([64] if isinstance(metric, AUC) else [3])
-    assert old == metric
-    assert pickle.loads(pickle.dumps(metric)) == metric
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [(AUC(64, output="late"), "AUC(output='late', bins=64)"), (F1(), "F1()"), (TopK(3), "TopK(k=3)")],
+)
+def test_a_metric_is_shown_by_what_differs_from_its_defaults(metric: AUC | F1 | TopK, text: str) -> None:
+    assert repr(metric) == text
+    assert pickle.loads(pickle.dumps(metric)) == metric == eval(text)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 7])

@@ -47,6 +47,10 @@ def test_recipe_of_config_or_of_config_and_context() -> None:
     ("recipe", "message"),
     [
         ("linear", r"recipe must be .*, got 'linear'"),
+        (
+            type("Model", (), {"__module__": "keras.src.models.model"})(),
+            r"recipe is a model, a Model: .* returns it comp",
+        ),
         (lambda: None, r"<lambda>\(\): a recipe takes"),
         (lambda a, b, c: None, r"<lambda>\(a, b, c\): a recipe takes"),
         (lambda *, config: None, r"<lambda>\(\*, config\): a recipe takes"),

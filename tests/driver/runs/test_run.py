@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -359,10 +360,28 @@ def test_wait_gives_the_run_that_ended(tmp_path: Path) -> None:
     assert run.wait() is run
 
 
-def test_a_run_that_has_just_begun_has_a_summary(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_has_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, begin = Loop.run, threading.Event()
+    monkeypatch.setattr(Loop, "run", lambda self: (begin.wait(60), loop(self)))
     run = select(tmp_path / "run", wait=False)
-    assert run.summary()["trials"] <= len(CONFIGS)
+    try:
+        assert not Layout(run.directory).journal.read_bytes()
+        assert (run.summary()["status"], run.summary()["trials"]) == ("running", 0)
+        assert run._repr_html_().startswith("<p>&lt;Run ")
+    finally:
+        begin.set()
     assert run.wait().summary()["completed"] == len(CONFIGS)
+
+
+def test_a_notebook_shows_the_trials_of_a_run(run: hy.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = run._repr_html_()
+    assert shown is not None and shown.startswith(
+        f"<p>&lt;Run {run.directory} completed: 4 of 4 trials completed&gt;</p>"
+    )
+    assert shown.count("<tr") == 1 + len(CONFIGS) and "<th>val_loss</th>" in shown
+    assert run.trials[0].digest[:8] not in shown, "64 characters that say nothing to a reader"
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    assert run._repr_html_() is None
 
 
 def test_a_report_of_what_has_no_epoch_yet(tmp_path: Path) -> None:

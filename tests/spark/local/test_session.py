@@ -345,6 +345,7 @@ again.stop()
 """
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -365,6 +366,7 @@ def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare, asked, 
     assert bool(set(homes.glob(logs)) - before) == ("executors" in asked)
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_spark_that_does_not_start_says_so(bare):
@@ -398,6 +400,7 @@ program.wait()
 """
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ctrl_c_leaves_no_page_of_java(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -87,6 +88,14 @@ class Run:
     def __repr__(self) -> str:
         done = sum(record.status == "completed" for record in self._records)
         return escaped(f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>")
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: a table of the trials; None without pandas. Reads the journal once."""
+        try:
+            table = self.to_pandas().drop(columns="digest", errors="ignore")
+        except UsageError:
+            return None
+        return f"<p>{html.escape(repr(self))}</p>{table._repr_html_()}"
 
     @property
     def status(self) -> str:
