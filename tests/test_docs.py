@@ -25,6 +25,8 @@ WRITTEN = [
 ]
 PAGES = [page for page in WRITTEN if page != ROOT / "docs" / "log.md"]
 PAGE_SECONDS = 420
+NEEDS = {"spark": r"SparkSession|hy\.Spark\(|--engine spark", "tensorflow": "tensorflow|keras", "jax": "jax"}
+"""Mark → by which words of a page it is known."""
 
 
 def named(page: Path) -> str:
