@@ -46,8 +46,11 @@ def only_new_objects_are_looked_at() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
     """Files and sockets that a test leaves open are its own fault; collected later, they would be its neighbour's."""
+    modules = len(sys.modules)
     yield
     gc.collect()
+    if len(sys.modules) > modules + 100:  # what it imported is no garbage either
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +59,9 @@ def torch_as_before() -> Iterator[None]:
     yield
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode(0)
+        if "torch._inductor" in sys.modules:  # the next line would import it, for a second
+            torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,11 @@ import pytest
 import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch
+from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.request import run_spec
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
+from hopyard.spec import Timeouts
 from hopyard.store.layout import Layout
 from hopyard.store.states import private
 from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
@@ -125,18 +128,18 @@ def test_no_data_set() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"epochs": 0}, ["epochs must be an integer >= 1, got 0"]),
-        ({"epochs": 1.5}, ["epochs must be an integer >= 1, got 1.5"]),
-        ({"mode": "best"}, ['mode must be "min" or "max"', "got 'best'"]),
-        ({"metric": ""}, ["metric must be", "val_loss", "got ''"]),
-        ({"seed": "a"}, ["seed must be an integer, got 'a'"]),
-        ({"exact": 1.5}, ["exact must be True, False or", "got 1.5"]),
-        ({"search": [1]}, ["search must be", "hy.Random", "got [1]"]),
-        ({"search": hy.Random(3)}, ["space must be a hy.Space"]),
-        ({"engine": "local"}, ["engine must be", "hy.Local", "got 'local'"]),
-        ({"parallel": 3}, ["parallel must be", "hy.Hopper()", "got 3"]),
-        ({"encrypt": "yes"}, ["encrypt must be", 'True, False or "between hosts", got', "'yes'"]),
-        ({"recipe": lambda: None}, ["a recipe takes (config) or (config, ctx)"]),
+        ({"epochs": 0}, ["epochs must be", "got 0"]),
+        ({"epochs": 1.5}, ["epochs must be", "got 1.5"]),
+        ({"mode": "best"}, ["mode must be", "got 'best'"]),
+        ({"metric": ""}, ["metric must be", "got ''"]),
+        ({"seed": "a"}, ["seed must be", "got 'a'"]),
+        ({"exact": 1.5}, ["exact must be", "got 1.5"]),
+        ({"search": [1]}, ["search must be", "got [1]"]),
+        ({"search": hy.Random(3)}, ["space must be", "got None"]),
+        ({"engine": "local"}, ["engine must be", "got 'local'"]),
+        ({"parallel": 3}, ["parallel must be", "got 3"]),
+        ({"encrypt": "yes"}, ["encrypt must be", "got 'yes'"]),
+        ({"recipe": lambda: None}, ["recipe", "(config)", "(config, ctx)"]),
         ({"recipe": 5}, ["recipe must be", "got 5"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -146,7 +149,7 @@ def test_values_that_are_not_allowed(tmp_path: Path, more: dict[str, Any], words
 
 
 def test_a_metric_of_fit_has_a_mode(tmp_path: Path) -> None:
-    with pytest.raises(hy.SpecError, match='mode = None: metric = \'val_accuracy\' needs "min" or "max"'):
+    with pytest.raises(hy.SpecError, match="mode = None: metric = 'val_accuracy'"):
         hy.fit(linear, {}, dataset(), epochs=1, metric="val_accuracy", directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -157,7 +160,7 @@ def test_a_val_metric_without_validation_rows(tmp_path: Path) -> None:
 
 
 def test_a_resume_of_nothing_in_particular() -> None:
-    with pytest.raises(hy.SpecError, match="directory must be given with resume=True: it says which run"):
+    with pytest.raises(hy.SpecError, match=r"directory must be .*, got None"):
         select(None, resume=True)  # type: ignore[arg-type]
 
 
@@ -306,17 +309,24 @@ def test_an_optimizer_of_another_module() -> None:
 
     loss = torch.nn.functional.cross_entropy
     one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    with pytest.raises(hy.SpecError, match="none of its parameters is one of the module's"):
+    with pytest.raises(hy.SpecError, match="optimizer: none"):
         hy.torch.Model(one, optimizer=torch.optim.SGD(other.parameters(), lr=0.1), loss=loss)
 
 
 # ------------------------------------------------------------------------------------------------ the directory
 
 
-def test_a_directory_where_nothing_was_trained_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_where_nothing_was_trained_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, resume: bool
+) -> None:
     with pytest.raises(hy.PreflightError):
         select(tmp_path / "run", linear, metric="los")
-    assert select(tmp_path / "run", linear).status == "completed"
+    assert caplog.records == []
+    assert select(tmp_path / "run", linear, resume=resume).status == "completed"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'run'}: the run here had trained nothing, so it begins anew, with what is given now"
+    ]
     with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
         select(tmp_path / "run", linear)
 
@@ -564,7 +574,7 @@ def test_a_disk_that_has_no_room_for_the_first_line(
     assert digests(select(tmp_path / "run", resume=True)) == undisturbed
 
 
-MEMORY = r"store = 'memory://x': .* memory of one process.*engine 'local' are other processes.*or hy\.Inline\(\)"
+MEMORY = r"store = 'memory://x': .*engine 'local' .*hy\.Inline\(\)"
 
 
 def test_a_store_in_memory_is_for_workers_in_this_process(tmp_path: Path) -> None:
@@ -643,21 +653,41 @@ def filling(config: dict[str, Any]) -> Any:
 
 def test_a_model_for_a_recipe(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(hy.SpecError, match="recipe is a model, a Linear: give a function"):
+    with pytest.raises(hy.SpecError, match="recipe is a model, a Linear"):
         select(tmp_path / "run", torch.nn.Linear(2, 2))
 
 
 def test_a_url_for_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(hy.SpecError, match="directory = 's3://bucket/run' is a URL, and must be a path of this host"):
+    with pytest.raises(hy.SpecError, match="directory = 's3://bucket/run'"):
         hy.select(linear, hy.Space(lr=0.1), arrow(frame()), search=hy.Grid(), epochs=1, metric="loss", mode="min",
                   directory="s3://bucket/run")  # fmt: skip
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mode_that_does_not_go_with_the_name_of_the_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    select(tmp_path / "run", configs=CONFIGS[:1], metric="val_loss", mode="max")
-    assert "mode = \"max\": of metric = 'val_loss' the maximum is taken for the best" in caplog.text
+@pytest.mark.parametrize(
+    ("metric", "mode", "warned"),
+    [
+        ("val_loss", "max", True),
+        ("val_loss", "min", False),
+        ("val_F1_score", "min", True),
+        ("auc_1", "max", False),
+        ("val_lossless", "max", False),  # words of a name, not parts of words
+        ("pace", "min", False),
+        ("regret", "max", False),
+    ],
+)
+def test_a_mode_that_does_not_go_with_the_name_of_the_metric(
+    caplog: pytest.LogCaptureFixture, metric: str, mode: Any, warned: bool
+) -> None:
+    inputs = RunInputs(linear, dataset(), None, hy.Configs(CONFIGS), hy.Inline())
+    spec = run_spec(inputs, 1, metric, mode, None, 0, "warn", Timeouts())
+    assert spec.mode == mode
+    said = f'mode = "{mode}": of metric = {metric!r} the {mode}imum is taken for the best'
+    assert [record.getMessage() for record in caplog.records] == [said] * warned
+    with pytest.raises(SpecError, match="mode must be"):
+        run_spec(inputs, 1, metric, "best", None, 0, "warn", Timeouts())  # type: ignore[arg-type]
+    assert len(caplog.records) == warned, "bug: it warned of the besimum"
 
 
 def test_an_item_that_cannot_be_read() -> None:

@@ -22,7 +22,7 @@ from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
-from hopyard.text import escaped, escaped_json, escaped_tree, unwritable
+from hopyard.text import escaped, escaped_json, escaped_tree, shown, unwritable
 from jobs import CONFIGS, WIDTH, dataset, linear, select
 
 ODD = "caf\udce9"
@@ -32,71 +32,51 @@ TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
 
 
 @pytest.mark.parametrize(
-    ("check", "good", "bad", "message"),
+    ("check", "good", "bad", "name"),
     [
         (
             lambda v: whole("n", v, 1),
             [1, np.int64(7), 2**63],
             [0, -1, True, 1.0, "1", None, 2**80],
-            "n must be an integer >= 1, got 0",
+            "n",
         ),
-        (lambda v: whole("n", v, 1, 9), [1, 9], [0, 10], "n must be an integer from 1 to 9, got 0"),
-        (lambda v: whole("n", v), [-5, 0], [None, 0.5], "n must be an integer, got None"),
+        (lambda v: whole("n", v, 1, 9), [1, 9], [0, 10], "n"),
+        (lambda v: whole("n", v), [-5, 0], [None, 0.5], "n"),
         (
             lambda v: seconds("t", v),
             [1, 0.5, np.float32(2), np.int64(3)],
             [0, -1, float("inf"), float("nan"), "1", True, None, [1]],
-            "t must be a finite number of seconds > 0, got 0",
+            "t",
         ),
-        (
-            lambda v: seconds("t", v, zero=True, most=5),
-            [0, 5],
-            [-1, 5.1],
-            "t must be a finite number of seconds >= 0 and <= 5, got -1",
-        ),
-        (
-            lambda v: seconds("t", v, none="for any"),
-            [1],
-            [0],
-            "t must be a finite number of seconds > 0, or None for any, got 0",
-        ),
-        (
-            lambda v: fraction("f", v, "a column"),
-            [0, 0.5, np.float64(0.9)],
-            [1, -0.1, True, "0.5"],
-            r"f must be a fraction in [0, 1), or a column, got 1",
-        ),
-        (lambda v: flag("b", v), [True, False, np.True_], [1, 0, None, "True"], "b must be True or False, got 1"),
+        (lambda v: seconds("t", v, zero=True, most=5), [0, 5], [-1, 5.1], "t"),
+        (lambda v: seconds("t", v, none="for any"), [1], [0], "t"),
+        (lambda v: fraction("f", v, "a column"), [0, 0.5, np.float64(0.9)], [1, -0.1, True, "0.5"], "f"),
+        (lambda v: flag("b", v), [True, False, np.True_], [1, 0, None, "True"], "b"),
         (
             lambda v: one_of("m", v, ("min", "max")),
             ["min", np.str_("max")],
             ["mean", None, 1, np.array(["min", "max"])],
-            'm must be "min" or "max", got \'mean\'',
+            "m",
         ),
-        (
-            lambda v: one_of("e", v, (True, False, "warn")),
-            [True, "warn"],
-            [1, 0, "no"],
-            'e must be True, False or "warn", got 1',
-        ),
+        (lambda v: one_of("e", v, (True, False, "warn")), [True, "warn"], [1, 0, "no"], "e"),
         (
             lambda v: environment("env", v),
             [{}, {"A": "b=c"}],
             [{"A": 1}, {"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": ODD}, "AB", 3],
-            "env['A'], of type int: names and values are text without NUL, names without =",
+            "env",
         ),
     ],
 )
-def test_arguments_are_checked_in_one_wording(check: Any, good: list[Any], bad: list[Any], message: str) -> None:
+def test_arguments_are_checked_and_named_with_their_values(
+    check: Any, good: list[Any], bad: list[Any], name: str
+) -> None:
     for value in good:
         checked = check(value)
         assert checked == value and type(checked) in (int, float, bool, str, dict)
     for value in bad:
-        with pytest.raises(SpecError):
+        with pytest.raises(SpecError, match=rf"^{name}\b") as error:
             check(value)
-    with pytest.raises(SpecError) as error:
-        check(bad[0])
-    assert str(error.value) == message
+        assert shown(value) in str(error.value) or isinstance(value, dict), "values of variables may be secrets"
 
 
 @pytest.mark.parametrize(

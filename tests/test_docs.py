@@ -25,6 +25,8 @@ WRITTEN = [
 ]
 PAGES = [page for page in WRITTEN if page != ROOT / "docs" / "log.md"]
 PAGE_SECONDS = 420
+NEEDS = {"spark": r"SparkSession|hy\.Spark\(|--engine spark", "tensorflow": "tensorflow|keras", "jax": "jax"}
+"""Mark → by which words of a page it is known."""
 
 
 def named(page: Path) -> str:
@@ -49,13 +51,19 @@ def those_that_run() -> list[object]:
     cases = []
     for page in PAGES:
         try:
-            runs = any(block.runs for block in pages.blocks(page))
+            code = "\n".join(block.code for block in pages.blocks(page) if block.runs)
         except pages.PageError:
             continue  # another test fails then
         marks = [pytest.mark.timeout(PAGE_SECONDS + 30)]
         if page.parent != ROOT:  # most start a Java, or TensorFlow in several processes
             marks.append(pytest.mark.long)
-        if runs:
+        needs = {
+            "spark": r"SparkSession|spark\.session|hy\.Spark\(|--engine spark",
+            "tensorflow": "tensorflow|keras",
+            "jax": "jax",
+        }
+        marks += [getattr(pytest.mark, mark) for mark, words in needs.items() if re.search(words, code)]
+        if code:
             cases.append(pytest.param(page, marks=marks, id=named(page)))
     return cases
 

@@ -64,6 +64,7 @@ def test_the_cache_has_its_place_and_size(tmp_path, monkeypatch):
     assert cache.ok and cache.text == f"1.5 kB in {tmp_path / 'hopyard'} (XDG_CACHE_HOME names another folder)"
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(250)
 @pytest.mark.long
 def test_a_job_is_tried_also_without_java(bare):
@@ -74,6 +75,7 @@ def test_a_job_is_tried_also_without_java(bare):
     assert found["spark job"].text.startswith("one row to Python and back in ")
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(250)
 @pytest.mark.long
 def test_a_job_that_fails_says_why(bare):

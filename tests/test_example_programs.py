@@ -156,6 +156,7 @@ def test_each_example_is_run_here() -> None:
     assert not missing, f"examples without a test: {missing}"
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize("sync", [False, True])
@@ -168,6 +169,7 @@ def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> N
     assert watch.ports, "the servers listened on no port"
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> None:
@@ -176,6 +178,7 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
     assert first["replicas"] == 2 and first["accuracy"] > 0.8
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
@@ -187,6 +190,7 @@ def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, w
     assert told["device"].startswith("/job:ps/")
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
@@ -226,6 +230,7 @@ def test_streaming_feed(tmp_path: Path, watch: Watch) -> None:
     learned(example("streaming_feed").launch(count=6, directory=tmp_path / "run"), 6 * 400)
 
 
+@pytest.mark.spark
 def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
     import hopyard as hy
 
@@ -247,6 +252,8 @@ def marked(word: str) -> dict[int, str]:
     return found
 
 
+@pytest.mark.spark
+@pytest.mark.tensorflow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @needs("tensorflow", "torch", "jax", "sklearn", "pyspark")
@@ -287,6 +294,8 @@ def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
     assert [path.name for path in temporary.iterdir() if "hopyard" in path.name] == []
 
 
+@pytest.mark.spark
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn", "pyspark")
 def test_tensorflowonspark_digits(tmp_path: Path) -> None:

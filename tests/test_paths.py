@@ -77,6 +77,7 @@ def test_the_current_folder_of_a_notebook(tmp_path: Path, expected: list[str], h
     assert digests(hy.load(tmp_path / "run")) == expected
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_py_files_and_files_of_spark_submit(tmp_path: Path, expected: list[str]) -> None:
@@ -118,6 +119,7 @@ spark.stop()
     assert gone(agents(tmp_path / "run"), 10)
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_workers_of_a_spark_that_hopyard_starts(tmp_path: Path, trap: Path) -> None:

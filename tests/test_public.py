@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import subprocess
@@ -90,6 +91,14 @@ def test_each_can_be_imported_and_has_a_docstring(name: str) -> None:
     value = getattr(hy, name)
     assert value is getattr(importlib.import_module("hopyard"), name)
     assert name == "__version__" or (value.__doc__ and value.__doc__.strip())
+
+
+def test_each_has_its_type_for_type_checkers() -> None:
+    """Else it is Any there: completion knows nothing of it, and no misuse is found."""
+    tree = ast.parse(inspect.getsource(hy))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert {alias.asname for node in imports for alias in node.names} == (NAMES | MODULES) - {"__version__"}
 
 
 def test_another_name_is_no_attribute() -> None:

@@ -154,6 +154,7 @@ def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -
     assert launched("jax_distributed.py", tmp_path) == by_hand
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path) -> None:
@@ -162,6 +163,7 @@ def test_multi_worker_mirrored(tmp_path: Path) -> None:
     assert found["worker 0"] == found["worker 1"], "replicas differ"
 
 
+@pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize(("name", "who"), [("parameter_server_strategy.py", "chief 0"), ("ps_tutorial.py", "worker 0")])

@@ -91,6 +91,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from hopyard import spark as spark
     from hopyard.agent.programs.context import ProgramContext as ProgramContext
     from hopyard.agent.programs.context import context as context
     from hopyard.core.programs.placement import Role as Role

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from hopyard.data.apply import apply
+from hopyard.data.apply import apply, check_types
 from hopyard.data.columns import is_aligned
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
@@ -101,6 +101,20 @@ def test_rows_that_a_transform_leaves_and_that_cannot_be_encoded(cache: Path, ta
     assert made.inputs[:, 0].tolist() == [3, 2] and made.places.tolist() == [0, 3] and made.source_rows == 4
     with pytest.raises(DataError, match="nobody can tell which"):
         apply(manifest, rows, nameless, targets=False, drop_invalid=True)
+
+
+def test_types_are_checked_before_there_are_rows(cache: Path, table: pa.Table) -> None:
+    features = ["a", "b", "words", "carrier"]
+    manifest = Dataset.arrow(table, features=features, label="late", encode={"carrier": "index"}).prepare(cache)
+    check_types(manifest, table.schema, "rows")
+    fine = {"a": pa.int8(), "b": pa.decimal128(9, 2), "words": pa.list_(pa.int64()), "carrier": pa.string()}
+    check_types(manifest, pa.schema(fine), "rows")
+    check_types(manifest, pa.schema({**fine, "a": pa.null(), "b": pa.bool_(), "more": pa.date32()}), "rows")
+    with pytest.raises(DataError) as caught:
+        check_types(manifest, pa.schema({**fine, "a": pa.string(), "b": pa.struct({"x": pa.int8()})}), "rows")
+    assert all(text in str(caught.value) for text in ("column 'a' of rows", "string", "column 'b' of rows", "struct"))
+    with pytest.raises(DataError, match="rows has no column 'words'"):
+        check_types(manifest, pa.schema({name: kind for name, kind in fine.items() if name != "words"}), "rows")
 
 
 def test_arrays(cache: Path, table: pa.Table) -> None:

@@ -282,7 +282,7 @@ def test_a_transform_is_not_opened_where_a_recipe_is_given(moody: hy.Run, tmp_pa
             attempt(rows)
     given = hy.load_model(folder, recipe=moods, transform=twice)
     np.testing.assert_array_equal(given.predict(rows), moody.best.predict(rows))
-    with pytest.raises(hy.SpecError, match=r"transform must be a function of a record batch, or None, got 3"):
+    with pytest.raises(hy.SpecError, match=r"transform must be .*, got 3"):
         hy.load_model(folder, transform=3)  # type: ignore[arg-type]
 
 

@@ -293,12 +293,12 @@ def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, r"Spark\(workers=\) must be an integer >= 1, got 0"),
-        ({"workers": 1, "threads": True}, r"Spark\(threads=\) must be an integer >= 1, got True"),
-        ({"workers": 1, "port": 65534}, r"Spark\(port=65534\): 0, or at most 65533"),
-        ({"workers": 1, "host": ""}, r"Spark\(host=…\) must be a name or address .*, got ''"),
-        ({"workers": 1, "env": {"A": 1}}, r"names and values are text"),
-        ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=\) must be a finite number of seconds > 0, got 0"),
+        ({"workers": 0}, r"Spark\(workers=\) must be .*, got 0"),
+        ({"workers": 1, "threads": True}, r"Spark\(threads=\) must be .*, got True"),
+        ({"workers": 1, "port": 65534}, r"Spark\(port=65534\)"),
+        ({"workers": 1, "host": ""}, r"Spark\(host=…\) must be .*, got ''"),
+        ({"workers": 1, "env": {"A": 1}}, r"Spark\(env=\)\['A'\], of type int"),
+        ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=\) must be .*, got 0"),
     ],
 )
 def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) -> None:

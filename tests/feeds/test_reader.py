@@ -218,6 +218,7 @@ def test_arrays_in_rows_keep_shape_and_type(tmp_path: Path) -> None:
         assert np.array_equal(batch["_1"][3], rows[3][0])
 
 
+@pytest.mark.tensorflow
 def test_a_tensorflow_data_set_has_batches(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     with feed_server(tmp_path) as server:
@@ -227,6 +228,7 @@ def test_a_tensorflow_data_set_has_batches(tmp_path: Path) -> None:
         assert got == [{"t": [b"a", b"b"], "x": [[1.0], [2.0]]}, {"t": [b"c"], "x": [[3.0]]}]
 
 
+@pytest.mark.tensorflow
 def test_a_tensorflow_data_set_of_no_rows(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     with feed_server(tmp_path) as server:

@@ -1,4 +1,4 @@
-"""`rows.py` beside the tests, and torch as it was before each test."""
+"""`rows.py` beside the tests, and torch's threads as they were before each test."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def process_as_before() -> Iterator[None]:
-    threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+def threads_as_before() -> Iterator[None]:
+    threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(exact, warn_only=warn)
 
 
 @pytest.fixture
 def exact() -> None:
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")

@@ -56,7 +56,7 @@ def test_auc_at_its_ends() -> None:
     assert auc.result(auc.update(ends, torch.tensor([0, 1, 1, 0]))) == 1.0
     assert math.isnan(auc.result(auc.update(torch.zeros(3), torch.ones(3))))
     assert auc.result(auc.update(torch.zeros(4), torch.tensor([0, 1, 0, 1]))) == 0.5
-    with pytest.raises(SpecError, match="must be an integer >= 2, got 1"):
+    with pytest.raises(SpecError, match=r"AUC\(bins=\) must be .*, got 1"):
         AUC(1)
 
 
@@ -196,11 +196,11 @@ def test_one_of_several_outputs_is_scored(metric: Any) -> None:
     assert np.array_equal(metric(output="late").update(outputs, targets, weights), alone)
     assert np.array_equal(metric(output=0, label="late").update((logits, logits * 3), labels, weights), alone)
     assert np.array_equal(metric(label="late").update(logits, labels, weights), alone)
-    with pytest.raises(SpecError, match=r"the model gives 2 outputs.*choose output='late', output='delay'"):
+    with pytest.raises(SpecError, match=r"2 outputs.* output='late', output='delay'"):
         metric().update(outputs, labels)
     with pytest.raises(SpecError, match=r"the data has 2 labels, and label=None names none: choose label='late'"):
         metric(output=1).update((logits, logits), labels)
-    with pytest.raises(SpecError, match="the model gives one tensor: leave output= out"):
+    with pytest.raises(SpecError, match="output='late', but"):
         metric(output="late").update(logits, targets)
 
 
@@ -216,13 +216,13 @@ def test_metrics_of_several_outputs_over_a_partition() -> None:
     assert sums["auc"][0] == AUC().update(logits, targets).tolist()
 
 
-@pytest.mark.parametrize("metric", [AUC(64), F1(3)])
-def test_a_pickle_of_a_version_with_fewer_fields(metric: AUC | F1) -> None:
-    """Earlier versions pickled a list of the fields that they had."""
-    old = type(metric).__new__(type(metric))
-    old.__setstate__([64] if isinstance(metric, AUC) else [3])
-    assert old == metric
-    assert pickle.loads(pickle.dumps(metric)) == metric
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [(AUC(64, output="late"), "AUC(output='late', bins=64)"), (F1(), "F1()"), (TopK(3), "TopK(k=3)")],
+)
+def test_a_metric_is_shown_by_what_differs_from_its_defaults(metric: AUC | F1 | TopK, text: str) -> None:
+    assert repr(metric) == text
+    assert pickle.loads(pickle.dumps(metric)) == metric == eval(text)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 7])
@@ -250,12 +250,10 @@ def test_top_1_is_accuracy_also_of_equal_outputs_and_nan() -> None:
 
 
 def test_top_k_of_what_it_is_not_of() -> None:
-    with pytest.raises(SpecError, match=r"TopK\(k=\) must be an integer >= 1, got 0"):
+    with pytest.raises(SpecError, match=r"TopK\(k=\) must be .*, got 0"):
         TopK(0)
     for shape in ((5,), (5, 2), (5, 3, 3)):
-        with pytest.raises(
-            SpecError, match=r"TopK\(k=3\) needs outputs of shape \(rows, 3 classes or more\), got \(5,"
-        ):
+        with pytest.raises(SpecError, match=r"TopK\(k=3\) .*, got \(5,"):
             TopK(3)(torch.zeros(shape), torch.zeros(5))
 
 

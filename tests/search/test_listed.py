@@ -89,15 +89,15 @@ def test_numbers_of_numpy_are_as_python_s():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Random(0), r"Random: trials must be an integer >= 1, got 0"),
-        (lambda: Random(True), r"Random: trials must be an integer >= 1, got True"),
+        (lambda: Random(0), r"Random: trials must be .*, got 0"),
+        (lambda: Random(True), r"Random: trials must be .*, got True"),
         (lambda: Random(1.5), r"Random: trials .*got 1\.5"),
-        (lambda: Random(1, seed=1.5), r"Random: seed must be an integer, got 1\.5"),
-        (lambda: Configs([]), "at least one dict"),
-        (lambda: Configs([1]), "at least one dict"),
+        (lambda: Random(1, seed=1.5), r"Random: seed must be .*, got 1\.5"),
+        (lambda: Configs([]), r"Configs\(…\) must be .*, got \[\]"),
+        (lambda: Configs([1]), r"Configs\(…\) must be .*, got \[1\]"),
         (lambda: Configs([{"a": object()}]).open(None, 0), "Configs, a: .* is a object"),
-        (lambda: Random(1).open(None, 0), r"space must be a hy.Space, from which search=hy.Random\(…\) .* got None"),
-        (lambda: Grid().open({"a": 1}, 0), r"space must be a hy.Space, .*search=hy.Grid"),
+        (lambda: Random(1).open(None, 0), r"space must be .*hy.Random\(…\) .* got None"),
+        (lambda: Grid().open({"a": 1}, 0), r"space must be .*hy.Grid\(…\) .* got {'a': 1}"),
     ],
 )
 def test_what_is_refused_and_how(make, words):

@@ -46,10 +46,14 @@ def test_recipe_of_config_or_of_config_and_context() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("linear", r"recipe must be a function, recipe\(config\) or .*, got 'linear'"),
-        (lambda: None, r"<lambda>\(\): a recipe takes \(config\) or \(config, ctx\)"),
-        (lambda a, b, c: None, r"a recipe takes \(config\) or \(config, ctx\)"),
-        (lambda *, config: None, r"a recipe takes"),
+        ("linear", r"recipe must be .*, got 'linear'"),
+        (
+            type("Model", (), {"__module__": "keras.src.models.model"})(),
+            r"recipe is a model, a Model: .* returns it comp",
+        ),
+        (lambda: None, r"<lambda>\(\): a recipe takes"),
+        (lambda a, b, c: None, r"<lambda>\(a, b, c\): a recipe takes"),
+        (lambda *, config: None, r"<lambda>\(\*, config\): a recipe takes"),
     ],
 )
 def test_anything_else_is_refused(recipe: Any, message: str) -> None:

@@ -81,6 +81,15 @@ def test_all_rows_dropped() -> None:
     assert made.shape == (5, 3) and made.dtype == np.float32 and np.isnan(made).all()
 
 
+def test_an_error_of_the_model_names_its_rows() -> None:
+    def beyond(inputs: Any) -> Any:
+        return np.arange(13)[inputs.astype(int)]  # the last two rows are 13 and 14
+
+    with pytest.raises(IndexError, match="13 is out of bounds") as caught:
+        answers(Echo(beyond), columns(None), 3)
+    assert caught.value.__notes__[0].startswith("The model raised this for rows 3 to 4 of the encoded data.")
+
+
 def test_fewer_answers_than_rows_are_refused() -> None:
     with pytest.raises(HopyardError, match=r"predict\(batch\) must give one answer for each row, gave 2 for 5 rows"):
         answers(Echo(lambda x: x[:1]), columns(None), 2)

@@ -128,6 +128,33 @@ def apply(
     return Columns(*parts, rows, source_rows=places.source_rows, places=source_places)
 
 
+def check_types(manifest: Manifest, schema: pa.Schema, source_label: str) -> None:
+    """Check the types of columns with one number a row before there are rows.
+
+    Args:
+        manifest: of the training data.
+        schema: of rows that the model is to be given; other columns than the model's are allowed.
+        source_label: their origin, for the message.
+
+    Raises:
+        DataError: a column is missing, or has a type that cannot be encoded; all of these are named.
+    """
+    faults = []
+    for field in _fields(manifest, schema, source_label, targets=False):
+        for column in field.columns:
+            kind = schema.field(column.name).type
+            if column.encode or column.shape or pa.types.is_null(kind):
+                continue  # whether values are categories, and how long lists are, only rows tell
+            single = Field("inputs", column.name, False, [column], field.raw, field.raw)
+            no_rows = pa.RecordBatch.from_arrays([pa.array([], kind)], [column.name])
+            try:
+                Encoder([single], {}, strict=False).raw(no_rows, RowOrigin(source_label, 0))
+            except DataError as error:
+                faults.append(str(error))
+    if faults:
+        raise DataError("\n".join(faults))
+
+
 class Places:
     """Collects, batch by batch, the number of the source row of each row of the transform's result.
 

@@ -188,7 +188,7 @@ def columns(
             'encode must be a dict from column to "one-hot", "index", a list of values or hy.Categories(…), got '
             f"{shown(encode)}"
         )
-    used = {*_flat(inputs), *_flat(targets)}
+    used = [*_flat(inputs), *_flat(targets)]
     encode = {column_name(name): how for name, how in encode.items()}
     for name in encode:
         if name not in used:
@@ -249,7 +249,7 @@ def _names(argument: str, value: Any) -> Names:
     if isinstance(value, list) and value and all(isinstance(name, str) and name for name in value):
         twice = {name for name in value if value.count(name) > 1}
         if twice:
-            raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice")
+            raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice; name each column once")
         return value
     for at, name in enumerate(value if isinstance(value, list) else []):
         if not isinstance(name, str):
@@ -257,7 +257,7 @@ def _names(argument: str, value: Any) -> Names:
                 f"{argument}[{at}] = {shown(name)}: names of columns are text; give {shown(name)!r} perhaps"
             )
         if not name:
-            raise SpecError(f"{argument}[{at}] = '': a name has a character at least; rename the column")
+            raise SpecError(f"{argument}[{at}] = '': a name must have at least one character; rename the column")
     raise SpecError(f"{argument} must be the name of a column or a list of such names, got {shown(value)}")
 
 

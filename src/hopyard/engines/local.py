@@ -113,7 +113,7 @@ class Local:
         object.__setattr__(self, "env", worker_environment("Local(env=)", self.env))
         if isinstance(named, list) and workers > len(devices):
             raise SpecError(
-                f"Local(devices=…) must name one device for each of {workers} workers, got {shown(list(devices))}; "
+                f"Local(devices=…) must name one device for each of {workers} workers, got {shown(named)}; "
                 "name one several times to share it"
             )
         object.__setattr__(self, "workers", workers)

@@ -34,7 +34,17 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
         HopyardError: the model returns more or fewer answers than rows.
         DataError: rows were dropped, and answers are of a type that has no NaN.
     """
-    parts = [trainable.predict(batch) for batch in PartitionLoader(columns, batch_size)]
+    parts: list[Any] = []
+    for number, batch in enumerate(PartitionLoader(columns, batch_size)):
+        try:
+            parts.append(trainable.predict(batch))
+        except Exception as error:
+            first = number * batch_size
+            error.add_note(
+                f"The model raised this for rows {first} to {first + batch.rows - 1} of the encoded data. Columns and "
+                "types are those of the training rows, so perhaps a value is one that none of those had."
+            )
+            raise
     if not parts:  # all rows were dropped: a row of zeros shows shapes and types
         parts = [_each(trainable.predict(_zeros(columns)), lambda array: array[:0])]
     outputs = (

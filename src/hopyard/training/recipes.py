@@ -11,6 +11,9 @@ from hopyard.text import shown
 
 Recipe = Callable[..., Any]
 
+_NETS = {("torch", "Module"): "hy.torch.Model(module, optimizer, loss)", ("keras", "Model"): "it compiled"}
+"""Package and class of a framework's nets → what a recipe returns of one."""
+
 
 class Recipes:
     """Takes the place of a recipe, and calls for each trial the recipe that the trial is trained with.
@@ -69,11 +72,12 @@ def wants_context(recipe: Callable[..., Any]) -> bool:
     Raises:
         SpecError: it has other parameters.
     """
-    if any(kind.__qualname__ == "Module" and kind.__module__.startswith("torch.nn.") for kind in type(recipe).__mro__):
-        raise SpecError(
-            f"recipe is a model, a {type(recipe).__name__}: give a function recipe(config) that builds one and returns "
-            "hy.torch.Model(module, optimizer, loss)"
-        )
+    for kind in type(recipe).__mro__:
+        if returned := _NETS.get((kind.__module__.partition(".")[0], kind.__qualname__)):
+            raise SpecError(
+                f"recipe is a model, a {type(recipe).__name__}: give a function recipe(config) that builds one and "
+                f"returns {returned}"
+            )
     if not callable(recipe):
         raise SpecError(f"recipe must be a function, recipe(config) or recipe(config, ctx), got {shown(recipe)}")
     try:

@@ -214,19 +214,13 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"impute": "mean"}, r'impute must be a dict from feature to "mean", "most_frequent" or a value, got \'mean\''),
+        ({"impute": "mean"}, "impute must be .*, got 'mean'"),
         ({"impute": {"q": 0}}, "impute names 'q', which is no feature; there are: 'age', 'kids', 'city'"),
-        ({"impute": {"n": 0}}, "impute names 'n', a label, which is never filled: drop the rows that lack it"),
-        (
-            {"impute": {"age": "median"}},
-            r"impute\['age'\] must be \"mean\" or a number that float32 can hold, .*got 'median'",
-        ),
+        ({"impute": {"n": 0}}, "impute names 'n', a label"),
+        ({"impute": {"age": "median"}}, r"impute\['age'\] must be .*, got 'median'"),
         ({"impute": {"age": math.nan}}, r"impute\['age'\] must be .*, got nan"),
-        (
-            {"impute": {"age": "most_frequent"}},
-            r"impute\['age'\] = 'most_frequent': categories have no mean, and only the",
-        ),
-        ({"impute": {"city": "mean"}}, r"impute\['city'\] = 'mean': categories have no mean"),
+        ({"impute": {"age": "most_frequent"}}, r"impute\['age'\] = 'most_frequent'"),
+        ({"impute": {"city": "mean"}}, r"impute\['city'\] = 'mean'"),
         ({"impute": {"age": ("constant", "x")}}, r"impute\['age'\] must be"),
         (
             {"impute": {"city": "oslo"}},
@@ -236,7 +230,7 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
             {"impute": {"city": ("constant", "x")}, "encode": {"city": ["oslo"]}},
             r"impute\['city'\] = 'x' is none of the values that encode= lists",
         ),
-        ({"label": "city"}, r"encode\['city'\] has a category for other values, and 'city' is a label"),
+        ({"label": "city"}, r"encode\['city'\] .* 'city' is a label"),
     ],
 )
 def test_what_is_refused_and_how(options: dict[str, Any], said: str) -> None:
@@ -247,16 +241,19 @@ def test_what_is_refused_and_how(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: hy.Categories("onehot"), r'Categories\(kind=\) must be "one-hot" or "index", got \'onehot\''),  # type: ignore[arg-type]
-        (lambda: hy.Categories(values=[]), r"Categories\(values=\) must be a list of at least one value"),
-        (lambda: hy.Categories(values=["a", "a"]), "a value is there twice"),
-        (lambda: hy.Categories(values=[1.5, math.nan]), r"\[1.5, nan\]: nan is no category: missing .* impute="),
-        (lambda: hy.Categories(values=[-math.inf]), "-inf is no category"),
-        (lambda: hy.Categories(values=["1", 1]), "text and numbers; a column has one type"),
-        (lambda: hy.Categories(handle_unknown="ignore"), r'Categories\(handle_unknown=\) must be "other" or "error"'),  # type: ignore[arg-type]
-        (lambda: hy.Categories(min_frequency=0), r"Categories\(min_frequency=\) must be an integer >= 1, got 0"),
-        (lambda: hy.Categories(min_frequency=2, values=["a"]), "leave one of them out"),
-        (lambda: hy.Categories(min_frequency=2, handle_unknown="error"), "leave one of them out"),
+        (lambda: hy.Categories("onehot"), r"Categories\(kind=\) must be .*, got 'onehot'"),  # type: ignore[arg-type]
+        (lambda: hy.Categories(values=[]), r"Categories\(values=\) must be .*, got \[\]"),
+        (lambda: hy.Categories(values=["a", "a"]), r"Categories\(values=\) = \['a', 'a'\]"),
+        (lambda: hy.Categories(values=[1.5, math.nan]), r"Categories\(values=\) = \[1.5, nan\]: nan is"),
+        (lambda: hy.Categories(values=[-math.inf]), r"Categories\(values=\) = \[-inf\]"),
+        (lambda: hy.Categories(values=["1", 1]), r"Categories\(values=\) = \['1', 1\]"),
+        (lambda: hy.Categories(handle_unknown="ignore"), r"Categories\(handle_unknown=\) must be .*, got 'ignore'"),  # type: ignore[arg-type]
+        (lambda: hy.Categories(min_frequency=0), r"Categories\(min_frequency=\) must be .*, got 0"),
+        (lambda: hy.Categories(min_frequency=2, values=["a"]), r"Categories\(min_frequency=2\).* values="),
+        (
+            lambda: hy.Categories(min_frequency=2, handle_unknown="error"),
+            r"Categories\(min_frequency=2\).*handle_unknown=",
+        ),
     ],
 )
 def test_categories_that_are_none(make: Any, said: str) -> None:

@@ -300,7 +300,7 @@ class TestMaxTime:
 
     @pytest.mark.parametrize("value", [0, -1, True, "60", float("nan"), float("inf")])
     def test_values(self, tmp_path: Path, value: Any) -> None:
-        with pytest.raises(hy.SpecError, match=r"max_time must be a finite number of seconds > 0, or None for any"):
+        with pytest.raises(hy.SpecError, match=rf"max_time must be .*, got {value!r}"):
             launch(tmp_path, max_time=value)
 
 
@@ -447,14 +447,14 @@ class TestBadInput:
             ({"roles": {"worker": 0}}, "at least one"),
             ({"until": "worker:2"}, "from 0 to 1"),
             ({"until": pd.NA}, r"until must be \"chief\", .*got <NA>"),
-            ({"max_restarts": -1}, "max_restarts must be an integer >= 0, got -1"),
+            ({"max_restarts": -1}, "max_restarts must be .*, got -1"),
             ({"restart_scope": "none"}, "restart_scope must be"),
-            ({"grace": "1"}, "grace must be a finite number of seconds"),
+            ({"grace": "1"}, "grace must be .*, got '1'"),
             ({"engine": hy.Inline()}, "processes"),
             ({"engine": "spark"}, "hy.Local"),
             ({"env": {"a": 1}}, "names and values are text"),
             ({"env": {"a": "\ud800"}}, "names and values are text"),
-            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\): Role\(min=\) must be an integer from 1"),
+            ({"roles": {"worker": (2, 1)}}, r"roles\['worker'\] = \(2, 1\)"),
             ({"roles": {"worker": 10**9}}, "at most 10,000"),
             ({"tensorflow1": "no"}, "True or False"),
             ({"tensorboard": 5}, "True, False or a path"),
@@ -476,7 +476,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("main", [lambda: 1, lambda args: 1, lambda args, ctx, more: 1])
     def test_main_takes_two_arguments(self, tmp_path: Path, main: Any) -> None:
-        with pytest.raises(hy.SpecError, match=r"main must be a function of two arguments, main\(args, ctx\); <func"):
+        with pytest.raises(hy.SpecError, match=r"main must be .* two arguments, .*<function .*<lambda>"):
             launch(tmp_path, main)
 
     def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
         ),
         ({"search": 5}, r"search must be hy.Grid\(\)"),
         ({"engine": "local"}, r"engine must be hy.Local\(…\), .* got 'local'"),
-        ({"engine": hy.Local}, r"engine must be hy.Local\(…\)"),
+        ({"engine": hy.Local}, "engine must be .*, got <class"),
     ],
 )
 def test_what_adds_nothing_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:

@@ -120,6 +120,18 @@ def test_inline_the_error_of_the_recipe_is_the_cause(tmp_path: Path) -> None:
     assert isinstance(late.value.__cause__, TypeError)
 
 
+def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        select(tmp_path / "run", interrupts, engine=hy.Inline())
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-4:] == ["select", "begin", "drive", "_run_to_end"], "some thirty lines of where it was"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def interrupts(config: dict[str, Any]) -> Any:
+    raise KeyboardInterrupt
+
+
 def test_a_trial_that_breaks_in_training_tells_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = select(tmp_path / "run", breaks, engine=LOCAL)
     assert run.status == "partial"

@@ -257,7 +257,9 @@ class TestPredict:
         df = spread(spark, frame(5))
         with pytest.raises(DataError, match=r"has no columns 'b', 'kind'; there are: 'a', 'c'"):
             predict(run, df.drop("b", "kind", "y", "v", "row"))
-        with pytest.raises(SpecError, match='handleInvalid must be "error", "skip" or "keep", got \'drop\''):
+        with pytest.raises(DataError, match=r"column 'a' of the DataFrame .*string"):
+            predict(run, df.withColumn("a", df.a.cast("string")))
+        with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
             predict(run, df, handleInvalid="drop")
         for name in (None, "", "\ud800"):
             with pytest.raises(SpecError, match="predictionCol must be text of at least one character, in UTF-8"):

@@ -291,23 +291,22 @@ def test_another_pyspark_is_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"cores": 0}, "cores must be an integer >= 1, got 0"),
-        ({"cores": True}, "cores must be an integer >= 1, got True"),
-        ({"cores": "2"}, "cores must be an integer >= 1, got '2'"),
-        ({"executors": -1}, "executors must be an integer >= 1, got -1"),
-        ({"memory": 4}, "memory must be 512m or more, such as '2g', got 4"),
-        ({"memory": "4"}, "got '4'"),
-        ({"memory": "100m"}, "got '100m'"),
-        ({"config": {"ui.enabled": True}}, "'ui.enabled' is no setting of Spark"),
-        ({"config": {7: True}}, "7 is no setting of Spark"),
-        ({"config": {"spark.master": "yarn"}}, "spark.master is not taken: use cores= and executors="),
-        ({"config": {"spark.x": None}}, "spark.x=None is a NoneType"),
+        ({"cores": 0}, "cores must be .*, got 0"),
+        ({"cores": True}, "cores must be .*, got True"),
+        ({"cores": "2"}, "cores must be .*, got '2'"),
+        ({"executors": -1}, "executors must be .*, got -1"),
+        ({"memory": 4}, "memory must be .*, got 4"),
+        ({"memory": "4"}, "memory must be .*, got '4'"),
+        ({"memory": "100m"}, "memory must be .*, got '100m'"),
+        ({"config": {"ui.enabled": True}}, "config: 'ui.enabled'"),
+        ({"config": {7: True}}, "config: 7"),
+        ({"config": {"spark.master": "yarn"}}, "config: spark.master .*cores="),
+        ({"config": {"spark.x": None}}, "config: spark.x=None"),
     ],
 )
 def test_values_that_are_not_allowed(asked, said):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=said):
         local.session(**asked)
-    assert said in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------ real ones
@@ -346,6 +345,7 @@ again.stop()
 """
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -366,6 +366,7 @@ def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare, asked, 
     assert bool(set(homes.glob(logs)) - before) == ("executors" in asked)
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_spark_that_does_not_start_says_so(bare):
@@ -399,6 +400,7 @@ program.wait()
 """
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ctrl_c_leaves_no_page_of_java(tmp_path):

@@ -336,14 +336,14 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "match"),
         [
-            ({"epoch": 3}, r"HopyardEstimator\(epoch=…\): there is no such Param; did you mean 'epochs'"),
-            ({"epochs": 0}, r"epochs must be an integer >= 1, got 0"),
-            ({"recipe": 3}, r"recipe must be a function.*, got 3"),
-            ({"validation": 1.5}, r"validation must be a fraction in \[0, 1\), or validationCol.*, got 1\.5"),
-            ({"outputs": "odds"}, r'outputs must be "auto", "logits".* or "values", got .odds.'),
-            ({"search": "random"}, r"search must be hy\.Grid.*, got 'random'"),
-            ({"featuresCols": "a"}, "featuresCols must be a list of column names, got 'a'"),
-            ({"engine": hy.Local}, "engine must be an engine such as .*, got <class"),
+            ({"epoch": 3}, r"HopyardEstimator\(epoch=…\): .* 'epochs'\?"),
+            ({"epochs": 0}, r"epochs must be .*, got 0"),
+            ({"recipe": 3}, r"recipe must be .*, got 3"),
+            ({"validation": 1.5}, r"validation must be .*, got 1\.5"),
+            ({"outputs": "odds"}, "outputs must be .*, got 'odds'"),
+            ({"search": "random"}, r"search must be .*, got 'random'"),
+            ({"featuresCols": "a"}, "featuresCols must be .*, got 'a'"),
+            ({"engine": hy.Local}, "engine must be .*, got <class"),
         ],
     )
     def test_values(self, make: Any, given: dict[str, Any], match: str) -> None:

@@ -56,10 +56,10 @@ def test_the_names_of_columns_are_as_in_pyspark() -> None:
 
 @pytest.mark.parametrize("value", [0.5, [1.0], [0.5, -1], [0, 0.0], [True, False], ["a", "b"], [1, float("nan")]])
 def test_thresholds_that_are_refused(value: Any) -> None:
-    with pytest.raises(SpecError, match=r"thresholds must be a list of numbers > 0, one for each class.*, got "):
+    with pytest.raises(SpecError, match=r"thresholds must be .*, got "):
         HopyardEstimator(thresholds=value)
 
 
 def test_what_handle_invalid_takes() -> None:
-    with pytest.raises(SpecError, match=r'handleInvalid must be "error", "skip" or "keep", got .drop.'):
+    with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
         HopyardEstimator().setHandleInvalid("drop")

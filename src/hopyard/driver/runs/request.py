@@ -22,8 +22,8 @@ from hopyard.training.recipes import wants_context
 
 log = logging.getLogger(__name__)
 
-BETTER = {"max": ("acc", "auc", "f1", "precision", "recall"), "min": ("loss", "error", "mae", "mse")}
-"""Which values of a metric are better, as its name tells."""
+BETTER = {"max": {"acc", "accuracy", "auc", "f1", "precision", "recall"}, "min": {"loss", "error", "mae", "mse"}}
+"""Which values of a metric are better, as a word of its name tells: "val_f1_score" has three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,7 @@ def run_spec(
         check_workers(gang.size, inputs.engine)
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
-    better = next((way for way, words in BETTER.items() if metric and any(word in metric for word in words)), mode)
-    if metric is not None and better != mode:
-        log.warning('mode = "%s": of metric = %r the %s is taken for the best', mode, metric, f"{mode[:3]}imum")
-    return RunSpec(
+    spec = RunSpec(
         epochs=epochs,
         partitions=1,
         validation=0,
@@ -104,6 +101,11 @@ def run_spec(
         gang=gang,
         **grouping(parallel),
     )
+    words = [] if metric is None else metric.lower().split("_")
+    better = next((way for way, names in BETTER.items() if not names.isdisjoint(words)), mode)
+    if better != mode:
+        log.warning('mode = "%s": of metric = %r the %s is taken for the best', mode, metric, f"{mode}imum")
+    return spec
 
 
 def check_workers(members: int, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -51,8 +52,8 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
         RunDirectoryError: no run there.
         JournalError: damaged, or of a newer version.
     """
-    layout = find(checks.path("directory", directory))
     trust = checks.flag("trust", trust)
+    layout = find(checks.path("directory", directory))
     if held(layout.lock) and not whole_bytes(layout.journal):
         raise RunDirectoryError(f"{layout.root}: its driver has written nothing yet; try again in a moment")
     return Run(layout, recover(layout)[0], trust=trust)
@@ -87,6 +88,14 @@ class Run:
     def __repr__(self) -> str:
         done = sum(record.status == "completed" for record in self._records)
         return escaped(f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>")
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: a table of the trials; None without pandas. Reads the journal once."""
+        try:
+            table = self.to_pandas().drop(columns="digest", errors="ignore")
+        except UsageError:
+            return None
+        return f"<p>{html.escape(repr(self))}</p>{table._repr_html_()}"
 
     @property
     def status(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -44,18 +44,39 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
-class _Restored:
-    """Sets the fields from a pickle, also of a version that had fewer of them."""
+@dataclass(frozen=True, repr=False)
+class _Score:
+    """A metric of one of the model's outputs, `output`, compared with one of the data's labels, `label`."""
 
-    def __setstate__(self, state: dict[str, Any] | list[Any]) -> None:
-        known = fields(self)  # type: ignore[arg-type]
-        values = state if isinstance(state, dict) else dict(zip([field.name for field in known], state, strict=False))
-        for field in known:
-            object.__setattr__(self, field.name, values.get(field.name, field.default))
+    output: str | int | None = field(default=None, kw_only=True)
+    label: str | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        given = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        differing = [f"{name}={value!r}" for name, value in given if value != getattr(type(self), name)]
+        return f"{type(self).__name__}({', '.join(differing)})"
+
+    def _chosen(self, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output and the label that the metric is of."""
+        label = self.output if self.label is None and isinstance(self.output, str) else self.label
+        return self._part("output", outputs, self.output), self._part("label", targets, label)
+
+    def _part(self, what: str, values: Any, key: str | int | None) -> torch.Tensor:
+        """Return one of several tensors; a single one as it is."""
+        if isinstance(values, torch.Tensor):
+            if what == "output" and key is not None:
+                raise SpecError(f"{self}: output={key!r}, but the model gives one tensor: leave output= out")
+            return values
+        keys = list(values) if isinstance(values, dict) else list(range(len(values)))
+        if key not in keys:
+            side = "the model gives" if what == "output" else "the data has"
+            choices = ", ".join(f"{what}={each!r}" for each in keys)
+            raise SpecError(f"{self}: {side} {len(keys)} {what}s, and {what}={key!r} names none: choose {choices}")
+        return values[key]  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class AUC(_Restored):
+@dataclass(frozen=True, repr=False)
+class AUC(_Score):
     """Area under the ROC curve of two classes, from counts in bins of equal width over the probability.
 
     Its counts are additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, an error
@@ -68,15 +89,13 @@ class AUC(_Restored):
     """
 
     bins: int = 512
-    output: str | int | None = None
-    label: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", whole("AUC(bins=)", self.bins, 2))
 
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
         """Return the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
-        outputs, targets = _chosen(self, outputs, targets)
+        outputs, targets = self._chosen(outputs, targets)
         logits = _logit(outputs)
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
@@ -92,8 +111,8 @@ class AUC(_Restored):
         return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else math.nan
 
 
-@dataclass(frozen=True)
-class F1(_Restored):
+@dataclass(frozen=True, repr=False)
+class F1(_Score):
     """2 · right / (predicted + actual): of class 1, or with more than two `classes` the mean over all of them.
 
     Outputs are logits: for two classes of shape (rows,), (rows, 1) or (rows, 2), else (rows, classes). A class that
@@ -106,15 +125,13 @@ class F1(_Restored):
     """
 
     classes: int = 2
-    output: str | int | None = None
-    label: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", whole("F1(classes=)", self.classes, 2))
 
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
         """Return the rows by class: right, predicted, actual; shape (3 · classes,)."""
-        outputs, targets = _chosen(self, outputs, targets)
+        outputs, targets = self._chosen(outputs, targets)
         if self.classes > 2 and outputs.shape[1:] != (self.classes,):
             raise SpecError(f"{self}: outputs must have shape (rows, {self.classes}), got {tuple(outputs.shape)}")
         logits = outputs if self.classes > 2 else _logit(outputs)
@@ -136,8 +153,8 @@ class F1(_Restored):
         return float(scores[1] if self.classes == 2 else scores.mean())
 
 
-@dataclass(frozen=True)
-class TopK(_Restored):
+@dataclass(frozen=True, repr=False)
+class TopK(_Score):
     """Share of the rows whose class is among the k with the largest outputs; of equal outputs the lower class counts as
     larger, so `TopK(1)` is `accuracy`. NaN when an output is NaN.
 
@@ -148,8 +165,6 @@ class TopK(_Restored):
     """
 
     k: int = 5
-    output: str | int | None = None
-    label: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole("TopK(k=)", self.k, 1))
@@ -165,7 +180,7 @@ class TopK(_Restored):
         Raises:
             SpecError: the outputs have another shape, or fewer than k classes.
         """
-        outputs, targets = _chosen(self, outputs, targets)
+        outputs, targets = self._chosen(outputs, targets)
         if outputs.ndim != 2 or outputs.shape[1] < self.k:
             raise SpecError(
                 f"TopK(k={self.k}) needs outputs of shape (rows, {self.k} classes or more), got {tuple(outputs.shape)}"
@@ -177,28 +192,6 @@ class TopK(_Restored):
         classes = torch.arange(outputs.shape[1], device=outputs.device)
         before = (outputs > score) | ((outputs == score) & (classes < actual))
         return _unless_nan(before.sum(1) < self.k, outputs.isnan().any(1))
-
-
-def _chosen(metric: AUC | F1 | TopK, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the label that the metric is of."""
-    key, label = metric.output, metric.label
-    if label is None and isinstance(key, str):
-        label = key
-    return _part("output", outputs, key, metric), _part("label", targets, label, metric)
-
-
-def _part(what: str, values: Any, key: str | int | None, metric: AUC | F1 | TopK) -> torch.Tensor:
-    """Return one of several tensors; a single one as it is."""
-    if isinstance(values, torch.Tensor):
-        if what == "output" and key is not None:
-            raise SpecError(f"{metric}: output={key!r}, but the model gives one tensor: leave output= out")
-        return values
-    keys = list(values) if isinstance(values, dict) else list(range(len(values)))
-    if key not in keys:
-        side = "the model gives" if what == "output" else "the data has"
-        choices = ", ".join(f"{what}={each!r}" for each in keys)
-        raise SpecError(f"{metric}: {side} {len(keys)} {what}s, and {what}={key!r} names none: choose {choices}")
-    return values[key]  # type: ignore[no-any-return]
 
 
 def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:

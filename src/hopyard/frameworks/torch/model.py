@@ -362,8 +362,8 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         hasattr(model.scheduler, "step") and hasattr(model.scheduler, "state_dict")
     ):
         yield (
-            f"scheduler must be one of torch.optim.lr_scheduler, got {shown(model.scheduler)}; after what it steps is "
-            'scheduler_every="epoch" or "batch"'
+            f"scheduler must be one of torch.optim.lr_scheduler, got {shown(model.scheduler)}; "
+            'scheduler_every="epoch" or "batch" says when it steps'
         )
     if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         yield (

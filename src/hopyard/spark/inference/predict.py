@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from hopyard.checks import flag, one_of
+from hopyard.data.apply import check_types
 from hopyard.driver.saved_model import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector
@@ -13,7 +14,7 @@ from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import Invalid, probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
-from hopyard.sparkapi.dataframe import mapped, new_columns, require_unique
+from hopyard.sparkapi.dataframe import mapped, narrowed, new_columns, schema
 from hopyard.text import shown, unwritable
 
 __all__ = ["map_batches", "predict", "with_scores"]
@@ -75,12 +76,12 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
 
     check(df, model)
     new_columns(df, fields, "with predictionCol=")
-    schema = StructType([*df.schema.fields, *[StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]])
+    added = [StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return score_batches(score, batches)
 
-    return mapped(df, run, schema)
+    return mapped(df, run, StructType([*df.schema.fields, *added]))
 
 
 def check(df: Any, model: Portable) -> None:
@@ -92,8 +93,10 @@ def check(df: Any, model: Portable) -> None:
         )
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
-    fields = [field for field in model.about.manifest.fields if field.role == "inputs"]
-    require_unique(df, [column.name for field in fields for column in field.columns], "the DataFrame")
+    manifest = model.about.manifest
+    names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    columns = narrowed(df, list(dict.fromkeys(names)), "the DataFrame")
+    check_types(manifest, schema(columns), "the DataFrame")  # Spark would try a task that fails four times
 
 
 def _type(array: Any, from_arrow_type: Any) -> Any:
