@@ -212,7 +212,9 @@ class Chart:
         """Return the slot-seconds with a unit."""
         end = self._until(now)
         running = sum(
-            max(0.0, end - span.start) * max(1, len(span.members)) for span in self.open.values() if span.kind != "check"
+            max(0.0, end - span.start) * max(1, len(span.members))
+            for span in self.open.values()
+            if span.kind != "check"
         )
         return sum(worker.busy for worker in self.workers) + running
 

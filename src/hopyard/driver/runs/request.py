@@ -36,6 +36,7 @@ class RunRequest:
         store: where the user wants folders of States; None: inside the run directory.
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
+        any_workers: whether a gang may have any number of workers, so that a run that goes on keeps its own.
 
     Raises:
         SpecError: something is not allowed.
@@ -46,6 +47,7 @@ class RunRequest:
     store: str | Path | None = None
     encrypt: Encrypt = "between hosts"
     directory: str | Path | None = None
+    any_workers: bool = False
 
     def __post_init__(self) -> None:
         wants_context(self.inputs.recipe)
