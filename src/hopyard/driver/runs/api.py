@@ -63,7 +63,7 @@ def select(
         metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
         mode: "min" or "max".
         engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
-        parallel: hy.Hopper() (the default).
+        parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
         store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each

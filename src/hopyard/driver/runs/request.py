@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from hopyard.checks import one_of, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
@@ -63,6 +61,7 @@ class RunRequest:
             if fault := unwritable(text):
                 raise SpecError(f"{name} = {text!a}: {fault}")
         check_shared(store or "", self.inputs.engine)
+        check_workers(self.spec.members, self.inputs.engine)
         object.__setattr__(self, "store", store)
 
 
@@ -84,9 +83,6 @@ def run_spec(
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, PARALLEL):
         raise SpecError(f"parallel must be hy.Hopper(), hy.AllReduce() or hy.LocalSGD(), got {shown(parallel)}")
-    gang = gang_of(parallel, inputs.engine.workers)
-    if gang is not msgspec.UNSET:
-        check_workers(gang.size, inputs.engine)
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     better = next((way for way, words in BETTER.items() if metric and any(word in metric for word in words)), mode)
@@ -103,7 +99,7 @@ def run_spec(
         exact=exact,
         void_epochs=True,
         timeouts=timeouts,
-        gang=gang,
+        gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),
     )
 
