@@ -142,6 +142,11 @@ def _check_workers(name: str, value: Any) -> None:
         object.__setattr__(value, "workers", whole(f"{name}(workers=)", value.workers, 1))
 
 
+def any_workers(parallel: Parallel | None) -> bool:
+    """Whether a gang has as many workers as the engine."""
+    return isinstance(parallel, (AllReduce, LocalSGD)) and parallel.workers is None
+
+
 def gang_of(parallel: Parallel, workers: int) -> Gangs:
     """Return the gang that `parallel` asks for, on an engine of so many workers."""
     if isinstance(parallel, Hopper):

@@ -197,6 +197,10 @@ class Exchange(Protocol):
         arrays before does not count."""
         ...
 
+    def rounded(self, array: Any) -> Any:
+        """Return an array with the precision in which `mean` sends it to the other members."""
+        ...
+
     def broadcast(self, arrays: Sequence[Any]) -> None:
         """Replace tensors of torch by those of rank 0."""
         ...

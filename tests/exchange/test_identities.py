@@ -144,6 +144,16 @@ def test_outer_momentum_goes_on_from_round_to_round():
         assert torch.allclose(p.detach(), value, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize(("compress", "most"), [("bf16", 5e-3), ("int8", 1e-2)])
+def test_compressed_parameters_differ_little_and_are_the_same_everywhere(compress, most):
+    data = partitions(UNEVEN)
+    plain = trained(model, data, 3, Gang(2, "parameters", every=2))
+    small = trained(model, data, 3, Gang(2, "parameters", every=2, compress=compress))
+    assert 0 < difference(plain[0][0], small[0][0]) < most
+    assert equal(small[0][0], small[1][0])
+    assert all(float(each.abs().max()) > 0 for each in small[1][0].member_state()["error"])
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_one_worker_trains_as_it_does_alone(every):
     data = partitions(UNEVEN)

@@ -9,6 +9,8 @@ from hopyard.core.runs.events import (
     Done,
     Durable,
     Exhausted,
+    Failed,
+    Formed,
     Joined,
     Proposed,
     Resumed,
@@ -154,3 +156,32 @@ def test_everything_ends_well_after_everything_happened(rough):
     assert found.redone > 0
     assert {mark.what for mark in found.marks} == {"lost", "failed", "interrupted", "resumed", "finished"}
     assert len(found.lanes) == 3
+
+
+def test_all_members_of_a_gang_are_busy_with_its_unit():
+    lines = [
+        Began(at=0, spec=SPEC),
+        joined(0, 0),
+        joined(0, 1),
+        Formed(at=0, slot=0, members=(0, 1)),
+        Dispatch(at=0, slot=0, unit=unit(1)),
+        done(10, 0, 1, 0),
+        Dispatch(at=10, slot=0, unit=unit(2, kind="validate")),
+        done(20, 0, 2, 0),
+    ]
+    assert chart(lines).idle() == pytest.approx(1 - 30 / 40)
+    lines += [Dispatch(at=20, slot=0, unit=unit(3)), Failed(at=30, slot=1, lease=3, fault="user", error="no")]
+    found, ended = spans(lines)
+    assert found.idle() == pytest.approx(1 - 50 / 60)
+    assert ended[-1].outcome == "failed"
+    assert found.marks[-1].text == "trial 0 failed on worker 1 (user): no"
+
+
+def test_a_lost_member_ends_the_unit_of_its_gang():
+    lines = [Began(at=0, spec=SPEC), joined(0, 0), joined(0, 1), Formed(at=0, slot=0, members=(0, 1))]
+    lines += [Dispatch(at=0, slot=0, unit=unit(1)), Lost(at=5, slot=1, reason="killed")]
+    found, ended = spans(lines)
+    assert [(span.outcome, span.end) for span in ended] == [("lost", 5)]
+    assert not found.open
+    found.see(Dispatch(at=6, slot=0, unit=unit(2, kind="validate")))
+    assert found.open[0].members == ()

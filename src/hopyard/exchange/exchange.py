@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hopyard.exchange.buffers import Buffers, tensor_of
+from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.group import Group
 from hopyard.spec import Gang
 
-_COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_ROUNDED = ("bf16", "int8")
+"""Compressions under which members send their numbers rounded, and each adds up those of all."""
 
 
 class GangExchange:
@@ -64,7 +67,9 @@ class GangExchange:
         if self.size == 1:
             return rows
         tensors = [tensor_of(array) for array in arrays]
-        half = _COMPRESSED.get(self.gang.compress)
+        if self.gang.compress in _ROUNDED:
+            return self._mean_of_rounded(tensors, rows)
+        half = torch.float16 if self.gang.compress else None
         total = self._total(rows) if half is not None else 0.0
         for positions, flat in self._buffers.of(tensors):
             mine = [tensors[position] for position in positions]
@@ -86,6 +91,25 @@ class GangExchange:
                     memory.div_(total)
             if total:
                 flat.store(mine)
+        return total
+
+    def rounded(self, array: Any) -> Any:
+        """Return an array as the other members get it in `mean`."""
+        return rounded(tensor_of(array), self.gang.compress) if self.gang.compress in _ROUNDED else array
+
+    def _mean_of_rounded(self, tensors: list[torch.Tensor], rows: float) -> float:
+        head = struct.pack("<d", rows)
+        members = self._group.gather(head + (pack(tensors, self.gang.compress) if rows else b""))
+        counts = [struct.unpack("<d", member[: len(head)])[0] for member in members]
+        total = float(sum(counts))
+        sums: list[torch.Tensor] | None = None
+        for member, count in zip(members, counts, strict=True):
+            if not count:
+                continue
+            shares = [part * (count / total) for part in unpack(member[len(head) :], tensors, self.gang.compress)]
+            sums = shares if sums is None else [one.add_(other) for one, other in zip(sums, shares, strict=True)]
+        for tensor, value in zip(tensors, sums or (), strict=sums is not None):
+            tensor.copy_(value)
         return total
 
     def broadcast(self, arrays: Sequence[Any]) -> None:

@@ -168,7 +168,7 @@ class Table:
         for line in lines:
             if isinstance(line, Checked) and machine.status == "running":
                 touched |= {trial.id: None for trial in machine.trials.values() if trial.status == "failed"}
-                slots = words.count(len(machine.slots), "worker")
+                slots = words.count(len(machine.workers), "worker")
                 self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:

@@ -2,7 +2,8 @@
 
 A *span* is one unit on one slot, from its `Dispatch` to its end. A *worker* is one slot, from its `Joined` until it was
 gone. A *lane* is a row of the chart: a slot that joins takes the lane of one that is gone from the same host, so a
-replaced worker stays where people look for it. Times are the journal's; no clock is read.
+replaced worker stays where people look for it. A training unit of a gang is on the lane of its first member, and all
+members are busy with it. Times are the journal's; no clock is read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hopyard.core.runs.events import (
     Durable,
     Failed,
     Finished,
+    Formed,
     Interrupted,
     Joined,
     Left,
@@ -50,6 +52,8 @@ class Span:
     hop_bytes: int = 0
     again: bool = False
     """Whether some of its partitions had been dispatched before."""
+    members: tuple[int, ...] = ()
+    """The workers that work on it, where they are several."""
 
 
 @dataclass(slots=True)
@@ -122,6 +126,8 @@ class Chart:
         self._present: dict[int, Worker] = {}
         self._free: dict[str, list[int]] = {}
         self._dispatched: dict[tuple[int, str, int], int] = {}
+        self._gangs: dict[int, tuple[int, ...]] = {}
+        """Worker → the members of its gang, by rank."""
         self._over = False
         self._begun = False
 
@@ -137,7 +143,7 @@ class Chart:
         elif isinstance(line, Durable):
             self._durable(line)
         elif isinstance(line, Failed):
-            span = self.open.get(line.slot)
+            span = self.open.get(self._gangs.get(line.slot, (line.slot,))[0])
             if span is None or span.lease != line.lease:
                 return -1
             self._end(span, line.at, "failed", line.error)
@@ -146,6 +152,8 @@ class Chart:
             return span.trial
         elif isinstance(line, Joined):
             self._joined(line)
+        elif isinstance(line, Formed):
+            self._gangs |= dict.fromkeys(line.members, line.members)
         elif isinstance(line, Lost):
             return self.gone(line.slot, line.at, line.reason)
         elif isinstance(line, Left):
@@ -182,8 +190,11 @@ class Chart:
         if mark and not self._over:
             text = f"worker {slot} on {worker.host} lost: {reason}"
             self.marks.append(Mark(at, worker.lane, "lost", text, slot))
-        span = self.open.get(slot)
-        if span is None:
+        members = self._gangs.get(slot, (slot,))
+        for member in members:
+            self._gangs.pop(member, None)
+        span = self.open.get(members[0])
+        if span is None or (span.slot != slot and not span.members):
             return -1
         self._end(span, at, "lost", reason)
         return span.trial
@@ -200,7 +211,11 @@ class Chart:
     def busy(self, now: float | None = None) -> float:
         """Return the slot-seconds with a unit."""
         end = self._until(now)
-        running = sum(max(0.0, end - span.start) for span in self.open.values() if span.kind != "check")
+        running = sum(
+            max(0.0, end - span.start) * max(1, len(span.members))
+            for span in self.open.values()
+            if span.kind != "check"
+        )
         return sum(worker.busy for worker in self.workers) + running
 
     def idle_of(self, lane: int) -> float | None:
@@ -247,6 +262,8 @@ class Chart:
             self.first = self.last = line.at
         lane = self._present[line.slot].lane if line.slot in self._present else -1
         span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
+        if unit.kind == "train":
+            span.members = self._gangs.get(line.slot, ())
         if self.keep:
             key = unit.trial, unit.kind, unit.epoch
             dispatched = self._dispatched.get(key, 0)
@@ -267,10 +284,11 @@ class Chart:
         span.end, span.outcome, span.error = at, outcome, error
         if span.kind != "check":
             self.last = max(self.last, at)
-            worker = self._present.get(span.slot)
-            if worker is None:  # just gone: it is the last worker of this slot
-                worker = next(worker for worker in reversed(self.workers) if worker.slot == span.slot)
-            worker.busy += at - span.start
+            for slot in span.members or (span.slot,):
+                worker = self._present.get(slot)
+                if worker is None:  # just gone: it is the last worker of this slot
+                    worker = next(worker for worker in reversed(self.workers) if worker.slot == slot)
+                worker.busy += at - span.start
         self.each(span)
 
     def _done(self, line: Done) -> int:

@@ -17,7 +17,7 @@ from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
-from hopyard.parallel import Parallel
+from hopyard.parallel import Parallel, any_workers
 from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
@@ -63,7 +63,7 @@ def select(
         metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
         mode: "min" or "max".
         engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
-        parallel: hy.Hopper() (the default).
+        parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
         store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each
@@ -122,7 +122,7 @@ def select(
     )
     inputs = RunInputs(recipe, data, space, search, engine)
     spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
 
 
 def fit(
@@ -161,7 +161,7 @@ def fit(
     )
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
     spec = run_spec(inputs, epochs, metric, "min" if mode is None else mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
 
 
 def resume(

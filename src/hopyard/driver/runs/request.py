@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from hopyard.checks import one_of, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
@@ -36,6 +34,7 @@ class RunRequest:
         store: where the user wants folders of States; None: inside the run directory.
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
+        any_workers: whether a gang may have any number of workers, so that a run that goes on keeps its own.
 
     Raises:
         SpecError: something is not allowed.
@@ -46,6 +45,7 @@ class RunRequest:
     store: str | Path | None = None
     encrypt: Encrypt = "between hosts"
     directory: str | Path | None = None
+    any_workers: bool = False
 
     def __post_init__(self) -> None:
         wants_context(self.inputs.recipe)
@@ -61,6 +61,7 @@ class RunRequest:
             if fault := unwritable(text):
                 raise SpecError(f"{name} = {text!a}: {fault}")
         check_shared(store or "", self.inputs.engine)
+        check_workers(self.spec.members, self.inputs.engine)
         object.__setattr__(self, "store", store)
 
 
@@ -82,9 +83,6 @@ def run_spec(
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, PARALLEL):
         raise SpecError(f"parallel must be hy.Hopper(), hy.AllReduce() or hy.LocalSGD(), got {shown(parallel)}")
-    gang = gang_of(parallel, inputs.engine.workers)
-    if gang is not msgspec.UNSET:
-        check_workers(gang.size, inputs.engine)
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     spec = RunSpec(
@@ -98,7 +96,7 @@ def run_spec(
         exact=exact,
         void_epochs=True,
         timeouts=timeouts,
-        gang=gang,
+        gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),
     )
     words = [] if metric is None else metric.lower().split("_")

@@ -240,6 +240,9 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     machine = recovered[0]
     about, inputs = about_of(layout), request.inputs
     then, now = machine.spec, request.spec
+    if request.any_workers and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
+        gang = msgspec.structs.replace(now.gang, size=then.gang.size)
+        now = msgspec.structs.replace(now, gang=gang)
     asked = {name: (getattr(then, name), getattr(now, name)) for name in ("epochs", "metric", "mode", "seed", "exact")}
     asked |= {
         "parallel": (parallel_of(then), parallel_of(now)),

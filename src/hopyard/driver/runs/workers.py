@@ -109,11 +109,12 @@ class Workers:
             PreflightError: none of this driver ever could.
             ResourceError: its host is at fault, and no other worker is left.
         """
-        others = len(self._machine.workers) or self._starting - self._unfit_slots - {message.slot}
+        others = len(self._machine.workers) + len(self._starting - self._unfit_slots - {message.slot})
+        enough = others >= self._machine.spec.members
         text = f"a worker cannot start: {message.error}{self.tail(message.slot)}"
-        if not self._any_ready and not (message.host and others):
+        if not self._any_ready and not (message.host and enough):
             raise PreflightError([text])
-        if message.host and not others:
+        if message.host and not enough:
             raise ResourceError(f"{text}. {self._too_few}; nothing is lost: `hopyard resume` goes on")
         log.warning("slot %d cannot start: %s", message.slot, message.error)
         if message.host:

@@ -36,6 +36,8 @@ class Member:
         """What the other members have of their own, by rank, on rank 0 at a unit's end."""
         self._parameters = list(parameters)
         self._velocity: list[torch.Tensor] | None = None
+        self._error: list[torch.Tensor] | None = None
+        """What rounding has taken from this member's changes so far, where they travel compressed."""
         self._buffers: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         """The buffers with fractions at the partition's beginning."""
@@ -127,6 +129,8 @@ class Member:
         assert exchange is not None
         outer, inner = exchange.gang.outer, exchange.gang.inner
         changes = [now - start for now, start in zip(self._parameters, self._start, strict=True)]
+        if exchange.gang.compress:
+            self._round(changes)
         if exchange.mean(changes, self._rows):
             if outer is not None:
                 if self._velocity is None:
@@ -141,6 +145,19 @@ class Member:
         elif inner == "average":
             self._average_optimizer(optimizer)
         self._begin_round()
+
+    def _round(self, changes: list[torch.Tensor]) -> None:
+        """Round the changes to what can travel, and keep what that takes away for the next round."""
+        exchange = self.exchange
+        assert exchange is not None
+        if self._error is not None:
+            for change, error in zip(changes, self._error, strict=True):
+                change.add_(error)
+        self._error = [change.clone() for change in changes]
+        if self._rows:
+            for change, error in zip(changes, self._error, strict=True):
+                change.copy_(exchange.rounded(change))
+                error.sub_(change)
 
     def _average_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Average what the members' optimizers have for each parameter. A member that took no step has nothing yet."""
@@ -173,18 +190,29 @@ class Member:
 
     def state(self) -> Tree:
         """Return what the State of a model has for its gang; None: nothing."""
-        return {"outer": self._velocity, "others": self.others} if self.averages else None
+        if not self.averages:
+            return None
+        return {"outer": self._velocity, "error": self._error, "others": self.others}
 
     def load(self, tree: Tree) -> Tree:
         """Take what the State of a model has for its gang. Returns what this member has of its own; None: what rank 0
         has, which is the model's."""
         self.others = []
-        outer = None if tree is None else tree["outer"]
-        self._velocity = (
-            None if outer is None else [_copied(value, p) for value, p in zip(outer, self._parameters, strict=True)]
-        )
         rank = 0 if self.exchange is None else self.exchange.rank
-        return tree["others"][rank - 1] if tree is not None and rank else None
+        own = tree["others"][rank - 1] if tree is not None and rank else None
+        error = own["error"] if own is not None else tree["error"] if tree is not None else None
+        self._error = self._tensors(error)
+        self._velocity = self._tensors(None if tree is None else tree["outer"])
+        return own
+
+    @property
+    def error(self) -> list[torch.Tensor] | None:
+        """What rounding has taken from this member's changes so far; None: nothing."""
+        return self._error
+
+    def _tensors(self, values: list[Any] | None) -> list[torch.Tensor] | None:
+        """Return copies of arrays that are like the parameters."""
+        return None if values is None else [_copied(v, p) for v, p in zip(values, self._parameters, strict=True)]
 
 
 def _copied(value: Any, parameter: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,8 @@ class Model:
 
     def member_state(self) -> Tree:
         """Return what a member of a gang that averages parameters has of its own: all of the State but the module."""
-        return {name: value for name, value in self.state().items() if name in ("optimizer", "scheduler", "scaler")}
+        own = {name: value for name, value in self.state().items() if name in ("optimizer", "scheduler", "scaler")}
+        return own | {"error": self._gang.error}
 
     def set_members(self, trees: list[Tree]) -> None:
         """Take what the other members have of their own, by rank, into the State of rank 0."""

@@ -1,0 +1,132 @@
+"""Gangs of real processes: the same bits whatever happens, and the cause of what goes wrong."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from gang_jobs import network
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined
+from jobs import agents, alive, dataset, digests, driver, gone, journal, linear, memory, script
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
+
+KEEP = hy.LocalSGD(every=2, outer=hy.Nesterov(0.7, 0.9))
+
+
+def fit(directory: Path, workers: int = 2, parallel: Any = None, config: Any = None, **more: Any) -> hy.Run:
+    arguments = {
+        "epochs": 2,
+        "engine": hy.Local(workers, devices=None),
+        "parallel": hy.AllReduce() if parallel is None else parallel,
+        "directory": directory,
+    } | more
+    return hy.fit(network, config or {"lr": 0.05}, dataset(), **arguments)
+
+
+def trouble(rank: int, at: int, what: str, once: Path | None = None) -> dict[str, Any]:
+    return {"lr": 0.05, "rank": rank, "at": at, "do": what, **({} if once is None else {"once": str(once)})}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> dict[str, list[str]]:
+    """Digests of gangs of two to which nothing happens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        folder = tmp_path_factory.mktemp("gangs")
+        return {
+            "gradients": digests(fit(folder / "gradients", parallel=hy.Hopper(gang=2, group=4))),
+            "parameters": digests(fit(folder / "parameters", parallel=KEEP)),
+        }
+
+
+def test_a_gang_gives_the_same_bits_however_units_are_grouped(
+    tmp_path: Path, undisturbed: dict[str, list[str]]
+) -> None:
+    """`undisturbed` is in units of four partitions."""
+    assert digests(fit(tmp_path / "run", parallel=hy.Hopper(gang=2, group="off"))) == undisturbed["gradients"]
+    assert not memory()
+
+
+@pytest.mark.parametrize(("what", "rank"), [("gradients", 0), ("parameters", 1)])
+def test_a_member_that_is_killed_costs_no_bit(
+    tmp_path: Path, undisturbed: dict[str, list[str]], what: str, rank: int
+) -> None:
+    config = trouble(rank, 11, "kill", tmp_path / "once")
+    run = fit(tmp_path / "run", parallel=KEEP if what == "parameters" else hy.AllReduce(), config=config)
+    assert digests(run) == undisturbed[what]
+    lines = journal(run.directory)
+    (lost,) = [line for line in lines if isinstance(line, Lost)]
+    assert "SIGKILL" in lost.reason
+    first, second = [line.members for line in lines if isinstance(line, Formed)]
+    assert first[rank] == lost.slot
+    assert set(first) & set(second), "who is left keeps its process"
+    assert len([line for line in lines if isinstance(line, Joined)]) == 3
+    assert not [line for line in lines if isinstance(line, Failed)]
+    assert not memory()
+
+
+def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(hy.RunFailed, match="the moon is in the wrong house"):
+        fit(tmp_path / "run", config=trouble(1, 7, "raise"))
+    (failed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Failed)]
+    assert failed.fault == "user" and failed.slot == 1 and "the moon" in failed.trace
+
+
+@pytest.mark.parametrize("parallel", ["hy.AllReduce()", "hy.LocalSGD(every=2, outer=hy.Nesterov(0.7, 0.9))"])
+def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[str, list[str]], parallel: str) -> None:
+    config = trouble(1, 11, "driver SIGKILL", tmp_path / "once")
+    body = (
+        "from gang_jobs import network\nfrom hopyard.parallel import *\n"
+        f"hy.fit(network, {config!r}, dataset(), epochs=2, engine=hy.Local(2, devices=None), parallel={KEEP!r}, "
+        f"directory={str(tmp_path / 'run')!r})\n"
+    )
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGKILL
+    assert gone(agents(tmp_path / "run"), 5.0)
+    with pytest.raises(hy.SpecError, match="a gang of 2 workers needs an engine with as many: 'local' has 1"):
+        hy.resume(tmp_path / "run", engine=hy.Local(1, devices=None))
+    run = hy.resume(tmp_path / "run", engine=hy.Local(2, devices=None))
+    assert digests(run) == undisturbed["parameters"]
+    assert not alive(agents(tmp_path / "run"))
+
+
+def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
+    run = hy.select(
+        network,
+        None,
+        dataset(),
+        search=hy.Configs([{"lr": 0.05}, {"lr": 0.01}]),
+        epochs=2,
+        metric="val_loss",
+        mode="min",
+        engine=hy.Local(3, devices=None),
+        parallel=hy.Hopper(gang=2),
+        directory=tmp_path / "run",
+    )
+    assert run.status == "completed"
+    units = [line for line in journal(run.directory) if isinstance(line, Dispatch)]
+    (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
+    assert {line.slot for line in units if line.unit.kind == "train"} == {formed.slot}
+    assert {line.slot for line in units if line.unit.kind == "validate"} - {formed.slot}, "the third worker validates"
+
+
+def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:
+    engine = hy.Local(2, devices=None)
+    with pytest.raises(hy.PreflightError, match="Linear cannot train in a gang: hy"):
+        hy.fit(
+            linear, {"lr": 0.1}, dataset(), epochs=1, engine=engine, parallel=hy.AllReduce(), directory=tmp_path / "run"
+        )
+
+
+def test_one_process_is_no_gang() -> None:
+    with pytest.raises(
+        hy.SpecError, match="a gang of 2 workers needs an engine with as many: 'inline' has 1, as its only"
+    ):
+        hy.fit(linear, {"lr": 0.1}, dataset(), epochs=1, engine=hy.Inline(), parallel=hy.AllReduce(2))
