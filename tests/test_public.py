@@ -15,6 +15,7 @@ import hopyard as hy
 
 NAMES = {
     *("AllReduce", "LocalSGD", "Nesterov"),
+    *("ASHA", "CMA", "GP", "Hyperband", "Median", "Optuna", "Patience", "TPE"),
     *(
         "Batch",
         "Categories",
@@ -135,13 +136,15 @@ def positional(function: Any) -> list[str]:
 def test_the_signature_of_select() -> None:
     needed = dict.fromkeys(("search", "epochs", "metric", "mode"), inspect.Parameter.empty)
     assert positional(hy.select) == ["recipe", "space", "data"]
-    assert parameters(hy.select) == needed | COMMON
-    assert list(parameters(hy.select)) == [*needed, *COMMON]
+    limits = dict.fromkeys(("stop", "enqueue", "max_trials", "max_time", "goal"))
+    assert parameters(hy.select) == needed | limits | COMMON
+    assert list(parameters(hy.select)) == [*needed, *limits, *COMMON]
 
 
 def test_the_signature_of_fit() -> None:
     assert positional(hy.fit) == ["recipe", "config", "data"]
-    assert parameters(hy.fit) == {"epochs": inspect.Parameter.empty, "metric": None, "mode": None} | COMMON
+    own = {"epochs": inspect.Parameter.empty, "metric": None, "mode": None, "stop": None}
+    assert parameters(hy.fit) == own | COMMON
 
 
 def test_the_signatures_of_resume_load_and_load_model() -> None:

@@ -20,21 +20,28 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "AllReduce": "hopyard.parallel",
+    "ASHA": "hopyard.stopping",
     "Batch": "hopyard.spec",
+    "CMA": "hopyard.search.optuna",
     "Categories": "hopyard.data.options",
     "Configs": "hopyard.search.listed",
     "DataError": "hopyard.errors",
     "Dataset": "hopyard.data.dataset",
     "FeedError": "hopyard.errors",
+    "GP": "hopyard.search.optuna",
     "Grid": "hopyard.search.listed",
     "Hopper": "hopyard.parallel",
     "HopyardError": "hopyard.errors",
+    "Hyperband": "hopyard.stopping",
     "Inexact": "hopyard.errors",
     "Inline": "hopyard.engines.inline",
     "JournalError": "hopyard.errors",
     "Local": "hopyard.engines.local",
     "LocalSGD": "hopyard.parallel",
     "Nesterov": "hopyard.parallel",
+    "Median": "hopyard.stopping",
+    "Optuna": "hopyard.search.optuna",
+    "Patience": "hopyard.stopping",
     "PreflightError": "hopyard.errors",
     "Program": "hopyard.driver.programs.program",
     "ProgramContext": "hopyard.agent.programs.context",
@@ -50,6 +57,7 @@ _WHERE = {
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
+    "TPE": "hopyard.search.optuna",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
@@ -133,6 +141,10 @@ if TYPE_CHECKING:
     from hopyard.search.listed import Configs as Configs
     from hopyard.search.listed import Grid as Grid
     from hopyard.search.listed import Random as Random
+    from hopyard.search.optuna import CMA as CMA
+    from hopyard.search.optuna import GP as GP
+    from hopyard.search.optuna import TPE as TPE
+    from hopyard.search.optuna import Optuna as Optuna
     from hopyard.space import Space as Space
     from hopyard.space import choice as choice
     from hopyard.space import loguniform as loguniform
@@ -141,3 +153,7 @@ if TYPE_CHECKING:
     from hopyard.space import uniform as uniform
     from hopyard.spec import Batch as Batch
     from hopyard.spec import RecipeContext as RecipeContext
+    from hopyard.stopping import ASHA as ASHA
+    from hopyard.stopping import Hyperband as Hyperband
+    from hopyard.stopping import Median as Median
+    from hopyard.stopping import Patience as Patience

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hopyard.spec import Batch, Config, Gang, Ref, Sums
+from hopyard.spec import Batch, Config, Gang, Ref, Status, Sums
 
 Tree = Any
 """A State as plain values: dicts, lists, tuples, strings, numbers, booleans, None, and arrays (NumPy or torch)."""
@@ -315,6 +315,55 @@ class Sampler(Protocol):
 
     def ask(self, trial: int) -> Config | None:
         """Return the configuration of this trial; None when there is none left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a sampler that learns sees of one trial.
+
+    Attributes:
+        config: its configuration.
+        status: of the trial.
+        values: epoch, from 1 → the run's metric, for epochs whose metrics are in.
+        best: the best of them; None: there is none that is finite.
+        count: how many the sampler had proposed before this one; -1: it comes from somebody else.
+        attributes: those of the Proposal.
+    """
+
+    config: Config
+    status: Status
+    values: Mapping[int, float]
+    best: float | None
+    count: int
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a sampler that learns proposes.
+
+    Attributes:
+        config: the configuration.
+        count: as in Observation.
+        attributes: what the sampler must find in the trial's Observation: plain values, as JSON has them.
+    """
+
+    config: Config
+    count: int = -1
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class LearningSampler(Protocol):
+    """Proposes configurations from what came of those before. It keeps nothing from one call to the next, so that it
+    proposes the same after a resume: all that it knows is the history."""
+
+    total: int | None
+    """How many configurations it proposes in all."""
+
+    def propose(self, history: Sequence[Observation]) -> Proposal | None:
+        """Return the next configuration, given all trials so far; None when there is none left."""
         ...
 
 

@@ -229,11 +229,16 @@ class Space:
 
     def draw(self, u: Callable[[str], float]) -> Config:
         """Return one configuration; `u(name)` is a number in [0, 1) for each parameter."""
+        return self.walk(lambda name, distribution: distribution.at(u(name)))
+
+    def walk(self, pick: Callable[[str, Distribution], Any]) -> Config:
+        """Return one configuration; `pick(name, distribution)` is the value of each parameter that has one. Called in
+        the order of the parameters, as a distribution may depend on the values before it."""
         config: Config = {}
         for name in self.parameters:
             parameter = self._distribution(name, config)
             if isinstance(parameter, Distribution):
-                config[name] = parameter.at(u(name))
+                config[name] = pick(name, parameter)
             elif parameter is not None or not callable(self.parameters[name]):
                 config[name] = parameter
         return config

@@ -1,4 +1,5 @@
-"""The one pickle of a run directory: recipe, data set, space, search and engine, as the user passed them.
+"""The one pickle of a run directory: recipe, data set, space, search, engine and the function of stop=, as the user
+passed them.
 
 The user's modules go by value and libraries by name, see `code.pickling`.
 """
@@ -27,6 +28,8 @@ class RunInputs:
     space: Any
     search: Any
     engine: Any
+    stop: Any = None
+    """The user's function of `stop=`; None: there is none, or a rule, which the RunSpec has."""
 
 
 def dump(value: Any, name: str, function: str = "the recipe") -> bytes:

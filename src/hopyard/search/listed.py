@@ -27,7 +27,7 @@ class Grid:
     def open(self, space: Space | None, seed: int) -> Listed:
         """Return the configurations of `space`."""
         configs: list[Config] = []
-        for config in _needed(space, "Grid").grid():
+        for config in needed(space, "Grid").grid():
             configs.append(config)
             if len(configs) > GRID_LIMIT:
                 raise SpecError(f"Grid(): the space has more than {GRID_LIMIT:,} points; use hy.Random(n)")
@@ -53,7 +53,7 @@ class Random:
     def open(self, space: Space | None, seed: int) -> Listed:
         """Return the configurations of `space`."""
         run_seed = self.seed if self.seed is not None else seed
-        space = _needed(space, "Random")
+        space = needed(space, "Random")
 
         def draw(trial: int) -> Config:
             return space.draw(lambda name: fraction(run_seed, "space", trial, name))
@@ -74,10 +74,7 @@ class Configs:
 
     def open(self, space: Space | None, seed: int) -> Listed:
         """Return the list itself."""
-        return Listed([{_name(k): plain(v, f"Configs, {k}") for k, v in config.items()} for config in self.configs])
-
-
-Search = Grid | Random | Configs
+        return Listed([plain_config(config, "Configs") for config in self.configs])
 
 
 class Listed:
@@ -92,15 +89,29 @@ class Listed:
         return dict(self.configs[trial]) if trial < len(self.configs) else None
 
 
-def _name(name: Any) -> str:
+def plain_config(config: Config, label: str) -> Config:
+    """Return a configuration that the user wrote, as the journal has it.
+
+    Raises:
+        SpecError: it cannot be written to a journal.
+    """
+    return {_name(name, label): plain(value, f"{label}, {name}") for name, value in config.items()}
+
+
+def _name(name: Any, label: str) -> str:
     name = scalar(name)
     if not isinstance(name, str):
-        raise SpecError(f"Configs: names of parameters must be text, got {shown(name)}")
-    plain(name, "Configs, the name of a parameter")
+        raise SpecError(f"{label}: names of parameters must be text, got {shown(name)}")
+    plain(name, f"{label}, the name of a parameter")
     return name
 
 
-def _needed(space: Space | None, name: str) -> Space:
+def needed(space: Space | None, name: str) -> Space:
+    """Return the space.
+
+    Raises:
+        SpecError: there is none.
+    """
     if not isinstance(space, Space):
         raise SpecError(
             f"space must be a hy.Space, from which search=hy.{name}(…) takes its values, got {shown(space)}"

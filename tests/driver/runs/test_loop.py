@@ -38,6 +38,7 @@ from hopyard.driver.runs.loop import Loop
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
+from hopyard.search.proposer import Proposer
 from hopyard.spec import Part, Ref, RunSpec, Timeouts
 from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
@@ -105,8 +106,9 @@ class Stage:
         self.journal.append([began])
         self.seen: list[Any] = []
         sampler = Listed([{"n": n} for n in range(configs)])
+        proposer = Proposer(self.machine, sampler, workers)
         self.workers = Workers(self.link, self.machine, workers, lambda s: folder / f"{s}.log", **more)
-        self.loop = Loop(self.machine, self.journal, self.link, self.store, sampler, self.workers, [self])
+        self.loop = Loop(self.machine, self.journal, self.link, self.store, proposer, self.workers, [self])
 
     def see(self, lines: list[Any], machine: Machine) -> None:
         self.seen += lines
@@ -510,7 +512,8 @@ class Endless:
 
 def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT])
-    search = it.loop._sampler = Endless()  # type: ignore[assignment]
+    search = Endless()
+    it.loop._proposer = Proposer(it.machine, search, 1)
     it.link.receives += [answer(it)] * 100
     it.link.receives.append(lambda: it.loop.stop("enough") or [])
     with pytest.raises(KeyboardInterrupt):
@@ -524,7 +527,7 @@ def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., 
 
 def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT])
-    it.loop._sampler = Endless(13)  # type: ignore[assignment]
+    it.loop._proposer = Proposer(it.machine, Endless(13), 1)
     it.link.receives += [answer(it)] * 200
     it.loop.run()
     assert (it.machine.status, len(it.machine.trials)) == ("completed", 13)

@@ -185,6 +185,12 @@ class TrialRecord(msgspec.Struct, eq=False):
         """Return the best epoch's value of `metric`."""
         return self.history[self.best].get(metric) if metric and self.best is not None else None
 
+    def digest(self) -> str:
+        """Return the digest of its last State; "" before the trial has ended, or where it failed."""
+        if not self.ended or self.status == "failed":
+            return ""
+        return self.digests.get(self.target, "") or self.step_digests.get(self.target, "")
+
     def good(self, metric: str | None) -> bool:
         """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any."""
         value = self.value(metric)

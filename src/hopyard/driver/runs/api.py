@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +12,18 @@ from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.extension import Changes
-from hopyard.driver.runs.request import RunRequest, run_spec
+from hopyard.driver.runs.request import Limits, RunRequest, rule_of, run_spec
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel, any_workers
 from hopyard.ports import Engine, is_engine
-from hopyard.search.listed import Configs, Search
+from hopyard.search.kinds import NAMES, SEARCHES, Search, enqueued
+from hopyard.search.listed import Configs
 from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Timeouts
+from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
 from hopyard.text import shown
@@ -36,6 +38,11 @@ def select(
     epochs: int,
     metric: str,
     mode: Literal["min", "max"],
+    stop: ASHA | Hyperband | Median | Patience | Callable[..., bool] | None = None,
+    enqueue: Sequence[Config] | None = None,
+    max_trials: int | None = None,
+    max_time: float | None = None,
+    goal: float | None = None,
     engine: Engine | None = None,
     parallel: Parallel | None = None,
     seed: int = 0,
@@ -58,10 +65,18 @@ def select(
             or any hy.Trainable. Runs in workers.
         space: what to search; None where the search has its own list (hy.Configs).
         data: what to train on.
-        search: hy.Grid(), hy.Random(n) or hy.Configs([...]).
-        epochs: passes of each trial over the training partitions.
+        search: hy.Grid(), hy.Random(n), hy.Configs([...]); or one that learns: hy.TPE(n), hy.GP(n), hy.CMA(n),
+            hy.Optuna(sampler, n).
+        epochs: passes of each trial over the training partitions, unless `stop` ends it before.
         metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
         mode: "min" or "max".
+        stop: what stops, pauses and promotes trials: hy.ASHA(), hy.Hyperband(), hy.Median(), hy.Patience(n), or a
+            function `(trial, history)` that is asked at the end of each epoch whether the trial ends; it gets a
+            hy.Trial and epoch → metrics. None: all trials go to the end.
+        enqueue: configurations to try first, before those of `search`.
+        max_trials: at most so many trials, those of `enqueue` included.
+        max_time: seconds after which the run ends with what it has, as completed; time without a driver does not count.
+        goal: the value of `metric` at which the run ends, as completed.
         engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
@@ -91,7 +106,8 @@ def select(
 
     Raises:
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.
-        RunFailed: no trial completed.
+        Inexact: exact=True, and something of the run cannot be exact.
+        RunFailed: all trials failed.
         ResourceError: disk or memory ran out; `hy.resume(directory)` goes on.
 
     Example:
@@ -110,8 +126,8 @@ def select(
         (1000, 2)
     """
     engine = _engine(engine)
-    if not isinstance(search, Search):
-        raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(search)}")
+    if not isinstance(search, SEARCHES):
+        raise SpecError(f"search must be {NAMES}, got {shown(search)}")
     if not isinstance(metric, str) or not metric:
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     timeouts = Timeouts(
@@ -120,8 +136,10 @@ def select(
         unit_timeout=unit_timeout,
         durable_timeout=durable_timeout,
     )
-    inputs = RunInputs(recipe, data, space, search, engine)
-    spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts)
+    limits = Limits(stop, max_trials, max_time, goal)
+    function = stop if isinstance(rule_of(stop), Asked) else None
+    inputs = RunInputs(recipe, data, space, enqueued(search, space, enqueue), engine, function)
+    spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts, limits)
     return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
 
 
@@ -133,6 +151,7 @@ def fit(
     epochs: int,
     metric: str | None = None,
     mode: Literal["min", "max"] | None = None,
+    stop: Patience | Callable[..., bool] | None = None,
     engine: Engine | None = None,
     parallel: Parallel | None = None,
     seed: int = 0,
@@ -148,7 +167,8 @@ def fit(
     unit_timeout: float | None = None,
     durable_timeout: float = 600.0,
 ) -> Run:
-    """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last."""
+    """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last.
+    `stop`: hy.Patience(n) or a function; the other rules compare trials."""
     if not isinstance(config, dict):
         raise SpecError(f"config must be a dict, got {shown(config)}")
     if metric is not None and mode is None:
@@ -159,8 +179,16 @@ def fit(
         unit_timeout=unit_timeout,
         durable_timeout=durable_timeout,
     )
-    inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
-    spec = run_spec(inputs, epochs, metric, "min" if mode is None else mode, parallel, seed, exact, timeouts)
+    rule = rule_of(stop)
+    if rule is not None and not isinstance(rule, (Patience, Asked)):
+        raise SpecError(
+            f"stop = hy.{type(rule).__name__}(…) compares trials, and fit has one: give hy.Patience(n), a function, or "
+            "use hy.select"
+        )
+    function = stop if isinstance(rule, Asked) else None
+    inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
+    better = "min" if mode is None else mode
+    spec = run_spec(inputs, epochs, metric, better, parallel, seed, exact, timeouts, Limits(stop))
     return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
 
 

@@ -19,7 +19,8 @@ from hopyard.driver.pickling import RunInputs, dump
 from hopyard.driver.runs.about import About
 from hopyard.driver.runs.again import value_digest
 from hopyard.errors import SpecError
-from hopyard.search.listed import Search
+from hopyard.ports import LearningSampler
+from hopyard.search.kinds import NAMES, SEARCHES, Search, learns, open_sampler
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
 from hopyard.text import shown
@@ -63,14 +64,26 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
             with the run's trials; a recipe read `ctx.epochs`; every trial failed.
     """
     spec, trials = machine.spec, machine.trials
+    if spec.stop is not None or machine.search.closed:
+        what = "stop=" if spec.stop is not None else "a budget that is spent"
+        raise SpecError(
+            f"{layout.root}: a run with {what} cannot be given more epochs or trials, as its decisions were taken "
+            "without them; start another run, with enqueue= for the configurations that were good"
+        )
     epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
     if epochs < spec.epochs:
         raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} already; give more")
     total = spec.trials
     if changes.search is not None:
-        if not isinstance(changes.search, Search):
-            raise SpecError(f"search must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(changes.search)}")
-        sampler = changes.search.open(inputs.space, spec.seed)
+        if not isinstance(changes.search, SEARCHES):
+            raise SpecError(f"search must be {NAMES}, got {shown(changes.search)}")
+        if learns(changes.search) or learns(inputs.search):
+            raise SpecError(
+                f"search = {shown(changes.search)}: a search that learns proposes from what came before, so nobody can "
+                "tell whether it begins with the run's trials; start another run, with enqueue= for what was good"
+            )
+        sampler = open_sampler(changes.search, inputs.space, spec.seed, spec.mode)
+        assert not isinstance(sampler, LearningSampler)
         total = sampler.total
         if total is not None and total < len(trials):
             raise SpecError(

@@ -6,7 +6,6 @@ agents. It decides nothing itself: `core` decides what happens next, `run.py` wh
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -19,26 +18,28 @@ from hopyard.core.runs.events import (
     CODEC,
     Check,
     Checked,
+    Closed,
     Deferred,
     Delete,
     Dispatch,
     Done,
     Durable,
     Event,
-    Exhausted,
     Failed,
     Finish,
     Finished,
     Forgotten,
     Formed,
     GiveUp,
+    Granted,
     Interrupted,
     Keep,
     Left,
     Line,
-    Proposed,
+    Paused,
     Release,
     Replace,
+    Stopped,
     StoreAway,
     StoreBack,
     Warn,
@@ -51,7 +52,8 @@ from hopyard.driver.runs.gangs import GangMessages
 from hopyard.driver.runs.recovery import dispatched_refs
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
-from hopyard.ports import Sampler, Store
+from hopyard.ports import Store
+from hopyard.search.proposer import Proposer
 from hopyard.spec import Ref, Unit
 from hopyard.store.deletions import DRAIN_SECONDS, Deletions
 from hopyard.store.journal import Journal, read
@@ -59,8 +61,6 @@ from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 
-AHEAD = 2
-"""Open trials per slot, and for four slots more, where the search does not know how many trials there will be."""
 GLANCE = 1.0
 """Seconds after which views get the run again even if nothing happened."""
 
@@ -85,7 +85,7 @@ class Loop:
         journal: open for appending.
         link: to the agents.
         store: where States are deleted.
-        sampler: proposes configurations.
+        proposer: asks the search what to try next.
         workers: those of this driver, over the same link.
         views: show what happens.
         opening: the facts that this driver begins with: `Began` or `Resumed`, and which failed trials are retried.
@@ -98,7 +98,7 @@ class Loop:
         journal: Journal[Line],
         link: Link,
         store: Store,
-        sampler: Sampler,
+        proposer: Proposer,
         workers: Workers,
         views: Sequence[View] = (),
         opening: Sequence[Event] = (),
@@ -107,7 +107,7 @@ class Loop:
         self.machine = machine
         self._journal = journal
         self._link = link
-        self._sampler = sampler
+        self._proposer = proposer
         self._workers = workers
         self._gangs = GangMessages(machine, link)
         self._views = list(views)
@@ -210,22 +210,9 @@ class Loop:
     # ---------------------------------------------------------------- in
 
     def _propose(self) -> None:
-        """Ask the sampler for all its trials; if it does not know how many there are, and so may never end, for as many
-        as keep the slots busy."""
-        if self.machine.exhausted or self._finish is not None:
-            return
-        events: list[Event] = []
-        trial = len(self.machine.trials)
-        total = self.machine.spec.trials  # a search for more may be in the pickle before the journal has the `Extended`
-        limit = math.inf if self._sampler.total is not None else AHEAD * (self._workers.count + 4)
-        while self.machine.open + len(events) < limit:
-            config = self._sampler.ask(trial) if total is None or trial < total else None
-            if config is None:
-                events.append(Exhausted(at=self._clock.now()))
-                break
-            events.append(Proposed(at=self._clock.now(), trial=trial, config=config))
-            trial += 1
-        if events:
+        """Ask the search for trials, and the user's function about those that wait for it, until neither has more to
+        say for now."""
+        while self._finish is None and (events := self._proposer.events(self._clock.now())):
             self._commit(events)
 
     def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
@@ -368,6 +355,12 @@ class Loop:
                 *(command.trial, command.until - command.at, command.fault, command.reason),
             )
 
+    def _closed(self, command: Closed) -> None:
+        log.warning("the run ends with what it has: %s", command.reason)
+
+    def _decided(self, command: Paused | Granted | Stopped) -> None:
+        """Do nothing: the views show what the search decided."""
+
     def _peer(self, unit: Unit, worker: int) -> str | None:
         """Return the address of the agent with the unit's State, when a worker cannot see the memory where it lies."""
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
@@ -397,6 +390,10 @@ _CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
     Formed: Loop._formed,
     GiveUp: Loop._give_up,
     Deferred: Loop._defer,
+    Paused: Loop._decided,
+    Granted: Loop._decided,
+    Stopped: Loop._decided,
+    Closed: Loop._closed,
     Keep: Loop._keep,
     Release: Loop._release,
     Delete: Loop._delete,

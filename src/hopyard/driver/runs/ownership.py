@@ -103,7 +103,7 @@ def lost_states(layout: Layout, about: About, machine: Machine, earlier: Earlier
     except (SpecError, ResourceError) as error:
         log.warning("%s: it cannot be told whether its States are there: %s", layout.root, error)
         return []
-    completed = [trial for trial in machine.trials.values() if trial.status == "completed"]
+    completed = [trial for trial in machine.trials.values() if trial.status in ("completed", "stopped")]
     states = [state for trial in completed for state in trial.states.values() if state.digest]
     return [
         f"State {state.ref} is damaged: it has {sizes[state.ref]} bytes, not {state.bytes}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hopyard.core.runs.events import CODEC, Durable, Retried
+from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.about import about_of
 from hopyard.driver.runs.request import RunRequest
@@ -18,7 +19,8 @@ from hopyard.engines.environment import with_environment
 from hopyard.errors import PreflightError, RunFailed
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs
-from hopyard.spec import Timeouts
+from hopyard.spec import RunSpec, Timeouts
+from hopyard.stopping import Lengths
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 from hopyard.system.scratch import scratch_folder
@@ -58,7 +60,15 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
     inputs = RunInputs(recipe, data, None, configs, selected)
     with scratch_folder("replay") as folder:
         repeated = folder / "run"
-        replay_spec = msgspec.structs.replace(spec, trials=len(run._records), timeouts=Timeouts())
+        replay_spec = msgspec.structs.replace(
+            spec,
+            trials=len(run._records),
+            timeouts=Timeouts(),
+            stop=_lengths(run._records, spec),
+            batch=0,
+            max_time=None,
+            goal=None,
+        )
         with contextlib.suppress(RunFailed, PreflightError):  # so did the run itself, perhaps
             begin(RunRequest(inputs, replay_spec, directory=repeated), resume=False, wait=True)
         new = load(repeated)
@@ -73,9 +83,18 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
         for old, now in zip(run._records, new._records, strict=True):
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
+            elif old.status == "stopped" and now.status == "failed":
+                different.append(f"trial {old.id} was stopped then, and now it failed: {now.error}")
     if not both:
         different.append("there was nothing to compare: no State of the run was stored again")
     return Replayed(len(both), different)
+
+
+def _lengths(records: list[TrialRecord], spec: RunSpec) -> Lengths | None:
+    """Return the rule that lets each trial train as far as it did; None: all go to the end of the run."""
+    if spec.stop is None and spec.max_time is None and spec.goal is None:
+        return None
+    return Lengths(tuple([max(1, -(-record.reached // spec.partitions)) for record in records]))
 
 
 def _digests(directory: Path) -> dict[tuple[int, int], str]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hopyard.checks import one_of, path
+from hopyard.checks import one_of, path, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
-from hopyard.errors import SpecError
+from hopyard.errors import Inexact, SpecError
 from hopyard.parallel import PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
+from hopyard.search.kinds import batch_of, learns, open_sampler
 from hopyard.spec import Encrypt, RunSpec, Timeouts
+from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
 from hopyard.store.states import private
 from hopyard.text import shown, unwritable
 from hopyard.training.recipes import wants_context
@@ -65,6 +67,32 @@ class RunRequest:
         object.__setattr__(self, "store", store)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may end trials, or the run, before their last epoch: as for `select`."""
+
+    stop: Any = None
+    max_trials: int | None = None
+    max_time: float | None = None
+    goal: float | None = None
+
+
+def rule_of(stop: Any) -> Rule | None:
+    """Return the rule that `stop=` means.
+
+    Raises:
+        SpecError: it is neither a rule nor a function.
+    """
+    if stop is None or isinstance(stop, RULES):
+        return stop
+    if callable(stop) and not isinstance(stop, type):
+        return Asked()
+    raise SpecError(
+        "stop must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history) that "
+        f"returns whether the trial ends, got {shown(stop)}"
+    )
+
+
 def run_spec(
     inputs: RunInputs,
     epochs: int,
@@ -74,22 +102,32 @@ def run_spec(
     seed: int,
     exact: bool | Literal["warn"],
     timeouts: Timeouts,
+    limits: Limits,
 ) -> RunSpec:
     """Check what decides results and schedule, before the data is read, which decides the numbers of partitions.
 
     Raises:
         SpecError: something is not allowed.
+        Inexact: exact=True, and what is searched depends on time.
     """
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, PARALLEL):
         raise SpecError(f"parallel must be hy.Hopper(), hy.AllReduce() or hy.LocalSGD(), got {shown(parallel)}")
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
+    total = open_sampler(inputs.search, inputs.space, whole("seed", seed), one_of("mode", mode, ("min", "max"))).total
+    if limits.max_trials is not None:
+        most = whole("max_trials", limits.max_trials, 1)
+        total = most if total is None else min(total, most)
     spec = RunSpec(
         epochs=epochs,
         partitions=1,
         validation=0,
-        trials=inputs.search.open(inputs.space, seed).total,
+        trials=total,
+        stop=rule_of(limits.stop),
+        batch=batch_of(inputs.search),
+        max_time=limits.max_time,
+        goal=limits.goal,
         seed=seed,
         metric=metric,
         mode=mode,
@@ -103,7 +141,51 @@ def run_spec(
     better = next((way for way, names in BETTER.items() if not names.isdisjoint(words)), mode)
     if better != mode:
         log.warning('mode = "%s": of metric = %r the %s is taken for the best', mode, metric, f"{mode}imum")
+    _check_cohorts(spec)
+    if (reason := inexact(spec, learns(inputs.search))) and exact is True:
+        raise Inexact(f"exact=True: {reason}")
+    if reason and exact == "warn":
+        log.warning("not exact: %s", reason)
     return spec
+
+
+def inexact(spec: RunSpec, learning: bool) -> str:
+    """Return what makes the search depend on time, so that only a replay repeats it; "": nothing does."""
+    rule = spec.stop
+    if rule is not None and rule.asynchronous:
+        name = type(rule).__name__
+        wait = "; hy.ASHA(sync=True) waits for all" if name == "ASHA" else f"; hy.{name}(…, sync=True) waits for all"
+        return f"what hy.{name}(…) decides depends on when results come in{wait}"
+    if learning and not spec.batch and not isinstance(rule, (ASHA, Hyperband, Median)):
+        return (
+            "what the search proposes depends on when results come in; give it batch=n, for example hy.TPE(64, batch=8)"
+        )
+    if spec.max_time is not None:
+        return f"how far trials come in max_time={spec.max_time:g} seconds depends on the machine; leave it out"
+    if spec.goal is not None:
+        return f"how far the other trials are when one reaches goal={spec.goal:g} depends on time; leave it out"
+    return ""
+
+
+def _check_cohorts(spec: RunSpec) -> None:
+    """Raise SpecError where trials are to wait for each other, and nobody knows how many there are; warn where there
+    are too few for all brackets."""
+    rule = spec.stop
+    waits = isinstance(rule, (ASHA, Median)) and rule.sync
+    if waits and spec.trials is None and not spec.batch:
+        raise SpecError(
+            f"stop = hy.{type(rule).__name__}(sync=True) needs a search that knows how many trials it proposes; give "
+            "max_trials= too"
+        )
+    if isinstance(rule, Hyperband) and spec.trials is not None:
+        brackets = rule.brackets(spec.epochs)
+        needs = sum(count for count, _ in brackets)
+        if spec.trials < needs:
+            log.warning(
+                "hy.Hyperband over %d epochs has %d brackets of %d trials in all, the search proposes %d: the last "
+                "brackets stay empty",
+                *(spec.epochs, len(brackets), needs, spec.trials),
+            )
 
 
 def check_workers(members: int, engine: Engine) -> None:

@@ -86,8 +86,9 @@ class Run:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        done = sum(record.status == "completed" for record in self._records)
-        return escaped(f"<Run {self.directory} {self.status}: {done} of {len(self._machine.trials)} trials completed>")
+        done, stopped = (sum(r.status == status for r in self._records) for status in ("completed", "stopped"))
+        text = f"{done} of {len(self._machine.trials)} trials completed" + (f", {stopped} stopped" if stopped else "")
+        return escaped(f"<Run {self.directory} {self.status}: {text}>")
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows: a table of the trials; None without pandas. Reads the journal once."""
@@ -127,9 +128,9 @@ class Run:
         """
         spec = self._machine.spec
         best_record = words.best(self._machine)
-        if best_record is None and any(record.status == "completed" for record in self._records):
+        if best_record is None and any(record.status == "completed" or record.history for record in self._well):
             raise RunFailed(
-                f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that completed, so "
+                f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that ended well, so "
                 "none is the best; run.trials[0].history shows all metrics, "
                 'run.trials[0].model(checkpoint="last") gives a model'
             )
@@ -140,10 +141,19 @@ class Run:
             )
         return self._trial(best_record, self.status)
 
+    def trial(self, number: int) -> Trial:
+        """Return the trial of this number, as it stands."""
+        return self._trial(self._machine.trials[number], self._machine.status)
+
     def _trial(self, record: TrialRecord, status: str) -> Trial:
         trial = Trial(record, self._machine.spec, self._models, lambda: manifest_of(self._layout))
         trial.status = words.status(record, status)
         return trial
+
+    @property
+    def _well(self) -> list[TrialRecord]:
+        """What the machine knows of the trials that ended and did not fail."""
+        return [record for record in self._records if record.status in ("completed", "stopped")]
 
     @property
     def _records(self) -> list[TrialRecord]:

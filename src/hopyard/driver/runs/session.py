@@ -36,6 +36,8 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
 from hopyard.ports import AgentEngine, Engine, Store, starts_agents
+from hopyard.search.kinds import open_sampler
+from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
@@ -187,7 +189,13 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
         )
 
-        sampler = inputs.search.open(inputs.space, spec.seed)
+        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.mode)
+
+        def asked(number: int) -> bool:
+            trial = run.trial(number)
+            return bool(inputs.stop(trial, trial.history))
+
+        proposer = Proposer(machine, sampler, engine.workers, None if inputs.stop is None else asked)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
@@ -207,7 +215,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 idle_timeout=IDLE if engine.apart else None,
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
-            loop = Loop(machine, journal, link, store, sampler, workers, _views(spec, link), opening, clock)
+            loop = Loop(machine, journal, link, store, proposer, workers, _views(spec, link), opening, clock)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:

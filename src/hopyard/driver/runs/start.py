@@ -31,7 +31,9 @@ from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.parallel import parallel_of
-from hopyard.ports import Engine
+from hopyard.ports import Engine, LearningSampler
+from hopyard.search.kinds import learns, open_sampler
+from hopyard.stopping import Asked
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -101,7 +103,7 @@ def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
         recipe=getattr(inputs.recipe, "__name__", type(inputs.recipe).__name__),
         backend=engine.env.get("KERAS_BACKEND", ""),
         encrypt=request.encrypt,
-        digests={name: value_digest(getattr(inputs, name)) for name in BY_VALUE},
+        digests={name: value_digest(getattr(inputs, name)) for name in _by_value(inputs)},
     )
 
 
@@ -223,9 +225,13 @@ def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
     return False
 
 
+def _by_value(inputs: RunInputs) -> tuple[str, ...]:
+    return BY_VALUE if inputs.stop is None else (*BY_VALUE, "stop")
+
+
 def _pickled(inputs: RunInputs) -> bytes:
     """Pickle the run; each part on its own first, so that an error names the part."""
-    for name in BY_VALUE:
+    for name in _by_value(inputs):
         dump(getattr(inputs, name), name)
     return dump(inputs, WHOLE_RUN)
 
@@ -243,23 +249,27 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     if request.any_workers and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
-    asked = {name: (getattr(then, name), getattr(now, name)) for name in ("epochs", "metric", "mode", "seed", "exact")}
+    names = ("epochs", "metric", "mode", "seed", "exact", "stop", "batch", "max_time", "goal")
+    asked = {name: (getattr(then, name), getattr(now, name)) for name in names}
     asked |= {
         "parallel": (parallel_of(then), parallel_of(now)),
         "store": (parent_of(about.store) or None, None if request.store is None else absolute(str(request.store))),
         "encrypt": (about.encrypt, request.encrypt),
     }
     differ = [f"with {name}={before!r}, not {after!r}" for name, (before, after) in asked.items() if before != after]
+    compared = [*COMPARED, *(["stop"] if isinstance(now.stop, Asked) else []), *(["search"] * learns(inputs.search))]
     differ += [
-        f"with another {name}" for name in COMPARED if _differs(layout, about, name, getattr(inputs, name), trust)
+        f"with another {name}" for name in compared if _differs(layout, about, name, getattr(inputs, name), trust)
     ]
     manifest = inputs.data.prepare()
     if manifest.digest != about.data:
         differ.append(difference(manifest_of(layout), manifest) or "on other data")
-    sampler = inputs.search.open(inputs.space, now.seed)
-    if machine.exhausted and sampler.total != len(machine.trials):
-        differ.append(f"of {len(machine.trials)} trials, the search proposes {sampler.total}")
+    sampler = open_sampler(inputs.search, inputs.space, now.seed, now.mode)
+    if machine.exhausted and not machine.search.closed and now.trials != len(machine.trials):
+        differ.append(f"of {len(machine.trials)} trials, the search proposes {now.trials}")
     for trial in machine.trials.values():
+        if isinstance(sampler, LearningSampler):  # it cannot be asked again without what came between
+            break
         if (config := sampler.ask(trial.id)) != trial.config:
             differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
             break

@@ -44,13 +44,15 @@ class Trial:
     Attributes:
         id: its number, from 0.
         config: its configuration.
-        status: "waiting", "running", "completed" or "failed"; the run's, where the run ended before the trial.
+        status: "waiting", "running", "paused" (it waits for a decision of the search), "completed", "stopped" (the
+            search ended it) or "failed"; the run's, where the run ended before the trial.
         epoch: the epoch with the best value of the run's metric (without a metric, the last one); None before any is
             all in.
         metrics: metrics of that epoch; {} before any is all in.
         history: epoch → metrics, for all epochs.
         digest: digest of its final State; "" before it is durable.
         error: why it failed, else "".
+        reason: the search's newest decision about it, in words: why it waits, goes on or was stopped.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class Trial:
         self.epoch = None if record.best is None else record.best + 1
         self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
         self.metrics = {} if self.epoch is None else dict(self.history[self.epoch])
-        self.digest = record.digests.get(spec.steps, "")
+        self.digest = record.digests.get(spec.steps, "") or record.digest()
         self.error = record.error
+        self.reason = record.reason
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())

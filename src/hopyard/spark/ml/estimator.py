@@ -112,6 +112,7 @@ class HopyardEstimator(
         }
         options |= {"engine": engine, "mode": value(self, "mode") or "min"}
         options["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
+        options["stop"] = value(self, "stop")
         recipe, config = value(self, "recipe"), value(self, "config")
         if config is not None:
             return fit(recipe, config, data, metric=metric, **options)

@@ -29,10 +29,11 @@ from hopyard.checks import closest, fraction, one_of, whole
 from hopyard.errors import SpecError
 from hopyard.parallel import PARALLEL, Parallel
 from hopyard.ports import Engine, is_engine
-from hopyard.search.listed import Search
+from hopyard.search.kinds import NAMES, SEARCHES, Search
 from hopyard.space import Space
 from hopyard.spark.inference.loaded import Invalid
 from hopyard.spec import Timeouts
+from hopyard.stopping import ASHA, RULES, Hyperband, Median, Patience
 from hopyard.text import shown
 from hopyard.training.recipes import wants_context
 
@@ -62,6 +63,7 @@ class EstimatorParams(ModelParams, total=False):
     space: Space
     config: dict[str, Any]
     search: Search
+    stop: ASHA | Hyperband | Median | Patience | Callable[..., bool]
     metric: str
     mode: Literal["min", "max"]
     validation: float
@@ -160,9 +162,18 @@ def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value
 
 
 def _search(name: str, value: Any) -> Any:
-    if isinstance(value, Search) and not isinstance(value, type):
+    if isinstance(value, SEARCHES):
         return value
-    raise SpecError(f"{name} must be hy.Grid(), hy.Random(n) or hy.Configs([...]), got {shown(value)}")
+    raise SpecError(f"{name} must be {NAMES}, got {shown(value)}")
+
+
+def _stop(name: str, value: Any) -> Any:
+    if isinstance(value, RULES) or (callable(value) and not isinstance(value, type)):
+        return value
+    raise SpecError(
+        f"{name} must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history), "
+        f"got {shown(value)}"
+    )
 
 
 def _engine(name: str, value: Any) -> Any:
@@ -203,6 +214,7 @@ TABLE: dict[str, Row] = {
         "the one configuration to train, in the place of space and search", partial(_instance_of, dict, "a dict")
     ),
     "search": Row("how to search the space", _search),
+    "stop": Row("what stops, pauses and promotes trials; by default all train to the last epoch", _stop),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),

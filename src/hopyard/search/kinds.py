@@ -1,0 +1,108 @@
+"""All searches that users may give, and those that begin with configurations of the user (`enqueue=`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hopyard.checks import no_such
+from hopyard.errors import SpecError
+from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.search.listed import Configs, Grid, Random, plain_config
+from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
+from hopyard.space import Space
+from hopyard.spec import Config
+from hopyard.text import shown
+
+Plain = Grid | Random | Configs
+SEARCHES = (Grid, Random, Configs, TPE, GP, CMA, Optuna)
+NAMES = "hy.Grid(), hy.Random(n), hy.Configs([...]), hy.TPE(n), hy.GP(n), hy.CMA(n) or hy.Optuna(sampler, n)"
+"""For messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A search after configurations that the user wants to be tried first."""
+
+    search: Plain | Learned
+    configs: tuple[Config, ...]
+
+    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Sampler | LearningSampler:
+        """Return the sampler of all."""
+        sampler = open_sampler(self.search, space, seed, mode)
+        return First(sampler, self.configs) if isinstance(sampler, LearningSampler) else Before(sampler, self.configs)
+
+
+Search = Plain | Learned | Enqueued
+
+
+def open_sampler(search: Any, space: Space | None, seed: int, mode: Literal["min", "max"]) -> Sampler | LearningSampler:
+    """Return the sampler of a search. `mode` says which values are better, for one that learns."""
+    if isinstance(search, (*_LEARNED, Enqueued)):
+        return search.open(space, seed, mode)
+    sampler: Sampler = search.open(space, seed)
+    return sampler
+
+
+def enqueued(search: Plain | Learned, space: Space | None, configs: Any) -> Search:
+    """Return a search that begins with these configurations.
+
+    Raises:
+        SpecError: they are no configurations, or not of the space.
+    """
+    if configs is None:
+        return search
+    if not isinstance(configs, Sequence) or not all(isinstance(config, dict) for config in configs):
+        raise SpecError(f"enqueue must be a list of configurations, which are dicts, got {shown(configs)}")
+    if not configs:
+        return search
+    plain = tuple([plain_config(config, "enqueue") for config in configs])
+    names = space.parameters if isinstance(space, Space) else None
+    for config in plain:
+        if names is not None and (wrong := [name for name in config if name not in names]):
+            raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
+    return Enqueued(search, plain)
+
+
+def batch_of(search: Search) -> int:
+    """Return how many trials are proposed at a time; 0: as others end."""
+    inner = search.search if isinstance(search, Enqueued) else search
+    return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
+
+
+def learns(search: Search) -> bool:
+    """Whether what it proposes depends on results."""
+    return isinstance(search.search if isinstance(search, Enqueued) else search, _LEARNED)
+
+
+class Before:
+    """A Sampler: configurations of the user, then those of another sampler."""
+
+    def __init__(self, sampler: Sampler, configs: Sequence[Config]) -> None:
+        self._sampler = sampler
+        self._configs = configs
+        self.total: int | None = None if sampler.total is None else len(configs) + sampler.total
+
+    def ask(self, trial: int) -> Config | None:
+        """Return the configuration of this trial; None after the last."""
+        count = len(self._configs)
+        return dict(self._configs[trial]) if trial < count else self._sampler.ask(trial - count)
+
+
+class First:
+    """A LearningSampler: configurations of the user, then those of another one, which learns from them too."""
+
+    def __init__(self, sampler: LearningSampler, configs: Sequence[Config]) -> None:
+        self._sampler = sampler
+        self._configs = configs
+        self.total: int | None = None if sampler.total is None else len(configs) + sampler.total
+
+    def propose(self, history: Sequence[Observation]) -> Proposal | None:
+        """Return the next configuration, given all trials so far; None when there is none left."""
+        if len(history) < len(self._configs):
+            return Proposal(dict(self._configs[len(history)]))
+        return self._sampler.propose(history)
+
+
+_LEARNED = (TPE, GP, CMA, Optuna)

@@ -1,0 +1,149 @@
+"""Asks a search what to try next, and the user's function which trials end: what they say becomes facts.
+
+How much is asked for at a time depends on the search. One that knows its configurations beforehand gives all at once,
+unless trials may end early (asynchronous `stop=`, budgets) or it learns from results: then about two trials for each
+worker train at a time. Where trials wait for each other (`sync=True`) or come in batches, a whole cohort is proposed,
+so that what is proposed depends on results and never on time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stopped
+from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.records import TrialRecord
+from hopyard.core.runs.rungs.standing import AHEAD
+from hopyard.errors import SpecError
+from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.text import escaped
+
+log = logging.getLogger(__name__)
+
+SAID = "the function of stop= said so"
+"""Why trials end that the user's function ends."""
+
+
+class Proposer:
+    """Speaks for a sampler and for the user's function.
+
+    Args:
+        machine: of the run; it is read only.
+        sampler: proposes configurations.
+        workers: how many the engine has.
+        stops: trial → whether the user's function ends it; None: there is no such function.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        sampler: Sampler | LearningSampler,
+        workers: int,
+        stops: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._sampler = sampler
+        self._learning = sampler if isinstance(sampler, LearningSampler) else None
+        self._workers = workers
+        self._stops = stops
+
+    def events(self, at: float) -> list[Event]:
+        """Return what they say now; the machine must have it before the next call.
+
+        Raises:
+            SpecError: the sampler raised before it had proposed anything.
+        """
+        return [*self._answers(at), *self._proposals(at)]
+
+    def _answers(self, at: float) -> list[Event]:
+        """Return what the user's function says of the trials that wait for it."""
+        machine, events = self._machine, list[Event]()
+        for number in machine.search.asks():
+            trial = machine.trials[number]
+            if self._ends(number):
+                events.append(Stopped(at=at, trial=number, reason=SAID))
+            else:
+                target = min(trial.target + machine.spec.partitions, machine.spec.steps)
+                events.append(Granted(at=at, trial=number, target=target, reason="the function of stop= lets it go on"))
+        return events
+
+    def _ends(self, number: int) -> bool:
+        if self._stops is None:
+            return False
+        try:
+            return self._stops(number)
+        except Exception as error:  # noqa: BLE001 - it is the user's
+            log.warning("stop= raised %s: no trial is stopped from now on", _text(error))
+            self._stops = None
+            return False
+
+    def _proposals(self, at: float) -> list[Event]:
+        """Return what the sampler proposes, as far as there is room."""
+        machine, events = self._machine, list[Event]()
+        if machine.exhausted or (room := self._room()) <= 0:
+            return events
+        number, total = len(machine.trials), machine.spec.trials  # (a larger search may be in the pickle by now)
+        history = [] if self._learning is None else self._history()
+        for _ in _up_to(room):
+            try:
+                proposal = self._next(number, history) if total is None or number < total else None
+            except Exception as error:  # the search ends, not the run
+                if not number:
+                    raise SpecError(f"search: it proposed nothing: {_text(error)}") from error
+                log.warning("search= raised %s: nothing more is proposed", _text(error))
+                events.append(Exhausted(at=at, reason=f"the search raised {_text(error)}"))
+                break
+            if proposal is None:
+                events.append(Exhausted(at=at))
+                break
+            attributes = dict(proposal.attributes)
+            events.append(
+                Proposed(at=at, trial=number, config=proposal.config, count=proposal.count, attributes=attributes)
+            )
+            history.append(Observation(proposal.config, "waiting", {}, None, proposal.count, attributes))
+            number += 1
+        return events
+
+    def _next(self, number: int, history: list[Observation]) -> Proposal | None:
+        if self._learning is not None:
+            return self._learning.propose(history)
+        assert not isinstance(self._sampler, LearningSampler)
+        config = self._sampler.ask(number)
+        return None if config is None else Proposal(config)
+
+    def _room(self) -> float:
+        """Return how many trials may be proposed now."""
+        machine, search = self._machine, self._machine.search
+        learns, number = self._learning is not None, len(machine.trials)
+        capacity = AHEAD * self._workers - len(search.standing.active)
+        if (together := search.generation(number)) is not None:
+            first, size = together
+            standing = search.standing
+            begins = not (standing.active or standing.undecided) if learns else capacity > 0
+            return first + size - number if begins or number > first else 0
+        if search.limited or learns:
+            return max(0, capacity)
+        return math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4) - machine.open
+
+    def _history(self) -> list[Observation]:
+        metric = self._machine.spec.metric or ""
+        return [self._observation(trial, metric) for trial in self._machine.trials.values()]
+
+    def _observation(self, trial: TrialRecord, metric: str) -> Observation:
+        values = {
+            epoch + 1: value
+            for epoch, metrics in sorted(trial.history.items())
+            if (value := metrics.get(metric)) is not None
+        }
+        best = trial.value(metric) if trial.good(metric) else None
+        return Observation(trial.config, trial.status, values, best, trial.count, trial.attributes)
+
+
+def _up_to(count: float) -> range:
+    return range(1 << 62) if count == math.inf else range(int(count))
+
+
+def _text(error: Exception) -> str:
+    return escaped(f"{type(error).__name__}: {error}".splitlines()[0])
