@@ -1,6 +1,7 @@
 """The arrows between packages, and inside them, run one way; heavy packages are imported only where they are listed."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -118,6 +119,7 @@ HEAVY = {
 """Package → the files and folders that may import it."""
 
 
+@cache
 def imports(path: Path, types: bool = False) -> list[str]:
     """Full names of all that a file imports, at the top or inside a function; with `types`, for type checkers too."""
     found = []
@@ -148,6 +150,7 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Module → the modules of Hopyard that it imports, late and for type checkers too."""
     known = {module(path): path for path in files()}

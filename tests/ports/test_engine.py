@@ -28,7 +28,10 @@ def launch(tmp_path: Path) -> LaunchInfo:
     return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
-@pytest.fixture(params=["local", "spark", "spark, one beside the driver"])
+ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
+
+
+@pytest.fixture(params=["local", *ON_SPARK])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "local": lambda: hy.Local(workers=2, devices=None),

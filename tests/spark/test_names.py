@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from hopyard.data.manifest import Column, Field
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.predict import check, with_scores
@@ -27,8 +28,9 @@ class Frame:
         conf["spark.sql.session.timeZone"] = "UTC"
         self.sparkSession = SimpleNamespace(conf=conf)
 
-    def select(self, *names: Any) -> Any:
-        return names
+    def select(self, *names: Any) -> Frame:
+        chosen = names[0] if isinstance(names[0], list) else names
+        return Frame(*[name.strip("`") for name in chosen])
 
     def toDF(self, *names: str) -> Frame:
         return Frame(*names)
@@ -38,7 +40,8 @@ class Frame:
 
 
 def model(*names: str) -> Any:
-    fields = [SimpleNamespace(role="inputs", columns=[SimpleNamespace(name=name) for name in names])]
+    columns = [Column(name, "int64:int64", ()) for name in names]
+    fields = [Field("inputs", "inputs", True, columns, "float32", "float32")]
     return SimpleNamespace(files={}, about=SimpleNamespace(manifest=SimpleNamespace(fields=fields)))
 
 
