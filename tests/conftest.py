@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so
     # A handler, unlike SIG_IGN, is not inherited by processes that tests start, and these may be sent the signal.
     signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+MARKS = ("spark", "tensorflow", "jax", "programs", "slow", "long", "campaign")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file none of whose tests -m can select, as its own `pytestmark` tells, is not imported: TensorFlow alone takes
+    five seconds of each process."""
+    expression = config.option.markexpr
+    if not expression or collection_path.suffix != ".py" or "pytestmark" not in (text := collection_path.read_text()):
+        return None
+    own = re.search(r"^pytestmark = (?:\[\n.*?^\]|[^\n]*)", text, re.MULTILINE | re.DOTALL)
+    marks = dict.fromkeys(re.findall(r"pytest\.mark\.(\w+)", own[0]) if own else (), True)
+    others = [mark for mark in MARKS if mark not in marks]
+    selects = compile(expression, "-m", "eval")
+    for case in product((False, True), repeat=len(others)):
+        names = defaultdict(bool, marks | dict(zip(others, case, strict=True)))
+        if eval(selects, {"__builtins__": {}}, names):
+            return None
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -249,6 +249,7 @@ class Odd(Linear):
         return {**found, "big": (np.ones(9_000_000), batch.rows)} if self._do == "large" else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
 def test_an_error_with_such_text_is_its_trials_and_is_read_everywhere(tmp_path: Path, engine: Any) -> None:
     run = select(tmp_path / "run", Odd, [{"do": "none"}, {"do": "raise"}], engine=engine)
@@ -260,6 +261,7 @@ def test_an_error_with_such_text_is_its_trials_and_is_read_everywhere(tmp_path: 
     assert lost == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("do", ["name", "large"])
 @pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
 def test_preflight_says_what_cannot_be_sent(tmp_path: Path, do: str, engine: Any) -> None:
@@ -284,6 +286,7 @@ class Growing(Linear):
         return float(sum(total)) / rows
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_too_large_ends_its_trial_with_the_name(tmp_path: Path) -> None:
     local = hy.Local(workers=1, devices=None)
     run = select(tmp_path / "run", Growing, [{"grows": False}, {"grows": True}], engine=local)

@@ -45,6 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hy.Run:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["show", "logs", "ls"])
 def test_the_command_line(run: hy.Run, verb: str) -> None:
     outcome = CliRunner().invoke(app, [verb, str(run.directory)])

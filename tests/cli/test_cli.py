@@ -139,6 +139,7 @@ def test_usage(tmp_path):
     assert call("ls", tmp_path / "none").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals(script, number, code):
     path = script(
@@ -162,6 +163,7 @@ def test_signals(script, number, code):
     assert err in ("terminated\n", "interrupted\n")
 
 
+@pytest.mark.slow
 def test_in_the_background_of_a_script_ctrl_c_is_not_for_us(script):
     """Shells start such jobs with SIGINT ignored, since the terminal sends it to them too; SIGTERM ends them."""
     path = script("import sys\nprint('up', flush=True)\nfor line in sys.stdin:\n    print('on', flush=True)")
@@ -288,6 +290,7 @@ def test_a_line_end_that_comes_in_two_halves(runs):
     assert shown.getvalue() == "first\nsecond\n10 %\n20 %\ndone\n" and at == log.stat().st_size
 
 
+@pytest.mark.slow
 def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
     (runs / "done" / "recipe.pkl").write_bytes(b"cos\n_exit\n(I99\ntR.")  # unpickled, it would end the process
     code = textwrap.dedent(
@@ -308,6 +311,7 @@ def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.slow
 def test_help_is_there_at_once():
     """Each of these takes tens of milliseconds to import, or seconds."""
     code = "import hopyard.cli, sys; print(*{name.partition('.')[0] for name in sys.modules})"
@@ -319,6 +323,7 @@ def test_help_is_there_at_once():
 # ------------------------------------------------------------------------------------------------ the others
 
 
+@pytest.mark.slow
 def test_doctor():
     found = call("doctor", "--no-spark")
     assert found.exit_code == 0

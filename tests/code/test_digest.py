@@ -457,6 +457,7 @@ def test_a_library_counts_with_its_version(monkeypatch: pytest.MonkeyPatch) -> N
     assert digest(cloudpickle.dumps) != before
 
 
+@pytest.mark.slow
 def test_nothing_of_a_library_is_imported_to_look_at_it(tmp_path: Path) -> None:
     """`hopyard.keras` is imported when it is asked for; so are the parts of many a library."""
     script = "import sys, hopyard as hy\ndef recipe(config):\n    return hy.keras.Model(None)\n"

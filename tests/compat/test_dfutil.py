@@ -62,6 +62,7 @@ def test_decimals_are_floats() -> None:
     assert dfutil.fromTFExample(pairs)[0].asDict() == {"a": 1.5, "b": [2.0, 2.0]}
 
 
+@pytest.mark.tensorflow
 def test_the_schema_of_an_example_of_tensorflow() -> None:
     pytest.importorskip("pyspark")
     tf = pytest.importorskip("tensorflow")

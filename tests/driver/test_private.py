@@ -61,6 +61,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     assert mode(directory) == 0o755 and mode(layout.recipe) == 0o600
 
 
+@pytest.mark.slow
 def test_a_program_directory_is_its_users_alone(tmp_path: Path) -> None:
     engine = hy.Local(workers=1, devices=None, env={"HOPYARD_TEST_KEY": SECRET})
     program = hy.launch(

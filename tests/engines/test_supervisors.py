@@ -451,6 +451,7 @@ def children(process: int) -> list[int]:
     return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_real_supervisor_says_how_its_agent_ended(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     os.kill(pid, signal.SIGKILL)
@@ -460,6 +461,7 @@ def test_a_real_supervisor_says_how_its_agent_ended(sitting: tuple[Supervisors, 
     assert not isinstance(reason, OutOfMemory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_real_supervisor_tells_whether_the_kernel_killed_its_agent_for_memory(
     sitting: tuple[Supervisors, int], kills: Path, number: int
@@ -493,6 +495,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
     assert [message.memory for message in told if isinstance(message, Ended)] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     os.kill(pid, signal.SIGSTOP)
@@ -501,6 +504,7 @@ def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]
     assert supervisors.lost() == []
 
 
+@pytest.mark.slow
 def test_a_real_supervisor_leaves_when_the_driver_does(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     supervisors.close()
@@ -615,6 +619,7 @@ def placed(supervisors: Supervisors) -> Iterator[Placed]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_supervisor_is_detached_from_its_task(placed: Placed, supervisors: Supervisors) -> None:
     assert os.getsid(placed.supervisor) == placed.supervisor
     assert os.getsid(placed.agent) == placed.agent
@@ -643,6 +648,7 @@ DIED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(DIED))
 def test_whatever_is_killed(placed: Placed, supervisors: Supervisors, what: str) -> None:
     placed.kill(what)
@@ -656,6 +662,7 @@ def test_whatever_is_killed(placed: Placed, supervisors: Supervisors, what: str)
         assert gone([placed.supervisor, placed.task.pid], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["agent", "supervisor", "executor", "line"])
 def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors: Supervisors, what: str) -> None:
     assert supervisors.release_cores([3]) == {0: 3}

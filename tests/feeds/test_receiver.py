@@ -74,6 +74,7 @@ print(send_partition(Route((Endpoint(machine(), sys.argv[1]),), "a token"), 0, 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["long" * 30, "ä" * 60], ids=["long", "wide"])
 def test_a_door_in_a_folder_too_deep_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     folder = tmp_path / name
@@ -362,6 +363,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [True, False])
 def test_a_worker_that_dies_is_named_at_once(tmp_path: Path, near: bool) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

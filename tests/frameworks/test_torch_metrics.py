@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import metrics as torch_metrics
@@ -17,6 +16,12 @@ from hopyard.frameworks.torch.metrics import Tally, TopK
 from hopyard.frameworks.torch.model import AUC, F1, accuracy
 
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def sk() -> Any:
+    """The reference; imported late, as it takes seconds of whoever only collects tests."""
+    return pytest.importorskip("sklearn.metrics")
 
 
 def two_classes(count: int = 2000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -28,7 +33,7 @@ def two_classes(count: int = 2000) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("bins", [64, 512])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_auc_is_that_of_scikit_learn_up_to_the_bins(bins: int, weighted: bool) -> None:
+def test_auc_is_that_of_scikit_learn_up_to_the_bins(sk: Any, bins: int, weighted: bool) -> None:
     logits, targets, weights = two_classes()
     auc = AUC(bins)
     got = auc.result(auc.update(logits, targets, weights if weighted else None))
@@ -82,7 +87,7 @@ def test_outputs_that_are_nan_have_no_score(weights: Any, label: int) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_f1_is_that_of_scikit_learn(weighted: bool) -> None:
+def test_f1_is_that_of_scikit_learn(sk: Any, weighted: bool) -> None:
     logits, targets, weights = two_classes()
     weight = weights if weighted else None
     sample = weights.double().numpy() if weighted else None
@@ -204,7 +209,7 @@ def test_one_of_several_outputs_is_scored(metric: Any) -> None:
         metric(output="late").update(logits, targets)
 
 
-def test_metrics_of_several_outputs_over_a_partition() -> None:
+def test_metrics_of_several_outputs_over_a_partition(sk: Any) -> None:
     logits, targets, _ = two_classes(64)
     tally = Tally({"f1": F1(output="late"), "auc": AUC(output="late")})
     for start in range(0, 64, 16):
@@ -227,7 +232,7 @@ def test_a_metric_is_shown_by_what_differs_from_its_defaults(metric: AUC | F1 | 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 7])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_top_k_is_that_of_scikit_learn(k: int, weighted: bool) -> None:
+def test_top_k_is_that_of_scikit_learn(sk: Any, k: int, weighted: bool) -> None:
     outputs, targets = torch.tensor(RNG.normal(size=(500, 7))), torch.tensor(RNG.integers(0, 7, 500))
     weights = torch.tensor(RNG.uniform(0, 3, 500), dtype=torch.float32)
     weight = weights.double() if weighted else torch.ones(500, dtype=torch.float64)

@@ -95,6 +95,7 @@ def test_restore_gives_users_copies_and_ours_views() -> None:
     assert ours.tree["a"].sum() == 0 and not isinstance(ours.tree["t"], torch.Tensor)
 
 
+@pytest.mark.slow
 def test_nothing_imports_torch_unless_it_is_there() -> None:
     script = """
 import sys, numpy as np

@@ -70,6 +70,7 @@ def test_nobody_is_there_before_the_start(agents: Agents) -> None:
     assert not select.select(agents.watch(), [], [], 0)[0]
 
 
+@pytest.mark.slow
 def test_starting_returns_at_once_and_nothing_is_lost(agents: Agents) -> None:
     began = time.monotonic()
     agents.start(0)
@@ -96,6 +97,7 @@ def test_who_releases_cores_goes_on(agents: Agents) -> None:
     assert agents.lost() == []
 
 
+@pytest.mark.slow
 def test_close_may_be_called_twice(agents: Agents) -> None:
     agents.start(0)
     agents.close()
@@ -147,6 +149,7 @@ def test_its_card_goes_by_pipe_alone(local: Processes, launch: LaunchInfo) -> No
     assert b"0000000000" not in launch.log(0).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
     local.start(0)
     ((process, _),) = local._running.values()

@@ -87,6 +87,7 @@ def unit(lease: int, start: Ref | None = None, memory_key: str = "", **more: Any
     return Unit(lease, 0, "train", 0, (0,) if start is None else (1,), start, memory_key, **more)
 
 
+@pytest.mark.slow
 def test_an_agent_comes_up_checks_works_and_stores(host: Callable[..., Host]) -> None:
     it = host()
     it.link.start(5)
@@ -111,6 +112,7 @@ def test_an_agent_comes_up_checks_works_and_stores(host: Callable[..., Host]) ->
     assert not it.folder.path.exists()
 
 
+@pytest.mark.slow
 def test_what_a_recipe_raises_comes_back_as_failed(host: Callable[..., Host]) -> None:
     it = host(troubled)
     it.link.start(0)
@@ -124,6 +126,7 @@ def test_what_a_recipe_raises_comes_back_as_failed(host: Callable[..., Host]) ->
     assert it.wait(Done).lease == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_that_does_not_load_is_unfit(host: Callable[..., Host]) -> None:
     it = host(pickle=b"cnowhere_to_be_found\nrecipe\n.")
     it.link.start(0)
@@ -131,6 +134,7 @@ def test_a_recipe_that_does_not_load_is_unfit(host: Callable[..., Host]) -> None
     assert it.wait(Unfit).error == words
 
 
+@pytest.mark.slow
 def test_one_that_is_ended_is_not_heard_any_more(host: Callable[..., Host]) -> None:
     it = host()
     it.link.start(0)

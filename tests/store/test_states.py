@@ -51,6 +51,7 @@ def test_synced_before_it_is_renamed_and_the_directory_after(tmp_path: Path, mon
     assert done == ["sync .part", "rename to 0-8-2.safetensors", "sync states"]
 
 
+@pytest.mark.slow
 def test_kill_9_while_writing_leaves_a_part_that_sweep_removes(tmp_path: Path) -> None:
     script = f"""
 import os, time

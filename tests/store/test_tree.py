@@ -276,6 +276,7 @@ print(digest(encode(tree)))
 """
 
 
+@pytest.mark.slow
 def test_the_digest_is_equal_in_every_process() -> None:
     # string hashing is seeded differently: nothing may follow the order of a set or a dict
     told = set()

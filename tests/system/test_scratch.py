@@ -108,6 +108,7 @@ def gone(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "fork"])
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path, how: str) -> None:
     pid, path, child = holder(how)

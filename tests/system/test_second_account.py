@@ -535,6 +535,7 @@ def test_a_program_that_is_fed(owner: Account, stranger: Account, world: Path) -
     assert [path.name for path in (world / "marks").iterdir()] == [], "a planted module was imported"
 
 
+@pytest.mark.slow
 def test_modules_in_the_current_folder_are_imported_where_nothing_is_done_against_it(
     owner: Account, stranger: Account, world: Path
 ) -> None:
@@ -642,6 +643,7 @@ def dead_folders(owner: Account, world: Path) -> Iterator[list[Path]]:
 # ---------------------------------------------------------------------------------------------- one by one
 
 
+@pytest.mark.slow
 def test_shared_memory_of_another_user_is_neither_opened_nor_removed(stranger: Account, world: Path) -> None:
     """Bug: `sweep` opened every `lock`, and waited 45 seconds for each that its owner had under a lease."""
     with planted_by(stranger, world, os.geteuid()):

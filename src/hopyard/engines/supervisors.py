@@ -265,7 +265,7 @@ class Supervisors:
         if not self._open:
             return
         with self._lock:
-            self._lock.wait_for(lambda: not self._supervisors, CLOSE_SECONDS)
+            self._lock.wait_for(lambda: not self._supervisors or not self._thread.is_alive(), CLOSE_SECONDS)
             self._open = False
             self._signal(self._wake_write)
         self._thread.join(CLOSE_SECONDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 END = """
 import atexit, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +29,12 @@ def printed(calls: str) -> list[str]:
     return sorted(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=50).stdout.split())
 
 
+@pytest.mark.slow
 def test_threads_of_the_user_are_waited_for_and_daemons_are_not() -> None:
     assert printed("threading._shutdown()") == ["pool", "thread"]
 
 
+@pytest.mark.slow
 def test_what_the_user_registered_is_called() -> None:
     assert printed("threading._shutdown(); atexit._run_exitfuncs()") == ["pool", "registered", "thread"]
 

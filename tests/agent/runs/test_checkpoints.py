@@ -211,6 +211,7 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     desk: Desk, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "PATIENCE", 0.0)
+    monkeypatch.setattr(keeping, "FIRST_WAIT", 0.02)
     desk.error = error
     desk.keep(Ref(0, 4, 1), always=True)
     (message,) = desk.hear(1)

@@ -271,6 +271,7 @@ print(Dataset.numpy(x, x[:, 0], partitions=2).prepare(sys.argv[1]).digest, flush
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_entry_at_once(cache: Path) -> None:
     """Both are at `prepare` while one is held inside its build: the other waits, and does not build."""
     makers = [

@@ -364,6 +364,7 @@ class TestDataset:
             hy.Dataset.tfrecord(folder, features="x", label="n").prepare(cache)
 
 
+@pytest.mark.tensorflow
 class TestTensorFlow:
     """The reference."""
 

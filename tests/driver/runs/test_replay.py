@@ -27,6 +27,7 @@ def test_a_run_is_repeated_to_the_last_bit(run: hy.Run) -> None:
     assert found.states >= 8  # 4 trials, 2 epochs
 
 
+@pytest.mark.slow
 def test_by_another_engine_too(run: hy.Run) -> None:
     found = replay(run.directory, engine=hy.Local(workers=2, devices=None))
     assert found.different == []

@@ -439,6 +439,7 @@ def test_to_wait_for_a_run_that_has_ended_since_it_was_read(tmp_path: Path) -> N
     assert run.wait(60).summary()["completed"] == 2 and all(trial.digest for trial in run.trials)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
     """Whether this process drives it or another one."""
     configs = [{**config, "at": 14, "do": f"wait for {tmp_path / 'go'}"} for config in CONFIGS[:2]]
@@ -529,6 +530,7 @@ def test_paths_that_cannot_be_are_refused(run: hy.Run, tmp_path: Path) -> None:
         hy.load("x" * 100_000)
 
 
+@pytest.mark.slow
 def test_the_logs_of_a_run(tmp_path: Path, run: hy.Run) -> None:
     def recipe(config: dict[str, Any]) -> Any:
         print("a worker built", config)
@@ -553,6 +555,7 @@ def test_stop_at_once_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not [line for line in journal(run.directory) if isinstance(line, Dispatch)]
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, run: hy.Run) -> None:
     both = [select(tmp_path / name, engine=hy.Local(1, devices=None), wait=False) for name in "ab"]
     assert [digests(each.wait()) for each in both] == [digests(run)] * 2

@@ -69,6 +69,7 @@ PLACE = f"test_session.py, line {line_of('return int(np.dtype(text).itemsize)')}
 WARNING = line_of('warnings.warn("Using a target size", UserWarning, stacklevel=1)')
 
 
+@pytest.mark.slow
 def test_a_recipe_that_cannot_be_built_is_told_once_with_the_line_of_the_user(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_recipe_that_cannot_be_built_is_told_once_with_the_line_of_the_user(
     assert "Traceback of trial 0, 1, 2" in call("show", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_in_preflight_shows_the_traceback(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -132,6 +134,7 @@ def interrupts(config: dict[str, Any]) -> Any:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_trial_that_breaks_in_training_tells_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = select(tmp_path / "run", breaks, engine=LOCAL)
     assert run.status == "partial"
@@ -144,6 +147,7 @@ def test_a_trial_that_breaks_in_training_tells_its_line(tmp_path: Path, capfd: p
         assert "Traceback (most recent call last)" in text and "in multiply" in text
 
 
+@pytest.mark.slow
 def test_a_run_whose_trials_all_break_has_the_traceback_as_a_note(tmp_path: Path) -> None:
     with pytest.raises(hy.RunFailed) as caught:
         select(tmp_path / "run", breaks, CONFIGS[:2], engine=LOCAL)
@@ -151,6 +155,7 @@ def test_a_run_whose_trials_all_break_has_the_traceback_as_a_note(tmp_path: Path
     assert note.startswith("What trial 0 raised in its worker:\nTraceback") and "in multiply\n" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [LOCAL, hy.Inline()], ids=["local", "inline"])
 def test_warnings_are_counted_and_shown_once_with_their_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], engine: Any

@@ -61,6 +61,7 @@ def fake(home, version, code=0):
 # ------------------------------------------------------------------------------------------------ names
 
 
+@pytest.mark.slow
 def test_the_public_name_is_the_function_whatever_was_imported():
     found = python(
         """
@@ -95,6 +96,7 @@ def test_no_module_hides_a_public_name():
 # ------------------------------------------------------------------------------------------------ Java
 
 
+@pytest.mark.slow
 def test_java_home_comes_before_the_path_before_the_package(tmp_path):
     one, two = fake(tmp_path / "one", "17.0.1"), fake(tmp_path / "two", "21")
     both = {"JAVA_HOME": str(one), "PATH": str(two / "bin")}
@@ -121,6 +123,7 @@ def test_versions(tmp_path, version, spark, fault):
     assert (found.version, found.fault) == (version, fault)
 
 
+@pytest.mark.slow
 def test_a_java_that_is_unfit_is_passed_over(tmp_path):
     old = fake(tmp_path / "old", "11.0.2")
     found = java.look({"JAVA_HOME": str(old), "PATH": ""}, NOW)
@@ -162,6 +165,7 @@ def embedded():
     return found
 
 
+@pytest.mark.slow
 def test_the_embedded_java_starts_as_spark_starts_it():
     one = embedded()
     words = [java.VECTOR, "-XshowSettings:properties", "-Dwith=two  spaces and 'a quote'", "-version"]
@@ -193,6 +197,7 @@ def test_a_home_with_odd_letters(tmp_path):
     assert said.stdout == "a b||$c|"
 
 
+@pytest.mark.slow
 def test_many_make_the_folder_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     one, found = embedded(), []
@@ -205,6 +210,7 @@ def test_many_make_the_folder_at_once(monkeypatch, tmp_path):
     assert [path.name for path in found[0].parent.iterdir()] == [found[0].name]  # nothing half made is left
 
 
+@pytest.mark.slow
 def test_without_a_cache_there_is_the_folder_of_temporary_files(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "_scratch", lambda: tmp_path / "scratch")
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
@@ -233,6 +239,7 @@ def test_old_logs_of_executors_are_removed(monkeypatch, tmp_path):
 # ------------------------------------------------------------------------------------------------ before a launch
 
 
+@pytest.mark.slow
 def test_variables_keep_what_is_right(bare, tmp_path):
     found = launch.variables({"PATH": bare})
     assert found["PYSPARK_PYTHON"] == sys.executable
@@ -244,6 +251,7 @@ def test_variables_keep_what_is_right(bare, tmp_path):
     assert launch.isolated_variables(given)["SPARK_LOCAL_IP"] == "127.0.0.2"
 
 
+@pytest.mark.slow
 def test_a_machine_whose_name_has_no_address_gets_one(bare, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert launch.variables({"PATH": bare})["SPARK_LOCAL_IP"] == "127.0.0.1"

@@ -222,6 +222,7 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_a_stranger_who_sends_much_takes_no_memory(encrypt: bool, pem: str) -> None:
     def peak(megabytes: int) -> int:
@@ -269,14 +270,14 @@ def test_who_is_slow_on_purpose_has_one_deadline(
     server: Server, friend: Callable[[], None], monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """A byte now and then, each sooner than any time-out for a single read."""
-    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.5)
     ended = threading.Event()
     with socket.create_connection(parted(server.address)) as line:
 
         def drips() -> None:
             try:
                 line.sendall(first)
-                while not ended.wait(0.3):
+                while not ended.wait(0.15):
                     line.sendall(b"\x00")
             except OSError:
                 pass

@@ -32,8 +32,8 @@ from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 
-LONGEST = 60.0
-"""Seconds between attempts to store, at most; the first ones follow after 1, 2, 4, …"""
+FIRST_WAIT, LONGEST = 1.0, 60.0
+"""Seconds between the first two attempts to store, and at most between any two; each time they are doubled."""
 PATIENCE = 1.0
 """Seconds of failures that are not reported."""
 PAUSE = 1.0
@@ -211,7 +211,7 @@ class CheckpointWriter:
             ResourceError: there is no room.
             StoreUnreachable: this worker ends, and the store is still away.
         """
-        wait, began, call = 1.0, time.monotonic(), Call()
+        wait, began, call = FIRST_WAIT, time.monotonic(), Call()
         try:
             while True:
                 try:
