@@ -130,3 +130,14 @@ def test_one_process_is_no_gang() -> None:
         hy.SpecError, match="a gang of 2 workers needs an engine with as many: 'inline' has 1, as its only"
     ):
         hy.fit(linear, {"lr": 0.1}, dataset(), epochs=1, engine=hy.Inline(), parallel=hy.AllReduce(2))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_executors_give_the_bits_of_local_processes(
+    tmp_path: Path, spark: Any, undisturbed: dict[str, list[str]]
+) -> None:
+    config = trouble(1, 11, "kill", tmp_path / "once")
+    run = fit(tmp_path / "run", parallel=KEEP, config=config, engine=hy.Spark(spark, workers=2))
+    assert digests(run) == undisturbed["parameters"]
+    assert len([line for line in journal(run.directory) if isinstance(line, Formed)]) == 2

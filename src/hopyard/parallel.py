@@ -42,6 +42,7 @@ class Hopper:
         if not is_count and not (isinstance(group, str) and group in ("auto", "off")):
             raise SpecError(f'Hopper(group=…) must be "auto", "off" or an integer >= 1, got {shown(self.group)}')
         object.__setattr__(self, "group", group)
+        object.__setattr__(self, "gang", whole("Hopper(gang=)", self.gang, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def tensor_of(array: Any) -> torch.Tensor:
         return torch.from_numpy(array)
     if isinstance(array, torch.Tensor) and array.is_floating_point():
         return array.detach()
-    described = f"{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
     raise SpecError(
-        f"exchange.mean takes arrays of NumPy or tensors of torch with floating point numbers, got a {described}"
+        "exchange.mean takes arrays of NumPy or tensors of torch, with floating point numbers, got "
+        f"{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
     )

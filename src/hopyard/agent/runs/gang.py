@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
@@ -42,6 +43,11 @@ class Member:
         self._working = False
         self._given_up: set[int] = set()
         """Leases of units that are given up and that this worker has not left, or not begun."""
+
+    def prepare(self) -> None:
+        """Import what connects members, if it is there; preflight says so where it is not."""
+        with suppress(ImportError):
+            import hopyard.exchange.exchange  # noqa: F401
 
     def enter(self, membership: Membership, lease: int) -> GangExchange:
         """Begin a unit. Returns the exchange with the other members; it is connected when it is first used.

@@ -158,10 +158,13 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     if service.member is not None:
         connection.handle(Published, service.member.published)
         connection.handle(GiveUpUnit, service.member.give_up)
+        service.member.prepare()
+        warm()  # whoever is slow keeps the whole gang waiting
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
     connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.location))
     connection.handle(Store, service.do)  # while a unit runs
-    warm()
+    if service.member is None:
+        warm()
     while True:
         progress.enter("idle")
         message = connection.receive(idle=release)

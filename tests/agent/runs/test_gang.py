@@ -1,0 +1,92 @@
+"""A worker as a member of gangs: it says once that it is out of a unit, whenever it is told to give it up."""
+
+import threading
+
+import pytest
+
+from hopyard.agent.runs.gang import Member
+from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
+from hopyard.exchange.board import Board, GangBroken
+from hopyard.spec import Gang
+
+
+@pytest.fixture
+def sent():
+    return []
+
+
+@pytest.fixture
+def member(sent):
+    return Member(3, Gang(2), sent.append, lambda here: "127.0.0.1")
+
+
+def place(group, rank=1):
+    return Membership(rank, 2, group, True)
+
+
+def test_a_unit_that_was_given_up_is_not_begun(member, sent):
+    member.give_up(GiveUpUnit(5, 5))
+    assert sent == []  # it is on its way
+    with pytest.raises(GangBroken, match="given up before it began"):
+        member.enter(place(5), 5)
+    member.leave(5, well=False, reported=True)
+    assert sent == []
+
+
+def test_who_has_left_says_so(member, sent):
+    member.enter(place(5), 5)
+    member.leave(5, well=True)
+    assert sent == []
+    member.give_up(GiveUpUnit(5, 5))
+    assert sent == [Broken(3, 5)]
+
+
+def test_who_ends_well_meanwhile_says_so(member, sent):
+    member.enter(place(5), 5)
+    member.give_up(GiveUpUnit(5, 5))
+    member.leave(5, well=True)
+    assert sent == [Broken(3, 5)]
+
+
+def test_who_waits_for_a_peer_is_woken(member, sent):
+    exchange = member.enter(place(7), 7)
+    errors = []
+
+    def connect():
+        try:
+            exchange.connect()
+        except GangBroken as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    member.give_up(GiveUpUnit(7, 7))
+    thread.join(10)
+    assert errors == ["the gang's unit was given up before its members met"]
+    assert sent[0] == Publish(3, 7, "here/1", b"")
+
+
+def test_a_group_serves_unit_after_unit_and_not_after_it_broke(member):
+    first = member.enter(place(4), 4)
+    member.leave(4, well=True)
+    assert member.enter(place(4), 5) is first
+    member.leave(5, well=False, reported=True)
+    with pytest.raises(GangBroken, match="broke in an earlier unit"):
+        member.enter(place(4), 6)
+    member.leave(6, well=False, reported=True)
+    assert member.enter(place(7), 7) is not first
+
+
+def test_what_was_published_before_the_unit_began_is_there(member):
+    member.published(Published(9, "here/0", b"x"))
+    assert member._board.get(9, "here/0") == b"x"
+
+
+def test_values_of_a_closed_group_are_dropped():
+    board = Board(lambda group, key, value: None)
+    board.close(3)
+    board.add(3, "a", b"")
+    board.add(4, "a", b"b")
+    assert board.get(4, "a") == b"b"
+    with pytest.raises(GangBroken):
+        board.get(3, "a")

@@ -1,0 +1,73 @@
+"""A Trainable of one's own in a gang: it averages its gradients by itself, in NumPy."""
+
+import numpy as np
+import pytest
+
+from gang_threads import exchanges, partitions, together
+from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.errors import SpecError
+from hopyard.frameworks.linear import Linear
+from hopyard.spec import Gang
+
+
+class Shared(Linear):
+    exchange = None
+
+    def set_exchange(self, exchange):
+        self.exchange = exchange
+
+    def train(self, batch):
+        inputs, error, sums = self._pass(batch)
+        gradients = [inputs.T @ error, error.sum(0)]
+        if self.exchange is not None:
+            self.exchange.mean(gradients, batch.rows)
+        self.weights -= self.lr * gradients[0]
+        self.bias -= self.lr * gradients[1]
+        return sums
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_it_is_one_worker_with_the_whole_batch(size):
+    (columns,) = partitions([23])
+
+    def trained(exchange):
+        model = Shared(5, 3, 0.5, 8)
+        model.set_exchange(exchange)
+        member = (0, 1) if exchange is None else (exchange.rank, exchange.size)
+        for batch in PartitionLoader(columns, 8, 1, None, member):
+            model.train(batch)
+        return model.weights
+
+    alone = trained(None)
+    for weights in together(trained, exchanges(Gang(size))):
+        np.testing.assert_allclose(weights, alone, rtol=1e-9)
+
+
+def test_numbers_without_fractions_have_no_mean():
+    (exchange, _) = exchanges(Gang(2))
+    with pytest.raises(SpecError, match="with floating point numbers, got ndarray of int64"):
+        exchange.mean([np.zeros(3, np.int64)], 1.0)
+
+
+def test_what_members_hand_over_arrives_by_rank():
+    def work(exchange):
+        return exchange.gather(b"x" * exchange.rank)
+
+    assert together(work, exchanges(Gang(3))) == [[b"", b"x", b"xx"]] * 3
+
+
+def test_a_member_that_hangs_up_breaks_the_exchange_of_all():
+    from hopyard.exchange.board import GangBroken
+
+    def work(exchange):
+        exchange.gather(b"")
+        if exchange.rank == 1:
+            exchange.close()
+            return "closed"
+        with pytest.raises(GangBroken, match=r"broke|hung up"):
+            for _ in range(3):
+                exchange.gather(b"")
+        exchange.close()
+        return "broken"
+
+    assert together(work, exchanges(Gang(3))) == ["broken", "closed", "broken"]

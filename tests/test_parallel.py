@@ -1,0 +1,66 @@
+"""The values of `parallel=`: what is allowed, and what a run keeps of them."""
+
+import msgspec
+import pytest
+
+import hopyard as hy
+from hopyard.parallel import any_workers, gang_of, grouping, parallel_of
+from hopyard.spec import Gang, Outer, RunSpec
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hy.AllReduce(workers=0), r"AllReduce\(workers=\) must be an integer >= 1, got 0"),
+        (lambda: hy.AllReduce(accumulate=0), r"AllReduce\(accumulate=\) must be an integer >= 1, got 0"),
+        (lambda: hy.AllReduce(compress="int8"), r"AllReduce\(compress=\) must be None or \"fp16\", got 'int8'"),
+        (lambda: hy.LocalSGD(every=0), r"LocalSGD\(every=\) must be an integer >= 1, got 0"),
+        (lambda: hy.LocalSGD(outer="nesterov"), r"must be hy.Nesterov\(lr, momentum\) or None, got 'nesterov'"),
+        (
+            lambda: hy.LocalSGD(inner="drop"),
+            r"LocalSGD\(inner=\) must be \"keep\", \"average\" or \"reset\", got 'drop'",
+        ),
+        (lambda: hy.LocalSGD(compress="fp16"), r"must be None, \"bf16\" or \"int8\", got 'fp16'"),
+        (lambda: hy.Nesterov(0, 0.9), r"Nesterov\(lr=\) must be a finite number > 0, got 0"),
+        (lambda: hy.Nesterov(0.7, 1), r"Nesterov\(momentum=\) must be a number in \[0, 1\), got 1"),
+        (lambda: hy.Nesterov(True, 0.5), "lr=.* got True"),
+        (lambda: hy.Hopper(gang=0), r"Hopper\(gang=\) must be an integer >= 1, got 0"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_when_it_is_made(make, words):
+    with pytest.raises(hy.SpecError, match=words):
+        make()
+
+
+def spec_of(parallel, workers=3):
+    return RunSpec(epochs=1, partitions=1, validation=0, gang=gang_of(parallel, workers), **grouping(parallel))
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        hy.Hopper(),
+        hy.Hopper("off"),
+        hy.Hopper(3),
+        hy.Hopper("off", gang=2),
+        hy.AllReduce(2, 3, "fp16"),
+        hy.LocalSGD(2, 7, hy.Nesterov(0.7, 0.9), "average", "int8"),
+        hy.LocalSGD(1, 7),
+    ],
+)
+def test_a_run_knows_what_it_was_started_with(parallel):
+    spec = spec_of(parallel)
+    assert parallel_of(msgspec.json.decode(msgspec.json.encode(spec), type=RunSpec)) == parallel
+
+
+def test_without_a_number_a_gang_has_all_workers():
+    assert gang_of(hy.AllReduce(), 3) == Gang(3)
+    assert gang_of(hy.LocalSGD(every=5, outer=hy.Nesterov(1, 0)), 4) == Gang(
+        4, "parameters", every=5, outer=Outer(1.0, 0.0)
+    )
+    assert any_workers(hy.AllReduce()) and not any_workers(hy.AllReduce(2)) and not any_workers(None)
+
+
+def test_a_hopper_has_no_gang():
+    assert gang_of(hy.Hopper(), 3) is msgspec.UNSET
+    assert spec_of(hy.Hopper(gang=2)).members == 2
