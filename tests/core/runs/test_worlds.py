@@ -45,7 +45,7 @@ def test_equal_seeds_give_equal_journals() -> None:
 
 @pytest.mark.slow
 def test_the_worlds_are_bad_enough() -> None:
-    said = b"".join(line for seed in range(60) for line in live(seed).journal)
+    said = b"".join(line for seed in range(90) for line in live(seed).journal)
     for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway", "Extended"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
     for fact in ("Paused", "Granted", "Stopped", "Closed"):
