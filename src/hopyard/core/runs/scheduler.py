@@ -11,6 +11,7 @@ the event is over. A fold of a journal never asks for assignments: the decisions
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -46,12 +47,14 @@ class Scheduler:
         idle: slots that have nothing to do and do not rest, in the order in which they became so.
         isolated: trials that ran out of memory, whose next unit runs while other slots rest.
         resting: those slots.
+        more: whether more trials may be proposed, so that slots need not end together.
     """
 
     def __init__(self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord]) -> None:
         self.idle: dict[int, None] = {}
         self.isolated: dict[int, None] = {}
         self.resting: set[int] = set()
+        self.more = True
         self._spec = spec
         self._trials = trials
         self._slots = slots
@@ -150,7 +153,7 @@ class Scheduler:
         trial.remaining = remaining
 
     def _share(self) -> float:
-        return self._remaining / len(self._slots)
+        return math.inf if self.more else self._remaining / len(self._slots)
 
     def spare(self, at: float, seconds: float) -> list[int]:
         """Return the slots that may be given back at this time, as `Machine.spare` says it."""
