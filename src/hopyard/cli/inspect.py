@@ -50,7 +50,9 @@ def list_runs(
         best = "" if row.get("best") is None else f"{row['metric']} {words.number(row['best'])}"
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])) if row.get("started") else ""
         duration = words.duration(row.get("seconds")) if "seconds" in row else row.get("error", "")
-        trials = f"{row['completed']}/{row['trials']}" if "trials" in row else row.get("program", "")
+        trials = (
+            f"{row['completed'] + row.get('stopped', 0)}/{row['trials']}" if "trials" in row else row.get("program", "")
+        )
         lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, duration])
     columns(lines)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from hopyard.core.runs.events import (
+    DECISIONS,
     Began,
     Check,
     Checked,
@@ -19,18 +20,21 @@ from hopyard.core.runs.events import (
     Done,
     Durable,
     Event,
-    Exhausted,
     Finish,
     Finished,
     Joined,
     Line,
-    Proposed,
 )
 from hopyard.core.runs.machine import Machine
+from hopyard.search.listed import Listed
+from hopyard.search.proposer import Proposer
 from hopyard.spec import PackedSums, Part, Ref, RunSpec, Unit
 
 Seconds = Callable[[Unit, int], float]
 """(unit, partition) → seconds that it takes."""
+
+Sums = Callable[[Unit, int], PackedSums]
+"""(unit, partition) → the sums of its metrics."""
 
 _SUMS: PackedSums = {"loss": (1.0, 1.0)}
 
@@ -62,12 +66,14 @@ class World:
         slots: number of slots.
         seconds: how long a partition of a unit takes.
         keep: whether to keep the journal.
+        sums: the sums of metrics that a partition of a unit gives.
     """
 
     spec: RunSpec
     slots: int
     seconds: Seconds
     keep: bool = False
+    sums: Sums = lambda unit, partition: _SUMS
     clock: float = 0.0
     journal: list[Line] = field(default_factory=list)
     busy: dict[int, float] = field(default_factory=dict)
@@ -76,34 +82,38 @@ class World:
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.spec)
+        self._proposer = Proposer(self.machine, Listed([{}] * (self.spec.trials or 0)), self.slots)
         self._queue: list[tuple[float, int, Event]] = []
         self._count = 0
 
     def run(self) -> float:
         """Run to the end. Returns the makespan: seconds from when the slots are there to the last result."""
         self.feed(Began(at=0.0, spec=self.spec))
-        for trial in range(self.spec.trials or 0):
-            self.feed(Proposed(at=0.0, trial=trial, config={}))
-        self.feed(Exhausted(at=0.0))
+        self._propose()
         for slot in range(self.slots):
             self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot))
         while self._queue:
             self.clock, _, event = heappop(self._queue)
             self.feed(event)
+            self._propose()
         return self.clock
+
+    def _propose(self) -> None:
+        """Let the search propose what it would propose now."""
+        while not self.machine.ended and (events := self._proposer.events(self.clock)):
+            for event in events:
+                self.feed(event)
 
     def feed(self, event: Event) -> None:
         """Handle one event, and answer the commands that follow from it."""
         if self.keep:
             self.journal.append(event)
         for command in self.machine.handle(event):
+            if self.keep and isinstance(command, DECISIONS):
+                self.journal.append(command)
             if isinstance(command, Dispatch):
-                if self.keep:
-                    self.journal.append(command)
                 self._work(command.slot, command.unit)
             elif isinstance(command, Check):
-                if self.keep:
-                    self.journal.append(command)
                 checked = Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",))
                 self.later(0.0, checked)
             elif isinstance(command, Finish) and self.machine.status == "running":
@@ -115,7 +125,7 @@ class World:
         heappush(self._queue, (self.clock + seconds, self._count, event))
 
     def _work(self, slot: int, unit: Unit) -> None:
-        parts = tuple([Part(p, _SUMS, self.seconds(unit, p)) for p in unit.partitions])
+        parts = tuple([Part(p, self.sums(unit, p), self.seconds(unit, p)) for p in unit.partitions])
         seconds = sum([part.seconds for part in parts])
         at = self.clock + seconds
         self.busy[slot] = self.busy.get(slot, 0.0) + seconds

@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from hopyard.core.liveness import Stall
-from hopyard.core.runs.events import Began, Checked, Line, Resumed, Retried
+from hopyard.core.runs.events import Began, Checked, Granted, Line, Paused, Resumed, Retried, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
@@ -43,7 +43,9 @@ _COLOURS = {
     "hopping": "dim",
     "storing": "dim",
     "stalled": "yellow",
+    "paused": "dim",
     "completed": "green",
+    "stopped": "blue",
     "failed": "red",
     "waiting": "dim",
     "delayed": "yellow",
@@ -81,6 +83,8 @@ class Table:
         self._waits_for: dict[int, int] = {}
         """Trial → the first epoch that was not printed; those after it wait for it."""
         self._failed: set[int] = set()
+        self._decision: Paused | Granted | Stopped | None = None
+        """What the search decided last."""
         self._marks = 0
         self._drawn_at = 0.0
         self._pause = 0.0
@@ -114,6 +118,8 @@ class Table:
                 self._skip(machine)
             elif isinstance(line, Retried):
                 self._see_retried(line, machine)
+            elif isinstance(line, (Paused, Granted, Stopped)):
+                self._decision = line
         if self._output == "plain":
             self._print_stalls(machine)
             self._print_news(lines, touched, machine)
@@ -186,6 +192,9 @@ class Table:
             if trial.status == "failed" and number not in self._failed and passed:
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+        for line in lines:
+            if isinstance(line, (Paused, Stopped)) or (isinstance(line, Granted) and machine.search.rungs()):
+                self._print(words.decision(machine, line))
 
     def _print_stalls(self, machine: Machine) -> None:
         """Print each stall once."""
@@ -228,7 +237,9 @@ class Table:
 
     def _end(self, machine: Machine) -> str:
         done = sum(trial.status == "completed" for trial in machine.trials.values())
-        text = f"{self._state(machine)}: {done} of {words.count(len(machine.trials), 'trial')} in "
+        stopped = sum(trial.status == "stopped" for trial in machine.trials.values())
+        text = f"{self._state(machine)}: {done} of {words.count(len(machine.trials), 'trial')}"
+        text += f", {stopped} stopped, in " if stopped else " in "
         text += words.duration(self._chart.elapsed(self._chart.at))
         idle = self._chart.idle()
         if idle is not None:
@@ -272,7 +283,7 @@ class Table:
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
-        rows = max(1, height - 5 - len(_troubles(machine, now)))
+        rows = max(1, height - 5 - len(_troubles(machine, now)) - (self._decision is not None))
         body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
         ended = words.warned(machine, WARNINGS) if self._closed and self._output == "notebook" else []
         return Group(self._head(machine, now), *body, *(_text(f"warning: {line}", "yellow") for line in ended))
@@ -280,8 +291,8 @@ class Table:
     def _head(self, machine: Machine, now: float) -> Text:
         trials = machine.trials.values()
         total = (self.spec.trials or len(machine.trials)) * self.spec.steps
-        done = sum(trial.step for trial in trials if trial.status != "failed")
-        done += sum(self.spec.steps for trial in trials if trial.status == "failed")
+        over = ("failed", "stopped")
+        done = sum(self.spec.steps if trial.status in over else trial.step for trial in trials)
         share = done / total if total else 0.0
         text = _text("", no_wrap=True, overflow="ellipsis")
         text.append(f"{self._state(machine)} ", "bold")
@@ -317,7 +328,7 @@ class Table:
 
     def _eta(self, machine: Machine) -> float | None:
         """Return the seconds until the run ends: its work over its slots, but no less than its longest trial."""
-        if machine.status != "running" or not self._chart.units or not machine.slots:
+        if machine.status != "running" or not self._chart.units or not machine.slots or self.spec.stop is not None:
             return None
         remaining = [self._remaining_seconds(trial) for trial in machine.trials.values() if not trial.ended]
         if not remaining:
@@ -380,6 +391,8 @@ class Table:
         hidden = len(machine.trials) - len(trials)
         if hidden:
             body.append(_hidden_summary(machine, trials))
+        if self._decision is not None:
+            body.append(_text(words.decision(machine, self._decision), "dim", no_wrap=True, overflow="ellipsis"))
         failed = next((trial for trial in reversed(machine.trials.values()) if trial.status == "failed"), None)
         if failed is not None:
             text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
@@ -417,7 +430,7 @@ class Table:
         return [*body, *_troubles(machine, now)]
 
     def _status(self, trial: TrialRecord, working: bool) -> str:
-        if trial.ended:
+        if trial.ended or (trial.status in ("paused", "stopped") and not working):
             return trial.status
         if trial.until and not working:
             return "delayed"
@@ -477,7 +490,7 @@ def _hidden_summary(machine: Machine, shown: list[TrialRecord]) -> Text:
     for trial in machine.trials.values():
         if trial.id not in shown_ids:
             counts[trial.status] = counts.get(trial.status, 0) + 1
-    parts = [f"{counts[name]:,} {name}" for name in ("running", "completed", "failed", "waiting") if name in counts]
+    parts = [f"{counts[name]:,} {name}" for name in _COLOURS if name in counts]
     return _text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
 
 

@@ -16,6 +16,8 @@ TRACES = 3
 """The most tracebacks that a report shows."""
 WARNINGS = 50
 """The most warnings that it shows."""
+DECISIONS = 50
+"""The most trials of which it says why they were stopped."""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
@@ -27,7 +29,7 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
     Keys: trial, config, status, epochs (how many are complete), epoch (the best of them, from 1), best (the run's
     metric there), metrics (of that epoch), last_metrics (of the last one), history (epoch → metrics), digest (of the
     final State, empty until it is durable), remaining_seconds (of training, estimated), fault, error, trace (the
-    traceback).
+    traceback), reason (the search's newest decision about it).
     """
     metric = machine.spec.metric
     return [
@@ -41,14 +43,19 @@ def summary(machine: Machine, status: str) -> list[dict[str, Any]]:
             "metrics": {} if trial.best is None else trial.history[trial.best],
             "last_metrics": trial.metrics,
             "history": {epoch + 1: trial.history[epoch] for epoch in sorted(trial.history)},
-            "digest": trial.digests.get(machine.spec.steps, ""),
+            "digest": _digest(trial, machine),
             "remaining_seconds": trial.remaining,
             "fault": trial.fault,
             "error": trial.error,
             "trace": trial.trace,
+            "reason": trial.reason,
         }
         for _, trial in sorted(machine.trials.items())
     ]
+
+
+def _digest(trial: TrialRecord, machine: Machine) -> str:
+    return trial.digests.get(machine.spec.steps, "") or trial.digest()
 
 
 def brief(timeline: Chart, machine: Machine) -> dict[str, Any]:
@@ -57,6 +64,7 @@ def brief(timeline: Chart, machine: Machine) -> dict[str, Any]:
     return {
         "folded": machine.status,
         "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
+        "stopped": sum(trial.status == "stopped" for trial in machine.trials.values()),
         "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
         "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
         "epochs": machine.spec.epochs,
@@ -89,6 +97,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         _recipes(machine, about),
         _best(machine),
         _ranks(machine, status),
+        _search(machine),
         _account(timeline, machine, status),
         _failures(machine),
         _warnings(machine),
@@ -104,7 +113,10 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "status": status,
         "trials": len(machine.trials),
         "completed": statuses.count("completed"),
+        "stopped": statuses.count("stopped"),
+        "paused": statuses.count("paused"),
         "failed": statuses.count("failed"),
+        "closed": machine.search.closed,
         "wall_seconds": timeline.elapsed(timeline.at),
         "busy_seconds": timeline.busy(),
         "idle_share": timeline.idle(),
@@ -136,9 +148,10 @@ def _head(timeline: Chart, machine: Machine, directory: str, status: str, split:
     lines = [
         f"Hopyard run{f' {directory}' if directory else ''}: {status}{''.join(why)}",
         f"  {facts['completed']} of {words.count(facts['trials'], 'trial')} completed"
-        + (f", {facts['failed']} failed" if facts["failed"] else "")
+        + "".join(f", {facts[name]} {name}" for name in ("stopped", "paused", "failed") if facts[name])
         + f"; {words.count(spec.epochs, 'epoch')}, {data}, seed {spec.seed}",
     ]
+    lines += [f"  it ended with what it had: {machine.search.closed}"] if machine.search.closed else []
     lines += [f"  rows are split {split}"] if split and machine.spec.validation else []
     lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)
@@ -187,7 +200,7 @@ def _ranks(machine: Machine, status: str) -> str:
     for rank, trial in enumerate(words.ranked(machine), 1):
         metrics = {} if trial.best is None else trial.history[trial.best]
         epoch = "–" if trial.best is None else str(trial.best + 1)
-        digest = trial.digests.get(machine.spec.steps, "")[:SHORT] or "–"
+        digest = _digest(trial, machine)[:SHORT] or "–"
         rows.append(
             [
                 "–" if trial.status == "failed" or trial.best is None else str(rank),
@@ -205,6 +218,31 @@ def _ranks(machine: Machine, status: str) -> str:
     for row in rows:
         cells = [cell.ljust(widths[n]) if n in left_aligned else cell.rjust(widths[n]) for n, cell in enumerate(row)]
         lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _search(machine: Machine) -> str:
+    """Return what the search decided: its rungs, and why trials wait or were stopped."""
+    rows = [
+        (name, words.after(machine, step), f"{came} came", f"{promoted} went on")
+        for name, step, came, promoted in machine.search.rungs()
+    ]
+    widths = [max(len(row[n]) for row in rows) for n in range(4)] if rows else []
+    reasons = [trial for trial in machine.trials.values() if trial.status in ("paused", "stopped")]
+    if not rows and not reasons:
+        return ""
+    rule = words.rule(machine)
+    lines = [f"Search{f', with stop={rule}' if rule else ''}"]
+    lines += [
+        "  "
+        + "  ".join(
+            cell.rjust(w) if n > 1 else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    lines += [f"  trial {trial.id} {trial.status}: {trial.reason}" for trial in reasons[:DECISIONS]]
+    if len(reasons) > DECISIONS:
+        lines.append(f"  and {len(reasons) - DECISIONS} more: `hopyard show --json` has all")
     return "\n".join(lines)
 
 

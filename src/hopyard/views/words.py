@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hopyard.core.runs.events import Granted, Paused, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import Config, better
+from hopyard.stopping import Asked
 from hopyard.text import one_line
 
 _MISSING = object()
@@ -118,6 +120,33 @@ def best(machine: Machine) -> TrialRecord | None:
         if winner is None or better(mode, trial.value(metric), winner.value(metric)):
             winner = trial
     return winner
+
+
+def rule(machine: Machine) -> str:
+    """Return the rule that stops trials, as its user wrote it: `ASHA(sync=True)`; "" where there is none."""
+    stop = machine.spec.stop
+    if stop is None:
+        return ""
+    if isinstance(stop, Asked):
+        return "a function"
+    names, values = stop.__struct_fields__, stop.__struct_defaults__
+    defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
+    own = [name for name in names if name not in defaults or getattr(stop, name) != defaults[name]]
+    return f"{type(stop).__name__}({', '.join(f'{name}={getattr(stop, name)!r}' for name in own)})"
+
+
+def after(machine: Machine, step: int) -> str:
+    """Return where a step is: `epoch 3`, or `epoch 1, partition 2` within one."""
+    epochs, rest = divmod(step, machine.spec.partitions)
+    return f"epoch {epochs + 1}, partition {rest}" if rest else f"epoch {epochs}"
+
+
+def decision(machine: Machine, line: Paused | Granted | Stopped) -> str:
+    """Return what the search decided about a trial, and why: `trial 3  paused  rung 1: 4th of 9, top 1/3 goes on`."""
+    what = {Paused: "paused", Stopped: "stopped"}.get(type(line), "")
+    if isinstance(line, Granted):
+        what = f"goes on to {after(machine, line.target)}"
+    return f"trial {line.trial}  {what}  {line.reason}"
 
 
 def retriable(machine: Machine) -> bool:

@@ -3,7 +3,8 @@
 A change that makes this fail breaks the resume of every run that is on a disk somewhere. Add a new pair of files when
 the format grows; never change an old one. (Until the first release they may be written anew: `freeze`.) `journal-1`
 is of a world of `hopyard.testing.chaos`: slots lost and replaced, system and user failures, validation, folds, drivers
-killed and resumed; `journal-2` of one that is given more epochs and a trial as well.
+killed and resumed; `journal-2` of one that is given more epochs and a trial as well; `journal-3` and `journal-4` of
+synchronous and asynchronous successive halving.
 """
 
 import json

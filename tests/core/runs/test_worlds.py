@@ -58,6 +58,8 @@ def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(90) for line in live(seed).journal)
     for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway", "Extended"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
+    for fact in ("Paused", "Granted", "Stopped", "Closed"):
+        assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
     for fact in ("Forgotten", "Retried"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 2, fact
     for word in (

@@ -167,14 +167,14 @@ def stop(run: RunRecord, line: Stopped) -> None:
 
 def close(run: RunRecord, line: Closed) -> None:
     """Let the run end with what it has: nothing more is proposed."""
-    run.exhausted = True
+    run.exhausted, run.scheduler.more = True, False
     run.search.closed = line.reason
     run.search.exhausted()
 
 
 def exhaust(run: RunRecord, line: Exhausted) -> None:
     """Note that the search has no more to propose."""
-    run.exhausted = True
+    run.exhausted, run.scheduler.more = True, False
     run.search.exhausted()
 
 

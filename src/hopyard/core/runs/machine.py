@@ -507,6 +507,7 @@ class Machine:
         run = self._run
         if event.trials != run.spec.trials:
             run.exhausted = run.search.standing.exhausted = False
+            run.scheduler.more = True
         if event.epochs != run.spec.epochs:
             run.extended = run.spec.epochs
         run.spec = run.search.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)

@@ -11,6 +11,7 @@ the event is over. A fold of a journal never asks for assignments: the decisions
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -47,6 +48,7 @@ class Scheduler:
         isolated: trials that ran out of memory, whose next unit runs while other slots rest.
         resting: those slots.
         withheld: idle workers that wait for others to form a gang with.
+        more: whether more trials may be proposed, so that slots need not end together.
     """
 
     def __init__(self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord]) -> None:
@@ -54,6 +56,7 @@ class Scheduler:
         self.isolated: dict[int, None] = {}
         self.resting: set[int] = set()
         self.withheld: set[int] = set()
+        self.more = True
         self._spec = spec
         self._trials = trials
         self._slots = slots
@@ -165,6 +168,8 @@ class Scheduler:
 
     def _share(self) -> float:
         """Return the seconds of training that remain for each slot that trains."""
+        if self.more:
+            return math.inf
         if self._spec.members == 1:
             return self._remaining / len(self._slots)
         return self._remaining / max(1, sum([slot.trains for slot in self._slots.values()]))

@@ -157,9 +157,7 @@ def inexact(spec: RunSpec, learning: bool) -> str:
         wait = "; hy.ASHA(sync=True) waits for all" if name == "ASHA" else f"; hy.{name}(…, sync=True) waits for all"
         return f"what hy.{name}(…) decides depends on when results come in{wait}"
     if learning and not spec.batch and not isinstance(rule, (ASHA, Hyperband, Median)):
-        return (
-            "what the search proposes depends on when results come in; give it batch=n, for example hy.TPE(64, batch=8)"
-        )
+        return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
     if spec.max_time is not None:
         return f"how far trials come in max_time={spec.max_time:g} seconds depends on the machine; leave it out"
     if spec.goal is not None:

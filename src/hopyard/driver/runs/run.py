@@ -294,14 +294,14 @@ class Run:
     def to_pandas(self) -> Any:
         """Return one row per trial as a DataFrame: `trial`, `status`, `epoch` (the best one, from 1), `seconds`, the
         configuration, the metrics of the best epoch, those of the last one as `last_…`, `digest` (of the final State),
-        `error`.
+        `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
         included. Reads the journal once. A metric that has the name of one of these columns is in "metrics/error", a
         parameter that has the name of a metric or of such a column in "config/loss".
         """
         trials, seconds = self.trials, self._seconds()
-        own = {"trial", "status", "epoch", "seconds", "digest", "error"}
+        own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
         taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
         return _frame(
             (
@@ -314,7 +314,7 @@ class Run:
                 _config(t.config, taken),
                 _metrics(t.metrics, own),
                 _metrics(_last(t), own, "last_"),
-                {"digest": t.digest, "error": t.error},
+                {"digest": t.digest, "error": t.error, "reason": t.reason},
             )
             for t in trials
         )

@@ -1,0 +1,371 @@
+"""Searches that stop, pause and promote, with real workers: equal bits, kills, replays, budgets, bad input."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import DECISIONS, Closed, Dispatch, Exhausted, Granted, Paused, Proposed, Stopped
+from hopyard.core.runs.machine import fold
+from hopyard.driver.runs.replay import replay
+from hopyard.errors import Inexact, RunDirectoryError, SpecError, UsageError
+from hopyard.ports import LearningSampler
+from hopyard.search.kinds import open_sampler
+from hopyard.search.proposer import Proposer
+from jobs import children, dataset, driver, gone, journal, linear, script
+
+SPACE = hy.Space(lr=hy.loguniform(1e-3, 1.0))
+
+
+def search(directory: Path, stop: Any = None, **more: Any) -> hy.Run:
+    """`hy.select` over learning rates."""
+    arguments = {
+        "search": hy.Random(8),
+        "epochs": 4,
+        "metric": "val_loss",
+        "mode": "min",
+        "engine": hy.Inline(),
+        "exact": False,
+    } | more
+    return hy.select(linear, SPACE, dataset(), stop=stop, directory=directory, **arguments)
+
+
+def outcome(run: hy.Run) -> list[tuple[Any, ...]]:
+    """What must not depend on the workers."""
+    return [(t.config["lr"], t.status, len(t.history), t.digest, t.reason, t.metrics) for t in run.trials]
+
+
+# ------------------------------------------------------------------------------------------------ exactness
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:. workers on . cores")
+@pytest.mark.parametrize(
+    ("stop", "more"),
+    [
+        (hy.ASHA(2, sync=True), {}),
+        (hy.Hyperband(2, sync=True), {"search": hy.Random(13)}),
+        (hy.Median(min_trials=1, sync=True), {}),
+        (hy.Patience(1), {"metric": "loss", "mode": "max"}),
+        (hy.ASHA(2, sync=True), {"search": hy.TPE(8, batch=4)}),
+        (None, {"search": hy.TPE(8, batch=4), "epochs": 2}),
+    ],
+    ids=["asha", "hyperband", "median", "patience", "asha-tpe", "tpe"],
+)
+def test_a_synchronous_search_gives_equal_bits_and_decisions_on_any_workers(
+    tmp_path: Path, stop: Any, more: dict[str, Any]
+) -> None:
+    alone = search(tmp_path / "inline", stop, exact=True, **more)
+    assert alone.status == "completed"
+    assert stop is None or {trial.status for trial in alone.trials} >= {"stopped"}
+    for workers in (1, 2, 3) if more == {} else (2,):
+        engine = hy.Local(workers=workers, devices=None)
+        found = search(tmp_path / str(workers), stop, exact=True, engine=engine, **more)
+        assert outcome(found) == outcome(alone), workers
+
+
+@pytest.mark.slow
+def test_an_asynchronous_search_is_replayed_to_equal_bits(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", hy.ASHA(2), engine=hy.Local(workers=2, devices=None), search=hy.TPE(10), epochs=4)
+    assert {trial.status for trial in run.trials} == {"completed", "stopped"}
+    found = replay(run.directory, engine=hy.Inline())
+    assert found.different == []
+    assert found.states >= sum(len(trial.history) for trial in run.trials)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_in_the_middle_of_asha_goes_on(tmp_path: Path) -> None:
+    """No decision is taken a second time, and the search proposes what it would have proposed."""
+    body = """
+from hopyard.core.runs.events import Granted
+from hopyard.driver.runs.loop import Loop
+import os, signal
+
+commit = Loop._commit
+
+def dies(self, events):
+    commit(self, events)
+    if sum(trial.target > 4 for trial in self.machine.trials.values()) >= 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Loop._commit = dies
+hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search=hy.TPE(12), epochs=4, metric="val_loss",
+          mode="min", stop=hy.ASHA(2), engine=hy.Local(workers=2, devices=None), directory="run", exact=False)
+"""
+    process = driver([str(script(tmp_path / "run.py", body))], tmp_path)
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdout.close(), process.stderr.close()  # type: ignore[union-attr]
+    assert gone(children(process), 20)
+    before = journal(tmp_path / "run")
+    assert not any(isinstance(line, Stopped) for line in before)
+    run = hy.resume(tmp_path / "run")
+    lines = journal(tmp_path / "run")
+    assert lines[: len(before)] == before
+    assert (run.status, len(run.trials)) == ("completed", 12)
+    assert {trial.status for trial in run.trials} == {"completed", "stopped"}
+    decided = [(line.trial, line.target) for line in lines if isinstance(line, Granted)]
+    assert len(decided) == len(set(decided))
+    _proposes_the_same(lines, hy.TPE(12))
+    assert replay(run.directory, engine=hy.Inline()).different == []
+
+
+def _proposes_the_same(lines: list[Any], search: Any) -> None:
+    """Each proposal of a journal follows from what is before it alone."""
+    asked = 0
+    for place, line in enumerate(lines):
+        if isinstance(line, Proposed):
+            machine = fold(lines[:place])
+            sampler = open_sampler(search, SPACE, machine.spec.seed, machine.spec.mode)
+            assert isinstance(sampler, LearningSampler)
+            proposal = sampler.propose(Proposer(machine, sampler, 2)._history())
+            assert proposal is not None
+            assert (proposal.config, proposal.count) == (line.config, line.count)
+            assert proposal.attributes.keys() == line.attributes.keys()  # CMA-ES: a pickle, whose bytes may differ
+            asked += 1
+    assert asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [hy.TPE, hy.GP, hy.CMA])
+def test_what_is_proposed_follows_from_the_journal_alone(tmp_path: Path, kind: Any) -> None:
+    run = search(tmp_path / "run", None, search=kind(14), epochs=1)
+    _proposes_the_same(journal(run.directory), kind(14))
+    lines = journal(run.directory)
+    if kind is hy.CMA:
+        assert any(line.attributes for line in lines if isinstance(line, Proposed))
+
+
+# ------------------------------------------------------------------------------------------------ what comes out
+
+
+def test_a_stopped_trial_can_be_the_best_at_its_best_epoch(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", lambda trial, history: len(history) == 2, epochs=4)
+    assert run.status == "completed"
+    best = run.best
+    assert (best.status, best.epoch) == ("stopped", 2)
+    assert best.reason == "the function of stop= said so"
+    assert best.predict(dataset()).shape == (240, 2)
+    assert best.model("last") is not None
+    assert len(best.digest) == 64
+    assert hy.load(run.directory).best.id == best.id
+
+
+def test_the_users_function_gets_the_trial_and_its_history(tmp_path: Path) -> None:
+    asked = []
+
+    def stop(trial: hy.Trial, history: dict[int, dict[str, float]]) -> bool:
+        asked.append((trial.id, trial.config["lr"], sorted(history), sorted(history[1])))
+        return trial.id == 1
+
+    run = search(tmp_path / "run", stop, search=hy.Random(2), epochs=3)
+    metrics = ["accuracy", "loss", "val_accuracy", "val_loss"]
+    rates = [trial.config["lr"] for trial in run.trials]
+    assert asked == []  # it was pickled: a run has its own copies
+    assert [(trial.status, len(trial.history)) for trial in run.trials] == [("completed", 3), ("stopped", 1)]
+    assert rates and metrics
+
+
+def test_a_function_that_raises_stops_no_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = search(tmp_path / "run", lambda trial, history: history["no such epoch"], search=hy.Random(2), epochs=2)
+    assert [trial.status for trial in run.trials] == ["completed", "completed"]
+    assert caplog.text.count("stop= raised KeyError: 'no such epoch': no trial is stopped from now on") == 1
+
+
+def test_patience_ends_a_fit(tmp_path: Path) -> None:
+    run = hy.fit(
+        linear, {"lr": 0.1}, dataset(), epochs=6, metric="loss", mode="max", stop=hy.Patience(2), engine=hy.Inline(),
+        directory=tmp_path / "run",
+    )  # fmt: skip
+    assert (run.status, run.best.status, run.best.epoch, len(run.best.history)) == ("completed", "stopped", 1, 3)
+
+
+def test_the_report_and_the_table_name_what_was_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = search(tmp_path / "run", hy.ASHA(2, sync=True), search=hy.Random(4))
+    shown = capsys.readouterr().err
+    assert shown.count("  paused  rung 1: it waits for ") == 3
+    assert "  goes on to epoch 2  rung 1: 1st of 4, 2 go on" in shown
+    assert "  stopped  rung 1: 4th of 4, 2 go on" in shown
+    report = run.report()
+    assert "1 of 4 trials completed, 3 stopped" in report
+    assert "Search, with stop=ASHA(reduction_factor=2, sync=True)\n  rung 1  epoch 1  4 came  2 went on" in report
+    assert "rung 1: 4th of 4, 2 go on" in report
+    summary = run.summary()
+    assert (summary["completed"], summary["stopped"], summary["failed"]) == (1, 3, 0)
+    assert len(run.to_pandas()["reason"].dropna()) == 4
+
+
+# ------------------------------------------------------------------------------------------------ budgets
+
+
+def test_configurations_of_the_user_are_tried_first(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", search=hy.Random(2), enqueue=[{"lr": 0.5}, {"lr": 0.25}], epochs=1)
+    rates = [trial.config["lr"] for trial in run.trials]
+    assert rates[:2] == [0.5, 0.25] and len(rates) == 4
+    plain = search(tmp_path / "plain", search=hy.Random(2), epochs=1)
+    assert rates[2:] == [trial.config["lr"] for trial in plain.trials]  # a sampler counts its own
+
+
+def test_a_search_learns_from_them(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", search=hy.TPE(3), enqueue=[{"lr": 0.5}], epochs=1)
+    assert [line.count for line in journal(run.directory) if isinstance(line, Proposed)] == [-1, 0, 1, 2]
+
+
+def test_at_most_so_many_trials(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", search=hy.Random(100), max_trials=3, epochs=1)
+    assert (run.status, len(run.trials)) == ("completed", 3)
+
+
+def test_the_run_ends_at_its_goal(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", goal=0.3, search=hy.Random(50))
+    assert run.status == "completed" and len(run.trials) < 50
+    (closed,) = [line for line in journal(run.directory) if isinstance(line, Closed)]
+    assert run.best.metrics["val_loss"] <= 0.3 and closed.reason.endswith("the goal was 0.3")
+    assert closed.reason in run.report()
+
+
+def test_the_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", max_time=1e-6, search=hy.Random(50))
+    assert run.status == "completed"
+    assert {trial.status for trial in run.trials} == {"stopped"}
+    assert "max_time=1e-06 seconds are over" in run.report()
+
+
+def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import optuna
+
+    class Fails(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, *rest: Any) -> Any:
+            if len(study.trials) > 2:
+                raise ValueError("I am lost")
+            return super().sample_independent(study, *rest)
+
+    run = search(tmp_path / "run", search=hy.Optuna(Fails, 9), epochs=1)
+    assert (run.status, len(run.trials)) == ("completed", 2)
+    assert "search= raised ValueError: I am lost: nothing more is proposed" in caplog.text
+    (line,) = [line for line in journal(run.directory) if isinstance(line, Exhausted)]
+    assert line.reason == "the search raised ValueError: I am lost"
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"stop": hy.ASHA()}, "what hy.ASHA(…) decides depends on when results come in; hy.ASHA(sync=True) waits"),
+        ({"stop": hy.Median()}, "hy.Median(…, sync=True) waits for all"),
+        ({"search": hy.TPE(4)}, "give it batch=n, as in hy.TPE(64, batch=8)"),
+        ({"max_time": 60}, "max_time=60 seconds depends on the machine"),
+        ({"goal": 0.1}, "goal=0.1 depends on time"),
+    ],
+)
+def test_what_depends_on_time_is_refused_or_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Inexact) as raised:
+        search(tmp_path / "run", **{"exact": True} | more)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+    with caplog.at_level(logging.WARNING):
+        search(tmp_path / "other", **{"exact": "warn", "epochs": 3, "search": hy.Random(2)} | more)
+    assert caplog.text.count("not exact: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.ASHA'>"),
+        ({"stop": "asha"}, "stop must be .* got 'asha'"),
+        ({"stop": hy.ASHA(min_epochs=4)}, "ASHA: min_epochs = 4 must be below the epochs of the run, which are 4"),
+        (
+            {"stop": hy.Hyperband(3, min_epochs=2)},
+            "Hyperband: min_epochs = 2 times reduction_factor = 3 must be",
+        ),
+        ({"stop": hy.Median(min_epochs=9)}, "Median: min_epochs = 9 must be below"),
+        ({"stop": hy.Patience(4)}, "Patience: epochs = 4 must be below the epochs of the run"),
+        ({"stop": hy.ASHA(min_partitions=2)}, 'needs a metric of training.*give metric="loss"'),
+        ({"max_time": 0}, "max_time must be a finite number of seconds > 0"),
+        ({"max_trials": 0}, "max_trials must be an integer >= 1, got 0"),
+        ({"goal": float("nan")}, "goal must be a finite number, got nan"),
+        ({"enqueue": [{"rate": 1}]}, "enqueue: {'rate': 1}: no parameter 'rate'; there are: 'lr'"),
+        ({"enqueue": {"lr": 1}}, "enqueue must be a list of configurations"),
+        ({"search": hy.TPE}, "search must be hy.Grid"),
+        ({"mode": "least"}, 'mode must be "min" or "max"'),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        search(tmp_path / "run", **more)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hy.ASHA(1), "ASHA: reduction_factor must be an integer >= 2, got 1"),
+        (lambda: hy.ASHA(2.5), "ASHA: reduction_factor must be an integer >= 2, got 2.5"),
+        (lambda: hy.ASHA(min_epochs=0), "ASHA: min_epochs must be an integer >= 1, got 0"),
+        (lambda: hy.ASHA(min_epochs=2, min_partitions=2), "leave the other out"),
+        (lambda: hy.ASHA(sync=1), "ASHA: sync must be True or False, got 1"),
+        (lambda: hy.ASHA(sync=True, promote=False), "leave promote out"),
+        (lambda: hy.Hyperband(True), "Hyperband: reduction_factor must be an integer >= 2, got True"),
+        (lambda: hy.Median(min_trials=0), "Median: min_trials must be an integer >= 1, got 0"),
+        (lambda: hy.Patience(0), "Patience: epochs must be an integer >= 1, got 0"),
+        (lambda: hy.Patience(1, min_delta=-1), "Patience: min_delta must be a finite number >= 0, got -1"),
+        (lambda: hy.TPE(0), "TPE: trials must be an integer >= 1, got 0"),
+        (lambda: hy.GP(4, batch=0), "GP: batch must be an integer >= 1, got 0"),
+        (lambda: hy.Optuna("tpe", 4), "Optuna: sampler must be a class of optuna.samplers or a function"),
+    ],
+)
+def test_bad_values_are_refused_where_they_are_made(make: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        make()
+
+
+def test_a_fit_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"stop = hy.ASHA\(…\) compares trials, and fit has one: give hy.Patience"):
+        hy.fit(linear, {"lr": 1.0}, dataset(), epochs=4, metric="loss", mode="min", stop=hy.ASHA())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="needs metric= and mode="):
+        hy.fit(linear, {"lr": 1.0}, dataset(), epochs=4, stop=hy.Patience(2))
+
+
+def test_a_search_without_a_space_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"space must be a hy.Space, from which search=hy.TPE\(n\)"):
+        hy.select(linear, None, dataset(), search=hy.TPE(2), epochs=1, metric="loss", mode="min")
+
+
+def test_optuna_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(UsageError, match=r"need Optuna: pip install 'hopyard\[search\]'"):
+        search(tmp_path / "run", search=hy.TPE(2))
+
+
+def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", hy.Patience(1), search=hy.Random(2))
+    with pytest.raises(SpecError, match="a run with stop= cannot be given more epochs or trials"):
+        hy.resume(run.directory, epochs=9)
+    closed = search(tmp_path / "closed", goal=10.0, search=hy.Random(2))
+    with pytest.raises(SpecError, match="a run with a budget that is spent cannot be given more"):
+        hy.resume(closed.directory, epochs=9)
+
+
+def test_another_rule_is_another_run(tmp_path: Path) -> None:
+    search(tmp_path / "run", hy.Patience(1), search=hy.Random(2))
+    with pytest.raises(RunDirectoryError, match=r"with stop=Patience\(epochs=1.*not None"):
+        search(tmp_path / "run", None, search=hy.Random(2), resume=True)
+    again = search(tmp_path / "run", hy.Patience(1), search=hy.Random(2), resume=True)
+    assert again.status == "completed"
+
+
+def test_few_trials_for_hyperband_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    search(tmp_path / "run", hy.Hyperband(2), search=hy.Random(3))
+    assert "hy.Hyperband over 4 epochs has 3 brackets of 10 trials in all, the search proposes 3" in caplog.text
+
+
+def test_decisions_are_in_the_journal() -> None:
+    assert {Paused, Granted, Stopped, Closed, Dispatch} <= set(DECISIONS)
