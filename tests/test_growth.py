@@ -22,7 +22,7 @@ from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Propose
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import session as drive
 from hopyard.driver.runs.loop import Loop
-from hopyard.driver.runs.recovery import recover
+from hopyard.driver.runs.resume.recovery import recover
 from hopyard.errors import PreflightError
 from hopyard.spec import Ref, RunSpec
 from hopyard.store import summary

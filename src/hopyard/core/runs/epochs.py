@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hopyard.core.runs import lifecycle, retention
+from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Warn
 from hopyard.core.runs.records import EpochRecord, TrialRecord
 from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.states import retention
 from hopyard.spec import Part
 
 

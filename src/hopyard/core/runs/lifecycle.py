@@ -6,10 +6,11 @@ Functions over one TrialRecord of a run. `retention` has the life of its States,
 
 from __future__ import annotations
 
-from hopyard.core.runs import faults, retention
+from hopyard.core.runs import faults
 from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.states import retention
 from hopyard.spec import Fault, Ref, Unit
 
 

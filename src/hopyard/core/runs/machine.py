@@ -31,8 +31,7 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard.core.facts import Lost, Tick
-from hopyard.core.runs import epochs, faults, lifecycle, retention
-from hopyard.core.runs.durability import Durability
+from hopyard.core.runs import epochs, faults, lifecycle
 from hopyard.core.runs.events import (
     Began,
     Check,
@@ -74,6 +73,8 @@ from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
+from hopyard.core.runs.states import retention
+from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import Ref, RunSpec, Unit, Warned
 
 
@@ -157,7 +158,7 @@ class Machine:
             self._retries.decide()
         if self._run.spec.members > 1:
             for formed in self.workers.decide():
-                self._formed(formed)
+                self.workers.form(formed)
                 commands.append(formed)
         if run.search.changed and not self.ended:
             for decision in run.search.decide(event.at):
@@ -221,9 +222,6 @@ class Machine:
 
     # ---------------------------------------------------------------- trials and slots come
 
-    def _began(self, event: Began) -> None:
-        self._run.search.begun(event.at)  # its spec made this machine
-
     def _exhausted(self, event: Exhausted) -> None:
         lifecycle.exhaust(self._run, event)
         if self.status == "checking" and not self._run.open:
@@ -234,12 +232,6 @@ class Machine:
         slot.trains = self._run.spec.members == 1
         self.scheduler.set_idle(slot)
         self._run.search.changed = True
-
-    def _formed(self, line: Formed) -> None:
-        self.workers.form(line)
-
-    def _check(self, line: Check) -> None:
-        self._preflight.begin(line)
 
     def _checked(self, event: Checked) -> None:
         if not self._preflight.awaits(event):
@@ -356,9 +348,6 @@ class Machine:
             key = warning.place, warning.text.partition(":")[0]
             self.warnings.setdefault(key, (warning.text, set()))[1].add(trial)
 
-    def _deferred(self, line: Deferred) -> None:
-        self._retries.defer(line)
-
     # ---------------------------------------------------------------- States are stored, or not
 
     def _durable(self, event: Durable) -> None:
@@ -428,10 +417,6 @@ class Machine:
 
     def _lost(self, event: Lost | Left) -> None:
         self._remove(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
-
-    def _tick(self, event: Tick) -> None:
-        self._run.search.changed = True
-        self._retries.tick(event.at)
 
     def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
         """End a slot for good: all of its workers."""
@@ -516,9 +501,6 @@ class Machine:
         if self.ended:
             self.status, self._finishing = self._preflight.begin_anew(""), False
 
-    def _interrupted(self, event: Interrupted) -> None:
-        pass
-
     def _finished(self, event: Finished) -> None:
         self.status = event.status
         self._finishing = True
@@ -527,6 +509,7 @@ class Machine:
 
     def _expire(self, at: float) -> None:
         """Replace slots whose time is over. The journal names them (`Lost`): no fold decides it again."""
+        self._run.search.changed = True  # the run's time may be over
         limit = self.spec.timeouts.unit_timeout
         for number in self.leases.expired(at):
             self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
@@ -585,12 +568,12 @@ def fold(lines: Iterable[Line]) -> Machine:
 
 
 _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
-    Began: Machine._began,
+    Began: lambda machine, event: machine._run.search.begun(event.at),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
     Exhausted: Machine._exhausted,
     Joined: Machine._joined,
-    Formed: Machine._formed,
-    Check: Machine._check,
+    Formed: lambda machine, line: machine.workers.form(line),
+    Check: lambda machine, line: machine._preflight.begin(line),
     Checked: Machine._checked,
     Dispatch: Machine._dispatch,
     Done: Machine._done,
@@ -599,18 +582,18 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Forgotten: Machine._forgotten,
     StoreAway: Machine._store_away,
     StoreBack: Machine._store_back,
-    Deferred: Machine._deferred,
+    Deferred: lambda machine, line: machine._retries.defer(line),
     Paused: lambda machine, line: lifecycle.pause(machine._run, line),
     Granted: lambda machine, line: lifecycle.grant(machine._run, line),
     Stopped: lambda machine, line: lifecycle.stop(machine._run, line),
     Closed: lambda machine, line: lifecycle.close(machine._run, line),
     Lost: Machine._lost,
     Left: Machine._lost,
-    Tick: Machine._tick,
+    Tick: lambda machine, event: machine._retries.tick(event.at),
     Resumed: Machine._resumed,
     Retried: Machine._retried,
     Extended: Machine._extended,
-    Interrupted: Machine._interrupted,
+    Interrupted: lambda machine, event: None,
     Finished: Machine._finished,
 }
 """The whole transition table: what each line of a journal changes."""

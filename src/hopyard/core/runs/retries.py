@@ -7,10 +7,11 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Literal
 
-from hopyard.core.runs import faults, lifecycle, retention
+from hopyard.core.runs import faults, lifecycle
 from hopyard.core.runs.events import Deferred, Keep, Warn
 from hopyard.core.runs.records import StateRecord, TrialRecord
 from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.states import retention
 from hopyard.spec import Fault, Ref, Unit
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hopyard.core.runs.durability import Durability
 from hopyard.core.runs.events import Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
+from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import RunSpec
 
 

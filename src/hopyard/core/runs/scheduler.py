@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from hopyard.core.runs import order, policy, retention
+from hopyard.core.runs import order, policy
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
+from hopyard.core.runs.states import retention
 from hopyard.spec import Kind, RunSpec
 
 SMOOTH = 0.5

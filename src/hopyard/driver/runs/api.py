@@ -11,8 +11,8 @@ from hopyard.checks import flag, path
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.extension import Changes
 from hopyard.driver.runs.request import Limits, RunRequest, rule_of, run_spec
+from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local

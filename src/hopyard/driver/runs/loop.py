@@ -49,7 +49,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Clock, commit
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.runs.gangs import GangMessages
-from hopyard.driver.runs.recovery import dispatched_refs
+from hopyard.driver.runs.resume.recovery import dispatched_refs
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Store

@@ -21,9 +21,9 @@ from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import about_of, manifest_of, same_data, states_url
-from hopyard.driver.runs.again import value_digest
 from hopyard.driver.runs.handle import Handle
-from hopyard.driver.runs.recovery import recover
+from hopyard.driver.runs.resume.again import value_digest
+from hopyard.driver.runs.resume.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet

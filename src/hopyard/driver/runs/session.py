@@ -26,11 +26,11 @@ from hopyard.driver.in_process import InProcess
 from hopyard.driver.links import Link
 from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
-from hopyard.driver.runs.again import for_workers
 from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
-from hopyard.driver.runs.recovery import EarlierDrivers
+from hopyard.driver.runs.resume.again import for_workers
+from hopyard.driver.runs.resume.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Run, reasons
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores

@@ -10,7 +10,7 @@ import pytest
 
 from hopyard.core.runs.faults import POISON
 from hopyard.core.runs.records import TrialRecord
-from hopyard.driver.runs.again import trials_to_retry
+from hopyard.driver.runs.resume.again import trials_to_retry
 from hopyard.store.layout import Layout
 
 KINDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopyard.core.runs.durability import CUT_OFF, Durability
+from hopyard.core.runs.states.durability import CUT_OFF, Durability
 from hopyard.spec import Ref
 
 SLOTS = st.integers(0, 3)

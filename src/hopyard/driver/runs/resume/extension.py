@@ -17,7 +17,7 @@ from hopyard.core.runs.events import Extended
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
 from hopyard.driver.runs.about import About
-from hopyard.driver.runs.again import value_digest
+from hopyard.driver.runs.resume.again import value_digest
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler
 from hopyard.search.kinds import NAMES, SEARCHES, Search, learns, open_sampler
