@@ -13,7 +13,7 @@ import pytest
 import hopyard as hy
 
 NAMES = {
-    *("AllReduce", "LocalSGD", "Nesterov"),
+    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel"),
     *(
         "Batch",
         "Categories",

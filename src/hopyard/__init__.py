@@ -50,6 +50,7 @@ _WHERE = {
     "Space": "hopyard.space",
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
+    "TaskParallel": "hopyard.parallel",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from hopyard.parallel import Hopper as Hopper
     from hopyard.parallel import LocalSGD as LocalSGD
     from hopyard.parallel import Nesterov as Nesterov
+    from hopyard.parallel import TaskParallel as TaskParallel
     from hopyard.ports import Trainable as Trainable
     from hopyard.search.listed import Configs as Configs
     from hopyard.search.listed import Grid as Grid

@@ -17,7 +17,7 @@ from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
-from hopyard.parallel import Parallel, any_workers
+from hopyard.parallel import Parallel
 from hopyard.ports import Engine, is_engine
 from hopyard.search.listed import Configs, Search
 from hopyard.space import Space
@@ -122,7 +122,7 @@ def select(
     )
     inputs = RunInputs(recipe, data, space, search, engine)
     spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 
 def fit(
@@ -161,7 +161,7 @@ def fit(
     )
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine))
     spec = run_spec(inputs, epochs, metric, "min" if mode is None else mode, parallel, seed, exact, timeouts)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 
 def resume(
