@@ -4,9 +4,9 @@
 
 Each kill waits until the gang that was formed after the last one has finished a unit, and then for a random part of
 half a second, so that it comes in the middle of whatever is done: a step, an exchange, the State's way into memory, a
-validation. Prints, for each, which rank was killed, when the driver knew it, and how long the next gang took from the
-arrival of the new worker to its first answer. Ends with 1 where a digest differs, and hangs nowhere: a run that takes
-longer than ten minutes is ended as such.
+validation. Prints, for each, which rank was killed, when the driver knew it, and how long the next gang took from its
+formation to its first answer. Ends with 1 where a digest differs, and hangs nowhere: a run that takes longer than ten
+minutes is ended as such.
 """
 
 from __future__ import annotations

@@ -181,6 +181,16 @@ def test_digits_cnn(script: Callable[..., Any], capsys: pytest.CaptureFixture[st
     assert "should be [0 1 2 3 4 5 6 7 8 9]" in capsys.readouterr().out
 
 
+@needs("torch", "sklearn")
+def test_digits_gang(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fit = hy.fit
+    monkeypatch.setattr(hy, "fit", lambda *what, **how: fit(*what, **(how | {"epochs": 3})))
+    runpy.run_path(str(EXAMPLES / "digits_gang.py"), run_name="__main__")
+    said = [line for line in capsys.readouterr().out.splitlines() if "of the validation rows right" in line]
+    assert [line.partition(":")[0] for line in said] == ["all-reduce", "averaging"]
+    assert all(float(line.split()[1]) > 0.8 for line in said)
+
+
 @needs("torch")
 def test_own_step(script: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     run = script("own_step", search=hy.Random(2), epochs=1, engine=hy.Inline())

@@ -78,8 +78,7 @@ def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> Non
     assert failed.fault == "user" and failed.slot == 1 and "the moon" in failed.trace
 
 
-@pytest.mark.parametrize("parallel", ["hy.AllReduce()", "hy.LocalSGD(every=2, outer=hy.Nesterov(0.7, 0.9))"])
-def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[str, list[str]], parallel: str) -> None:
+def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[str, list[str]]) -> None:
     config = trouble(1, 11, "driver SIGKILL", tmp_path / "once")
     body = (
         "from gang_jobs import network\nfrom hopyard.parallel import *\n"
@@ -97,6 +96,7 @@ def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[
     assert not alive(agents(tmp_path / "run"))
 
 
+@pytest.mark.long
 def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     run = hy.select(
         network,
@@ -114,7 +114,6 @@ def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     units = [line for line in journal(run.directory) if isinstance(line, Dispatch)]
     (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
     assert {line.slot for line in units if line.unit.kind == "train"} == {formed.slot}
-    assert {line.slot for line in units if line.unit.kind == "validate"} - {formed.slot}, "the third worker validates"
 
 
 def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:

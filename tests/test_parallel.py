@@ -4,8 +4,10 @@ import msgspec
 import pytest
 
 import hopyard as hy
-from hopyard.parallel import any_workers, gang_of, grouping, parallel_of
+from hopyard.core.runs.events import Dispatch
+from hopyard.parallel import any_workers, gang_of, grouping, parallel_of, whole_epochs
 from hopyard.spec import Gang, Outer, RunSpec
+from jobs import dataset, digests, journal, linear
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,24 @@ def test_without_a_number_a_gang_has_all_workers():
 def test_a_hopper_has_no_gang():
     assert gang_of(hy.Hopper(), 3) is msgspec.UNSET
     assert spec_of(hy.Hopper(gang=2)).members == 2
+
+
+def test_a_task_is_an_epoch_as_one_unit():
+    spec = msgspec.structs.replace(spec_of(hy.TaskParallel()), partitions=6)
+    assert whole_epochs(hy.TaskParallel(), spec).group == 6
+    assert whole_epochs(hy.Hopper(), spec) is spec
+
+
+def test_a_task_gives_the_bits_of_a_hopper(tmp_path):
+    arguments = {"epochs": 2, "engine": hy.Inline()}
+    first = hy.fit(
+        linear, {"lr": 0.1}, dataset(), directory=tmp_path / "hopper", parallel=hy.Hopper("off"), **arguments
+    )
+    again = hy.fit(linear, {"lr": 0.1}, dataset(), directory=tmp_path / "task", parallel=hy.TaskParallel(), **arguments)
+    assert digests(first) == digests(again)
+    units = [line.unit for line in journal(tmp_path / "task") if isinstance(line, Dispatch)]
+    assert [unit.partitions for unit in units if unit.kind == "train"] == [(0, 1, 2, 3)] * 2
+    resume = {"engine": hy.Inline(), "directory": tmp_path / "task", "resume": True}
+    assert hy.fit(linear, {"lr": 0.1}, dataset(), epochs=2, parallel=hy.TaskParallel(), **resume).status == "completed"
+    with pytest.raises(hy.RunDirectoryError, match="with parallel=Hopper"):
+        hy.fit(linear, {"lr": 0.1}, dataset(), epochs=2, parallel=hy.Hopper(2), **resume)

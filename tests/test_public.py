@@ -14,7 +14,7 @@ import pytest
 import hopyard as hy
 
 NAMES = {
-    *("AllReduce", "LocalSGD", "Nesterov"),
+    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel"),
     *("ASHA", "CMA", "GP", "Hyperband", "Median", "Optuna", "Patience", "TPE"),
     *(
         "Batch",

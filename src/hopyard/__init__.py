@@ -58,6 +58,7 @@ _WHERE = {
     "Spark": "hopyard.engines.spark",
     "SpecError": "hopyard.errors",
     "TPE": "hopyard.search.optuna",
+    "TaskParallel": "hopyard.parallel",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
     from hopyard.parallel import Hopper as Hopper
     from hopyard.parallel import LocalSGD as LocalSGD
     from hopyard.parallel import Nesterov as Nesterov
+    from hopyard.parallel import TaskParallel as TaskParallel
     from hopyard.ports import Trainable as Trainable
     from hopyard.search.listed import Configs as Configs
     from hopyard.search.listed import Grid as Grid

@@ -46,6 +46,13 @@ class Hopper:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskParallel:
+    """Each trial goes over all partitions of an epoch in one place, as one unit of work; nothing hops inside an epoch.
+    The bits are those of `Hopper`, whose units may be as long as well; a worker that is lost costs up to an epoch. For
+    models that take long to move, and for comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
 class AllReduce:
     """Synchronous data parallelism, as Horovod and DistributedDataParallel do it: each batch is split over the workers
     of a gang, and their gradients are averaged before each step.
@@ -134,8 +141,10 @@ class LocalSGD:
         one_of("LocalSGD(compress=)", self.compress, (None, "bf16", "int8"))
 
 
-Parallel = Hopper | AllReduce | LocalSGD
-PARALLEL = (Hopper, AllReduce, LocalSGD)
+Parallel = Hopper | TaskParallel | AllReduce | LocalSGD
+PARALLEL = (Hopper, TaskParallel, AllReduce, LocalSGD)
+CHOICES = "hy.Hopper(), hy.TaskParallel(), hy.AllReduce() or hy.LocalSGD()"
+"""The values of `parallel=`, for messages."""
 
 
 def _check_workers(name: str, value: Any) -> None:
@@ -150,6 +159,8 @@ def any_workers(parallel: Parallel | None) -> bool:
 
 def gang_of(parallel: Parallel, workers: int) -> Gangs:
     """Return the gang that `parallel` asks for, on an engine of so many workers."""
+    if isinstance(parallel, TaskParallel):
+        return msgspec.UNSET
     if isinstance(parallel, Hopper):
         return msgspec.UNSET if parallel.gang == 1 else Gang(parallel.gang)
     size = workers if parallel.workers is None else parallel.workers
@@ -162,9 +173,15 @@ def gang_of(parallel: Parallel, workers: int) -> Gangs:
 
 
 def grouping(parallel: Parallel) -> dict[str, Any]:
-    """Return the fields of a RunSpec that say how partitions are grouped into units."""
+    """Return the fields of a RunSpec that say how partitions are grouped into units. Under `TaskParallel` a unit has
+    all, whose number only the data tells (`whole_epochs`)."""
     group = parallel.group if isinstance(parallel, Hopper) else "auto"
     return {"group": group if isinstance(group, int) else 0, "group_seconds": 0.0 if group == "off" else 1.0}
+
+
+def whole_epochs(parallel: Parallel | None, spec: RunSpec) -> RunSpec:
+    """Return the spec of a run whose number of partitions is known, with units of all of them under `TaskParallel`."""
+    return msgspec.structs.replace(spec, group=spec.partitions) if isinstance(parallel, TaskParallel) else spec
 
 
 def parallel_of(spec: RunSpec) -> Parallel:

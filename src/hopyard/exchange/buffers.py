@@ -33,16 +33,25 @@ class Flat:
             self._views.append(self.memory[start : start + tensor.numel()].view(tensor.shape))
             start += tensor.numel()
 
-    def load(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy arrays in."""
-        self.memory[0] = 1.0
+    def load(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """Copy arrays in, multiplied by a factor; the first number becomes the factor itself."""
+        self.memory[0] = factor
         for view, tensor in zip(self._views, tensors, strict=True):
-            view.copy_(tensor)
+            if self._direct(tensor):
+                torch.mul(tensor, factor, out=view)  # one pass over memory in place of two
+            else:
+                view.copy_(tensor).mul_(factor)
 
-    def store(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the numbers back into the arrays."""
+    def store(self, tensors: Sequence[torch.Tensor], divisor: float) -> None:
+        """Copy the numbers, divided, back into the arrays."""
         for view, tensor in zip(self._views, tensors, strict=True):
-            tensor.copy_(view)
+            if self._direct(tensor):
+                torch.div(view, divisor, out=tensor)
+            else:
+                tensor.copy_(view.div_(divisor))
+
+    def _direct(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype is self.memory.dtype and not tensor.is_cuda
 
 
 class Buffers:

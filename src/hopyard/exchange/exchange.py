@@ -75,8 +75,7 @@ class GangExchange:
             mine = [tensors[position] for position in positions]
             memory = flat.memory
             if rows:
-                flat.load(mine)
-                memory.mul_(rows if half is None else rows / (total or 1.0))
+                flat.load(mine, rows if half is None else rows / total)
             else:
                 memory.zero_()
             if half is None or memory.dtype is not torch.float32:
@@ -87,10 +86,8 @@ class GangExchange:
                 memory.copy_(small)
             if half is None:
                 total = float(memory[0])
-                if total:
-                    memory.div_(total)
             if total:
-                flat.store(mine)
+                flat.store(mine, total if half is None else 1.0)
         return total
 
     def rounded(self, array: Any) -> Any:

@@ -17,7 +17,7 @@ from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
-from hopyard.parallel import Parallel, any_workers
+from hopyard.parallel import Parallel
 from hopyard.ports import Engine, is_engine
 from hopyard.search.kinds import NAMES, SEARCHES, Search, enqueued
 from hopyard.search.listed import Configs
@@ -140,7 +140,7 @@ def select(
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(recipe, data, space, enqueued(search, space, enqueue), engine, function)
     spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts, limits)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 
 def fit(
@@ -189,7 +189,7 @@ def fit(
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
     better = "min" if mode is None else mode
     spec = run_spec(inputs, epochs, metric, better, parallel, seed, exact, timeouts, Limits(stop))
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, any_workers(parallel)), resume, wait, trust)
+    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 
 def resume(

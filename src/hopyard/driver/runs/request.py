@@ -11,7 +11,7 @@ from hopyard.checks import one_of, path, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
-from hopyard.parallel import PARALLEL, Hopper, Parallel, gang_of, grouping
+from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
 from hopyard.search.kinds import batch_of, learns, open_sampler
 from hopyard.spec import Encrypt, RunSpec, Timeouts
@@ -36,7 +36,7 @@ class RunRequest:
         store: where the user wants folders of States; None: inside the run directory.
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
-        any_workers: whether a gang may have any number of workers, so that a run that goes on keeps its own.
+        parallel: as the user gave it; the run's number of workers and partitions decides what is left open in it.
 
     Raises:
         SpecError: something is not allowed.
@@ -47,7 +47,7 @@ class RunRequest:
     store: str | Path | None = None
     encrypt: Encrypt = "between hosts"
     directory: str | Path | None = None
-    any_workers: bool = False
+    parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
         wants_context(self.inputs.recipe)
@@ -112,7 +112,7 @@ def run_spec(
     """
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, PARALLEL):
-        raise SpecError(f"parallel must be hy.Hopper(), hy.AllReduce() or hy.LocalSGD(), got {shown(parallel)}")
+        raise SpecError(f"parallel must be {CHOICES}, got {shown(parallel)}")
     if metric is not None and not isinstance(metric, str):
         raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
     total = open_sampler(inputs.search, inputs.space, whole("seed", seed), one_of("mode", mode, ("min", "max"))).total

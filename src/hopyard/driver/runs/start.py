@@ -30,7 +30,7 @@ from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
-from hopyard.parallel import parallel_of
+from hopyard.parallel import any_workers, parallel_of, whole_epochs
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.stopping import Asked
@@ -82,7 +82,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
-        machine = Machine(msgspec.structs.replace(request.spec, **sizes))
+        machine = Machine(whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes)))
         return drive(Drive(layout, lock, kept, manifest, machine, states, encrypt=request.encrypt, live=inputs), wait)
 
 
@@ -246,7 +246,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     machine = recovered[0]
     about, inputs = about_of(layout), request.inputs
     then, now = machine.spec, request.spec
-    if request.any_workers and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
+    now = whole_epochs(request.parallel, msgspec.structs.replace(now, partitions=then.partitions))
+    if any_workers(request.parallel) and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
     names = ("epochs", "metric", "mode", "seed", "exact", "stop", "batch", "max_time", "goal")

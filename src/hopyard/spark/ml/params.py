@@ -27,7 +27,7 @@ from pyspark.ml.param.shared import (
 
 from hopyard.checks import closest, fraction, one_of, whole
 from hopyard.errors import SpecError
-from hopyard.parallel import PARALLEL, Parallel
+from hopyard.parallel import CHOICES, PARALLEL, Parallel
 from hopyard.ports import Engine, is_engine
 from hopyard.search.kinds import NAMES, SEARCHES, Search
 from hopyard.space import Space
@@ -222,7 +222,8 @@ TABLE: dict[str, Row] = {
     "seed": Row("seed of everything random", partial(_whole, None), 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
     "parallel": Row(
-        "how trials share the workers", partial(_instance_of, PARALLEL, "hy.Hopper(), hy.AllReduce() or hy.LocalSGD()")
+        "how trials share the workers",
+        partial(_instance_of, PARALLEL, CHOICES),
     ),
     "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
