@@ -61,8 +61,8 @@ EXAMPLES = {
 
 
 def examples() -> list[Any]:
-    marks = {name: [pytest.mark.long] if "spark." in text else [] for name, text in EXAMPLES.items()}
-    return [pytest.param(name, marks=marks[name], id=name) for name in EXAMPLES]
+    on_spark = [pytest.mark.long, pytest.mark.spark]
+    return [pytest.param(name, marks=on_spark if "spark." in text else [], id=name) for name, text in EXAMPLES.items()]
 
 
 def test_each_public_name_has_one_entry() -> None:

@@ -73,9 +73,15 @@ def fit(**more: Any) -> Any:
     return hy.fit(**{**arguments, **more})
 
 
+def optimizer_of(net: Any) -> Any:
+    made = torch.optim.SGD.__new__(torch.optim.SGD)  # its __init__ imports torch's compiler, for a second
+    made.param_groups = [{"params": list(net.parameters())}]
+    return made
+
+
 def model(**more: Any) -> Any:
     net = torch.nn.Linear(2, 2)
-    arguments = {"module": net, "optimizer": torch.optim.SGD(net.parameters()), "loss": torch.nn.MSELoss()}
+    arguments = {"module": net, "optimizer": optimizer_of(net), "loss": torch.nn.MSELoss()}
     return hy.torch.Model(**{**arguments, **more})
 
 
@@ -94,7 +100,7 @@ def hopyard(words: str) -> str:
 
 FUNCTIONS = (
     *(checks.environment, checks.flag, checks.fraction, checks.one_of, checks.path, checks.seconds, checks.whole),
-    *(recipe, main, dataset, select, fit, model, launch, hopyard),
+    *(recipe, main, dataset, select, fit, optimizer_of, model, launch, hopyard),
 )
 NAMES: dict[str, Any] = {
     **{"hy": hy, "math": math, "np": np, "torch": torch, "TABLE": TABLE, "SCRIPT": __file__},
