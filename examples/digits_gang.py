@@ -33,5 +33,5 @@ reduced = hy.fit(
 averaged = hy.fit(
     recipe, {"lr": 0.1, "batch_size": 32}, data, epochs=10, engine=hy.Local(workers=2), parallel=hy.LocalSGD(every=5)
 )
-for name, run in (("all-reduce", reduced), ("averaging", averaged)):
+for name, run in {"all-reduce": reduced, "averaging": averaged}.items():
     print(f"{name}: {run.best.metrics['val_accuracy']:.3f} of the validation rows right, epoch {run.best.epoch}")

@@ -55,11 +55,12 @@ def example(name: str) -> ModuleType:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs an example that is a plain script, with other arguments for `hy.select`; gives its run."""
-    select = hy.select
+    """Runs an example that is a plain script, with other arguments for `hy.select` and `hy.fit`; gives its run."""
+    select, fit = hy.select, hy.fit
 
     def run(name: str, **smaller: Any) -> hy.Run:
         monkeypatch.setattr(hy, "select", lambda *what, **how: select(*what, **(how | smaller)))
+        monkeypatch.setattr(hy, "fit", lambda *what, **how: fit(*what, **(how | smaller)))
         found: hy.Run = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")["run"]
         return found
 
@@ -182,10 +183,8 @@ def test_digits_cnn(script: Callable[..., Any], capsys: pytest.CaptureFixture[st
 
 
 @needs("torch", "sklearn")
-def test_digits_gang(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fit = hy.fit
-    monkeypatch.setattr(hy, "fit", lambda *what, **how: fit(*what, **(how | {"epochs": 3})))
-    runpy.run_path(str(EXAMPLES / "digits_gang.py"), run_name="__main__")
+def test_digits_gang(script: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    script("digits_gang", epochs=3)
     said = [line for line in capsys.readouterr().out.splitlines() if "of the validation rows right" in line]
     assert [line.partition(":")[0] for line in said] == ["all-reduce", "averaging"]
     assert all(float(line.split()[1]) > 0.8 for line in said)

@@ -20,7 +20,7 @@ from hopyard.text import shown
 class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
     """Successive halving: of the trials at a rung, the best 1 / `reduction_factor` go on to the next one.
 
-    Rungs are at `min_epochs`, `min_epochs` × `reduction_factor`, `min_epochs` × `reduction_factor`², … epochs. A trial
+    Rungs are at `min_epochs` epochs, and at that times `reduction_factor`, again and again. A trial
     at a rung is paused; its State is kept, and it goes on from there when it is promoted, perhaps much later.
 
     Asynchronous, a trial is promoted as soon as it is among the best of those that came to its rung so far. When

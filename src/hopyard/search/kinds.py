@@ -15,7 +15,7 @@ from hopyard.space import Space
 from hopyard.spec import Config
 from hopyard.text import shown
 
-Plain = Grid | Random | Configs
+Search = Grid | Random | Configs | Learned
 SEARCHES = (Grid, Random, Configs, TPE, GP, CMA, Optuna)
 NAMES = "hy.Grid(), hy.Random(n), hy.Configs([...]), hy.TPE(n), hy.GP(n), hy.CMA(n) or hy.Optuna(sampler, n)"
 """For messages."""
@@ -25,16 +25,13 @@ NAMES = "hy.Grid(), hy.Random(n), hy.Configs([...]), hy.TPE(n), hy.GP(n), hy.CMA
 class Enqueued:
     """A search after configurations that the user wants to be tried first."""
 
-    search: Plain | Learned
+    search: Search
     configs: tuple[Config, ...]
 
     def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Sampler | LearningSampler:
         """Return the sampler of all."""
         sampler = open_sampler(self.search, space, seed, mode)
         return First(sampler, self.configs) if isinstance(sampler, LearningSampler) else Before(sampler, self.configs)
-
-
-Search = Plain | Learned | Enqueued
 
 
 def open_sampler(search: Any, space: Space | None, seed: int, mode: Literal["min", "max"]) -> Sampler | LearningSampler:
@@ -45,7 +42,7 @@ def open_sampler(search: Any, space: Space | None, seed: int, mode: Literal["min
     return sampler
 
 
-def enqueued(search: Plain | Learned, space: Space | None, configs: Any) -> Search:
+def enqueued(search: Search, space: Space | None, configs: Any) -> Search | Enqueued:
     """Return a search that begins with these configurations.
 
     Raises:
@@ -65,13 +62,13 @@ def enqueued(search: Plain | Learned, space: Space | None, configs: Any) -> Sear
     return Enqueued(search, plain)
 
 
-def batch_of(search: Search) -> int:
+def batch_of(search: Search | Enqueued) -> int:
     """Return how many trials are proposed at a time; 0: as others end."""
     inner = search.search if isinstance(search, Enqueued) else search
     return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
 
 
-def learns(search: Search) -> bool:
+def learns(search: Search | Enqueued) -> bool:
     """Whether what it proposes depends on results."""
     return isinstance(search.search if isinstance(search, Enqueued) else search, _LEARNED)
 
