@@ -196,6 +196,13 @@ class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.size == 1 and self.accumulate == 1
 
 
+class Objective(msgspec.Struct, frozen=True, array_like=True):
+    """A metric that decides which trials are good."""
+
+    metric: str
+    mode: Literal["min", "max"]
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
@@ -264,6 +271,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def steps(self) -> int:
         """Partitions that a trial goes over in the whole run."""
         return self.epochs * self.partitions
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What decides; empty: the run has no metric."""
+        return () if self.metric is None else (Objective(self.metric, self.mode),)
 
     @property
     def members(self) -> int:

@@ -196,6 +196,13 @@ class TrialRecord(msgspec.Struct, eq=False):
         value = self.value(metric)
         return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
 
+    def objectives(self, spec: RunSpec) -> tuple[float, ...]:
+        """Return the values of the run's objectives at its best epoch; empty: one of them is not there, or not
+        finite."""
+        metrics = {} if self.best is None else self.history[self.best]
+        values = tuple([metrics.get(each.metric, math.nan) for each in spec.objectives])
+        return values if all(map(math.isfinite, values)) else ()
+
     def seal(self, step: int, digest: str, partitions: int) -> str:
         """Record a durable State's digest. Returns the digest that its step had before; if none, this one."""
         digests = self.step_digests if step % partitions else self.digests

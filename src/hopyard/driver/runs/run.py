@@ -27,6 +27,7 @@ from hopyard.driver.runs.resume.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
+from hopyard.search.proposer import observation
 from hopyard.spec import Config
 from hopyard.store.journal import read, whole_bytes
 from hopyard.store.layout import Layout, find
@@ -337,6 +338,50 @@ class Run:
             for t in trials
             for epoch, values in t.history.items()
         )
+
+    def to_optuna(self) -> Any:
+        """Return the run as an optuna.Study in memory, for Optuna's dashboard and its plots: each trial with its
+        number, parameters, distributions, state (stopped ones are "PRUNED"), the metric at its best epoch, and its
+        values at all epochs. `user_attrs` have all metrics of that epoch, and the configuration. Opens the run's
+        pickle, reads the journal once.
+
+        Raises:
+            UsageError: Optuna is not installed, or the run has no metric.
+        """
+        return self._study(prunes=True)
+
+    def importance(self) -> dict[str, float]:
+        """Return parameter → its share in what made trials good, the largest first, by Optuna's default method
+        (PED-ANOVA). Stopped trials count with their best values. With several objectives: in what brought trials near
+        the Pareto front.
+
+        Raises:
+            UsageError: Optuna is not installed, the run has no metric, or fewer than 4 trials ended with a value.
+        """
+        from hopyard.search.study import importance_of
+
+        return importance_of(self._study(prunes=False))
+
+    def _study(self, prunes: bool) -> Any:
+        from hopyard.search.study import Result, study_of
+
+        spec = self._machine.spec
+        if not spec.objectives:
+            raise UsageError(f"{self.directory}: it has no metric=, whose values a Study would hold")
+        times: dict[int, tuple[float, float]] = {}
+
+        def add(span: Span) -> None:
+            start, end = times.get(span.trial, (span.start, span.start))
+            times[span.trial] = start, max(end, span.end or span.start)
+
+        chart(read(self._layout.journal, CODEC), add)
+        results = []
+        for trial in self.trials:
+            record = trial._record
+            notes: dict[str, Any] = {**trial.metrics, "epoch": trial.epoch, "config": trial.config}
+            notes |= {"reason": trial.reason, "error": trial.error}
+            results.append(Result(observation(record, spec), notes, *times.get(trial.id, (None, None))))
+        return study_of(self.directory.name, spec.objectives, self._inputs.space, results, prunes)
 
     def _seconds(self) -> dict[int, dict[int, float]]:
         """Return trial → epoch (from 1) → seconds that workers spent on its units that ended well."""
