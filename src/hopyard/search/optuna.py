@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from hopyard.checks import whole
 from hopyard.core.runs.order import keyed
@@ -29,6 +29,7 @@ from hopyard.search.bridge import (
 )
 from hopyard.search.listed import needed
 from hopyard.space import Distribution, Space
+from hopyard.spec import Mode
 from hopyard.text import shown
 
 Make = Callable[..., Any]
@@ -55,9 +56,9 @@ class TPE:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
-        return _opened(self, space, seed, mode, lambda: optuna_package().samplers.TPESampler, prunes=True)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.TPESampler, prunes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ class GP:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("GP", "scipy", "torch")
-        return _opened(self, space, seed, mode, lambda: optuna_package().samplers.GPSampler)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.GPSampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,16 @@ class CMA:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("CMA", "cmaes")
+        if len(modes) > 1:
+            raise SpecError(
+                f"hy.CMA learns from one metric, metric= has {len(modes)}; hy.TPE(n), hy.GP(n) and "
+                "hy.Optuna(optuna.samplers.NSGAIISampler, n) learn from several"
+            )
         options = {"warn_independent_sampling": False}
-        return _opened(self, space, seed, mode, lambda: optuna_package().samplers.CmaEsSampler, options)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.CmaEsSampler, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +133,9 @@ class Optuna:
             )
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
-        return _opened(self, space, seed, mode, lambda: self.sampler)
+        return _opened(self, space, seed, modes, lambda: self.sampler)
 
 
 Learned = TPE | GP | CMA | Optuna
@@ -143,18 +149,21 @@ class Asked:
         space: what is searched.
         total: how many configurations are proposed.
         seed: of the run, or of the search.
-        mode: which values of the metric are better.
-        prunes: whether the sampler learns from trials that did not come to their end as such; else their best value
-            counts as if they had.
+        modes: which values are better, of each objective.
+        prunes: whether the sampler learns from trials that did not come to their end as such; else, and always where
+            there are several objectives, their best values count as if they had.
     """
 
-    def __init__(self, make: Callable[[], Make], space: Space, total: int, seed: int, mode: str, prunes: bool) -> None:
+    def __init__(
+        self, make: Callable[[], Make], space: Space, total: int, seed: int, modes: Sequence[Mode], prunes: bool
+    ) -> None:
         self.total: int | None = total
         self._make = make
         self._space = space
         self._seed = seed
-        self._mode = mode
-        self._prunes = prunes
+        self._directions = ["minimize" if mode == "min" else "maximize" for mode in modes]
+        self._single = len(self._directions) == 1
+        self._prunes = prunes and self._single
 
     def propose(self, history: Sequence[Observation]) -> Proposal | None:
         """Return the next configuration; O(trials) and what the sampler takes."""
@@ -163,7 +172,12 @@ class Asked:
             return None
         with quietly() as optuna:
             sampler = self._make()(seed=keyed(self._seed, "sampler", count) % (1 << 32))
-            study = optuna.create_study(sampler=sampler, direction="minimize" if self._mode == "min" else "maximize")
+            if isinstance(sampler, optuna.samplers.QMCSampler):
+                raise SpecError(
+                    "QMCSampler counts its points in the study, and is made anew for each proposal: it would propose "
+                    "the first one again and again; give hy.Random(n), or another sampler"
+                )
+            study = optuna.create_study(sampler=sampler, directions=self._directions)
             study.add_trials([trial for each in history if (trial := self._frozen(optuna, each)) is not None])
             trial = study.ask()
 
@@ -190,7 +204,9 @@ class Asked:
                 values=list(each.best) if state in ("COMPLETE", "PRUNED") else None,
                 params=params,
                 distributions=distributions,
-                intermediate_values={epoch: value for epoch, value in each.values.items() if isfinite(value)},
+                intermediate_values={
+                    epoch: value for epoch, value in each.values.items() if self._single and isfinite(value)
+                },
                 system_attrs=dict(each.attributes),
             )
         except (KeyError, ValueError, TypeError):  # a value that the space does not have
@@ -210,7 +226,7 @@ def _opened(
     search: Any,
     space: Space | None,
     seed: int,
-    mode: str,
+    modes: Sequence[Mode],
     make: Callable[[], Make],
     options: Mapping[str, Any] | None = None,
     prunes: bool = False,
@@ -222,7 +238,7 @@ def _opened(
         return lambda seed: kind(seed=seed, **(options or {}))
 
     needs = needed(space, f"{type(search).__name__}(n)")
-    return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, mode, prunes)
+    return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, modes, prunes)
 
 
 def _installed(name: str, *packages: str) -> None:

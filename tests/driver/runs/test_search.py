@@ -120,7 +120,7 @@ def _proposes_the_same(lines: list[Any], search: Any) -> None:
     for place, line in enumerate(lines):
         if isinstance(line, Proposed):
             machine = fold(lines[:place])
-            sampler = open_sampler(search, SPACE, machine.spec.seed, machine.spec.mode)
+            sampler = open_sampler(search, SPACE, machine.spec.seed, machine.spec.modes)
             assert isinstance(sampler, LearningSampler)
             proposal = sampler.propose(Proposer(machine, sampler, 2)._history())
             assert proposal is not None
@@ -343,6 +343,14 @@ def test_optuna_that_is_not_installed_is_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(UsageError, match=r"need Optuna: pip install 'hopyard\[search\]'"):
         search(tmp_path / "run", search=hy.TPE(2))
+
+
+@pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
+def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
+    import optuna
+
+    with pytest.raises(SpecError, match="it proposed nothing: SpecError: QMCSampler counts its points in the study"):
+        search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3))
 
 
 def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.spec import Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
+from hopyard.spec import SECONDS, Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
 
 
 class StateRecord(msgspec.Struct, gc=False):
@@ -126,6 +126,9 @@ class TrialRecord(msgspec.Struct, eq=False):
     reached: int = 0
     """The furthest step that it ever came to: work that is done again up to there is no progress."""
 
+    worker_seconds: float = 0.0
+    """From each unit's dispatch to its end, of all units that ended well."""
+
     # its time: `scheduler`
     queue_version: int = 0
     """Counts the times it stopped waiting, by which entries of queues that are out of date are recognized."""
@@ -197,9 +200,11 @@ class TrialRecord(msgspec.Struct, eq=False):
         return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
 
     def objectives(self, spec: RunSpec) -> tuple[float, ...]:
-        """Return the values of the run's objectives at its best epoch; empty: one of them is not there, or not
-        finite."""
+        """Return the values of the run's objectives at its best epoch by the first of them; empty: one of them is not
+        there, or not finite."""
         metrics = {} if self.best is None else self.history[self.best]
+        if len(spec.objectives) > 1:
+            metrics = {**metrics, SECONDS: self.worker_seconds}
         values = tuple([metrics.get(each.metric, math.nan) for each in spec.objectives])
         return values if all(map(math.isfinite, values)) else ()
 

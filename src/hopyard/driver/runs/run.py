@@ -142,6 +142,15 @@ class Run:
             )
         return self._trial(best_record, self.status)
 
+    @property
+    def pareto(self) -> list[Trial]:
+        """The trials that no other beats in one of the run's objectives without being beaten in another, the best by
+        the first metric first. A trial counts with the values of its best epoch by the first metric, and with its
+        seconds; failed trials do not count, nor those with a value that is not finite. (With one metric: the best
+        trial, and those that are equal to it.)"""
+        status = self.status
+        return [self._trial(record, status) for record in words.pareto(self._machine)]
+
     def trial(self, number: int) -> Trial:
         """Return the trial of this number, as it stands."""
         return self._trial(self._machine.trials[number], self._machine.status)
@@ -298,10 +307,10 @@ class Run:
         `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
-        included. Reads the journal once. A metric that has the name of one of these columns is in "metrics/error", a
+        included. A metric that has the name of one of these columns is in "metrics/error", a
         parameter that has the name of a metric or of such a column in "config/loss".
         """
-        trials, seconds = self.trials, self._seconds()
+        trials = self.trials
         own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
         taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
         return _frame(
@@ -310,7 +319,7 @@ class Run:
                     "trial": t.id,
                     "status": t.status,
                     "epoch": t.epoch,
-                    "seconds": sum(seconds.get(t.id, {}).values()),
+                    "seconds": t.seconds,
                 },
                 _config(t.config, taken),
                 _metrics(t.metrics, own),
