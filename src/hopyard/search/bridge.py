@@ -11,7 +11,7 @@ import msgspec
 
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
-from hopyard.space import Choice, Distribution, RandInt, Uniform
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
 
 
 def optuna_package() -> Any:
@@ -56,8 +56,10 @@ def as_optuna(optuna: Any, distribution: Distribution) -> Any:
     match distribution:
         case Choice(values):
             return kinds.CategoricalDistribution(tuple(range(len(values))))
-        case RandInt(low, high):
-            return kinds.IntDistribution(low, high - 1)
+        case RandInt(low, high, log=log):
+            return kinds.IntDistribution(low, high - 1, log=log)
+        case Steps(_, _, count):
+            return kinds.IntDistribution(0, count - 1)
         case Uniform(low, high, q=q) if q is not None:
             return kinds.IntDistribution(ceil(low / q), max(ceil(low / q), floor(high / q)))
         case Uniform(low, high, log):
@@ -70,7 +72,7 @@ def suggest(trial: Any, name: str, distribution: Any) -> Any:
         return trial.suggest_categorical(name, distribution.choices)
     low, high = distribution.low, distribution.high
     if isinstance(low, int):
-        return trial.suggest_int(name, low, high)
+        return trial.suggest_int(name, low, high, log=distribution.log)
     return trial.suggest_float(name, low, high, log=distribution.log)
 
 
@@ -83,6 +85,8 @@ def value_of(distribution: Distribution, parameter: Any) -> Any:
             return float(min(max(parameter * q, low), high))
         case Uniform(low, high):
             return min(max(parameter, low), nextafter(high, low))
+        case Steps(low, step):
+            return low + parameter * step
         case RandInt():
             return parameter
 
@@ -94,6 +98,8 @@ def parameter_of(distribution: Distribution, value: Any) -> Any:
             return values.index(value)
         case Uniform(q=q) if q is not None:
             return round(value / q)
+        case Steps(low, step):
+            return round((value - low) / step)
         case _:
             return value
 

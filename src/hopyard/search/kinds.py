@@ -28,7 +28,7 @@ class Enqueued:
     search: Plain | Learned
     configs: tuple[Config, ...]
 
-    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Sampler | LearningSampler:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Sampler | LearningSampler:
         """Return the sampler of all."""
         sampler = open_sampler(self.search, space, seed, modes)
         return First(sampler, self.configs) if isinstance(sampler, LearningSampler) else Before(sampler, self.configs)
@@ -37,7 +37,7 @@ class Enqueued:
 Search = Plain | Learned | Enqueued
 
 
-def open_sampler(search: Any, space: Space | None, seed: int, modes: Sequence[Mode]) -> Sampler | LearningSampler:
+def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> Sampler | LearningSampler:
     """Return the sampler of a search. `modes` say which values of each objective are better, for one that learns."""
     if isinstance(search, (*_LEARNED, Enqueued)):
         return search.open(space, seed, modes)
@@ -45,7 +45,7 @@ def open_sampler(search: Any, space: Space | None, seed: int, modes: Sequence[Mo
     return sampler
 
 
-def enqueued(search: Plain | Learned, space: Space | None, configs: Any) -> Search:
+def enqueued(search: Plain | Learned, space: Any, configs: Any) -> Search:
     """Return a search that begins with these configurations.
 
     Raises:

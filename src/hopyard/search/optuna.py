@@ -27,8 +27,9 @@ from hopyard.search.bridge import (
     suggest,
     value_of,
 )
+from hopyard.search.define import Searched
 from hopyard.search.listed import needed
-from hopyard.space import Distribution, Space
+from hopyard.space import Distribution
 from hopyard.spec import Mode
 from hopyard.text import shown
 
@@ -56,7 +57,7 @@ class TPE:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         return _opened(self, space, seed, modes, lambda: optuna_package().samplers.TPESampler, prunes=True)
 
@@ -76,7 +77,7 @@ class GP:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("GP", "scipy", "torch")
         return _opened(self, space, seed, modes, lambda: optuna_package().samplers.GPSampler)
@@ -97,7 +98,7 @@ class CMA:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("CMA", "cmaes")
         if len(modes) > 1:
@@ -133,7 +134,7 @@ class Optuna:
             )
         _check(self)
 
-    def open(self, space: Space | None, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         return _opened(self, space, seed, modes, lambda: self.sampler)
 
@@ -155,7 +156,7 @@ class Asked:
     """
 
     def __init__(
-        self, make: Callable[[], Make], space: Space, total: int, seed: int, modes: Sequence[Mode], prunes: bool
+        self, make: Callable[[], Make], space: Searched, total: int, seed: int, modes: Sequence[Mode], prunes: bool
     ) -> None:
         self.total: int | None = total
         self._make = make
@@ -209,7 +210,7 @@ class Asked:
                 },
                 system_attrs=dict(each.attributes),
             )
-        except (KeyError, ValueError, TypeError):  # a value that the space does not have
+        except (SpecError, KeyError, ValueError, TypeError):  # a value that the space does not have
             return None
 
 
@@ -224,7 +225,7 @@ def _check(search: Any) -> None:
 
 def _opened(
     search: Any,
-    space: Space | None,
+    space: Any,
     seed: int,
     modes: Sequence[Mode],
     make: Callable[[], Make],

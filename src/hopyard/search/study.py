@@ -16,7 +16,8 @@ from typing import Any
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
 from hopyard.search.bridge import quietly, state_of
-from hopyard.space import Choice, Distribution, RandInt, Space, Uniform
+from hopyard.search.define import Searched, searched
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
 from hopyard.spec import Config, Objective
 
 LEAST = 4
@@ -42,7 +43,7 @@ class Result:
 def study_of(
     name: str,
     objectives: Sequence[Objective],
-    space: Space | None,
+    space: Any,
     results: Sequence[Result],
     prunes: bool = True,
 ) -> Any:
@@ -51,14 +52,15 @@ def study_of(
     Args:
         name: of the study.
         objectives: what decides, the first one first.
-        space: what was searched; None: distributions are as wide as the values.
+        space: what was searched, as the user gave it; None: distributions are as wide as the values.
         results: of all trials, by number.
         prunes: whether stopped trials are "PRUNED"; else they are "COMPLETE" with their best values.
 
     Raises:
         UsageError: Optuna is not installed.
     """
-    walks = [_distributions(space, result.observation.config) for result in results]
+    known = searched(space)
+    walks = [_distributions(known, result.observation.config) for result in results]
     with quietly() as optuna:
         names = dict.fromkeys(name for walk in walks for name in walk)
         shared = {
@@ -103,7 +105,7 @@ def importance_of(study: Any) -> dict[str, float]:
         return {name: float(share) for name, share in shares.items()}
 
 
-def _distributions(space: Space | None, config: Config) -> dict[str, Distribution | None]:
+def _distributions(space: Searched | None, config: Config) -> dict[str, Distribution | None]:
     """Return parameter → its distribution in this configuration; None where the space does not say it."""
     walk: dict[str, Distribution | None] = {}
 
@@ -126,13 +128,12 @@ def _shared(kinds: Any, distributions: Sequence[Distribution], values: Sequence[
     if not numbers or any(isinstance(each, Choice) for each in distributions):
         choices = [value for each in distributions if isinstance(each, Choice) for value in each.values]
         return kinds.CategoricalDistribution(list(dict.fromkeys(map(_scalar, [*choices, *values]))))
-    ranges = [each for each in distributions if isinstance(each, (RandInt, Uniform))]
-    low, high = min([*values, *[each.low for each in ranges]]), max(values)
-    whole = all(isinstance(value, int) for value in values) and all(isinstance(each, RandInt) for each in ranges)
-    high = max([high, *[each.high - whole for each in ranges]])
-    if whole:
-        return kinds.IntDistribution(low, high)
-    log = bool(ranges) and low > 0 and all(isinstance(each, Uniform) and each.log for each in ranges)
+    ranges = [each for each in distributions if isinstance(each, (RandInt, Uniform, Steps))]
+    last = [each.high - 1 if isinstance(each, RandInt) else each.high for each in ranges]
+    low, high = min([*values, *[each.low for each in ranges]]), max([*values, *last])
+    log = bool(ranges) and low > 0 and all(isinstance(each, (RandInt, Uniform)) and each.log for each in ranges)
+    if all(isinstance(value, int) for value in [low, high, *values]):
+        return kinds.IntDistribution(low, high, log=log)
     return kinds.FloatDistribution(low, high, log=log)
 
 

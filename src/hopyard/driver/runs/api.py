@@ -31,7 +31,7 @@ from hopyard.text import shown
 
 def select(
     recipe: Callable[..., Any],
-    space: Space | None,
+    space: Space | Callable[..., Config | None] | None,
     data: Dataset,
     *,
     search: Search,
@@ -63,7 +63,9 @@ def select(
     Args:
         recipe: `recipe(config)` or `recipe(config, ctx)`; returns a compiled keras.Model, a hy.torch.Model
             or any hy.Trainable. Runs in workers.
-        space: what to search; None where the search has its own list (hy.Configs).
+        space: what to search: a hy.Space; or a function of a trial, `lambda trial: {"lr": trial.suggest_float("lr",
+            1e-4, 1e-1, log=True)}`, that suggests values as Optuna's do, for all but hy.Grid; it is called again and
+            again, and must depend on these values alone. None where the search has its own list (hy.Configs).
         data: what to train on.
         search: hy.Grid(), hy.Random(n), hy.Configs([...]); or one that learns: hy.TPE(n), hy.GP(n), hy.CMA(n),
             hy.Optuna(sampler, n).
