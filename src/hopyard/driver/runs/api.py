@@ -107,7 +107,7 @@ def select(
             other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
 
     Returns:
-        Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.gantt(path)`.
+        Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.plot(path)`, `.gantt(path)`.
 
     Raises:
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -287,18 +288,27 @@ class Run:
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
-        try:
+        with _written("gantt", path):
             if target.suffix == ".png":
                 gantt.png(read(self._layout.journal, CODEC), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
                     file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
-        except OSError as error:
-            if path is None:
-                raise
-            raise SpecError(
-                f"gantt(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
-            ) from error
+        return target
+
+    def plot(self, path: str | Path | None = None) -> Path:
+        """Write what the search did: the metric of each trial by epoch, how far trials came and what rungs decided,
+        parallel coordinates, the metric by each parameter, and of several objectives which trials none beats. HTML that
+        opens without network, where a click follows one trial, or PNG by the name's ending; default `plot.html` in the
+        run directory."""
+        from hopyard.views import plot
+
+        target = Path(checks.path("path", path)) if path is not None else self._layout.plot
+        with _written("plot", path):
+            if target.suffix == ".png":
+                plot.png(self._machine, target)
+            else:
+                target.write_text(plot.html(self._machine, self.directory.name), encoding="utf-8")
         return target
 
     def to_pandas(self) -> Any:
@@ -417,6 +427,19 @@ class Run:
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+@contextlib.contextmanager
+def _written(method: str, path: str | Path | None) -> Iterator[None]:
+    """Say what is wrong with a path of the user's that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if path is None:
+            raise
+        raise SpecError(
+            f"{method}(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
+        ) from error
 
 
 def _digests(inputs: RunInputs) -> list[str]:
