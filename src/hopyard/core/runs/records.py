@@ -101,6 +101,8 @@ class TrialRecord(msgspec.Struct, eq=False):
     """As in Proposed."""
     attributes: dict[str, Any] = {}
     """As in Proposed."""
+    offset: int = 0
+    """Where in the rotation over the partitions it begins (`order.visit`)."""
 
     # its status: `lifecycle`
     status: Status = "waiting"
