@@ -120,8 +120,8 @@ def needed(space: Any, name: str) -> Searched:
         SpecError: there is nothing.
     """
     if (known := searched(space)) is None:
+        function = "" if name == "Grid" else " or a function of a trial that suggests values,"
         raise SpecError(
-            "space must be a hy.Space, or a function of a trial that suggests values, from which "
-            f"search=hy.{name}(…) takes its values, got {shown(space)}"
+            f"space must be a hy.Space,{function} from which search=hy.{name}(…) takes its values, got {shown(space)}"
         )
     return known

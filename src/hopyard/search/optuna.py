@@ -238,7 +238,7 @@ def _opened(
         kind = make()
         return lambda seed: kind(seed=seed, **(options or {}))
 
-    needs = needed(space, f"{type(search).__name__}(n)")
+    needs = needed(space, type(search).__name__)
     return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, modes, prunes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, path, scalar
+from hopyard.checks import flag, one_of, path, scalar
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -191,7 +191,8 @@ def fit(
         )
     function = stop if isinstance(rule, Asked) else None
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
-    objectives = () if metric is None else (Objective(scalar(metric), mode or "min"),)
+    better: Mode = "min" if mode is None else one_of("mode", mode, ("min", "max"))
+    objectives = () if metric is None else (Objective(scalar(metric), better),)
     spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, Limits(stop))
     return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
