@@ -23,7 +23,7 @@ from hopyard.spec import Part, Ref, RunSpec, Unit, packed
 class Run:
     """A machine, the lines that it saw, and words for what happens to it."""
 
-    def __init__(self, trials=1, slots=1, checked=True, **spec):
+    def __init__(self, trials=1, slots=1, checked=True, offsets=None, **spec):
         spec = {"epochs": 1, "partitions": 2, "validation": 0, "trials": trials, "group": 1} | spec
         self.machine = Machine(RunSpec(**spec))
         self.lines = []
@@ -31,7 +31,7 @@ class Run:
         self.at = 0.0
         self.give(Began(at=0.0, spec=self.machine.spec))
         for trial in range(trials):
-            self.give(Proposed(at=0.0, trial=trial, config={}))
+            self.give(Proposed(at=0.0, trial=trial, config={}, offset=-1 if offsets is None else offsets[trial]))
         self.give(Exhausted(at=0.0))
         self.first = []
         for slot in range(slots):
@@ -72,7 +72,7 @@ class Run:
         unit = self.unit(slot)
         parts = tuple(Part(p, packed({"loss": (1.0, 1.0)}), 1.0) for p in unit.partitions)
         step = unit.step + len(parts)
-        epoch, partition = visit(unit.trial, step, self.machine.spec.partitions)
+        epoch, partition = visit(self.machine.trials[unit.trial].offset, step, self.machine.spec.partitions)
         start, key = Ref(unit.trial, step, unit.lease), f"m{unit.lease}"
         following = Unit(self.machine.leases.last + 1, unit.trial, "train", epoch, (partition,), start, key)
         for line in (

@@ -89,7 +89,7 @@ HEAVY = {
         "agent/programs/torch_store.py",
         "demo.py",
     },
-    "matplotlib": {"views/gantt.py", "views/timeline.py"},
+    "matplotlib": {"views/gantt.py", "views/plot.py", "views/timeline.py"},
     "pandas": {"driver/runs/run.py"},
     "IPython": {"views/live.py"},
     "keras": {"frameworks/keras/", "compat/tensorflowonspark/compat.py"},
@@ -113,7 +113,7 @@ HEAVY = {
     },
     "cryptography": {"store/bulk/certificate.py"},
     "kubernetes": set(),
-    "optuna": {"search/optuna.py"},
+    "optuna": {"search/bridge.py"},
     "mlflow": set(),
 }
 """Package → the files and folders that may import it."""

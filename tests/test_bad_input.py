@@ -19,7 +19,7 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.request import Limits, run_spec
+from hopyard.driver.runs.request import Limits, objectives_of, run_spec
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Timeouts
@@ -681,12 +681,12 @@ def test_a_mode_that_does_not_go_with_the_name_of_the_metric(
     caplog: pytest.LogCaptureFixture, metric: str, mode: Any, warned: bool
 ) -> None:
     inputs = RunInputs(linear, dataset(), None, hy.Configs(CONFIGS), hy.Inline())
-    spec = run_spec(inputs, 1, metric, mode, None, 0, "warn", Timeouts(), Limits())
+    spec = run_spec(inputs, 1, objectives_of(metric, mode), None, 0, "warn", Timeouts(), Limits())
     assert spec.mode == mode
     said = f'mode = "{mode}": of metric = {metric!r} the {mode}imum is taken for the best'
     assert [record.getMessage() for record in caplog.records] == [said] * warned
     with pytest.raises(SpecError, match="mode must be"):
-        run_spec(inputs, 1, metric, "best", None, 0, "warn", Timeouts(), Limits())  # type: ignore[arg-type]
+        objectives_of(metric, "best")
     assert len(caplog.records) == warned, "bug: it warned of the besimum"
 
 

@@ -326,7 +326,8 @@ class Observation:
         config: its configuration.
         status: of the trial.
         values: epoch, from 1 → the run's metric, for epochs whose metrics are in.
-        best: the best of them; None: there is none that is finite.
+        best: the run's objectives at its best epoch, the first one's value first; empty: there is none where all are
+            finite.
         count: how many the sampler had proposed before this one; -1: it comes from somebody else.
         attributes: those of the Proposal.
     """
@@ -334,7 +335,7 @@ class Observation:
     config: Config
     status: Status
     values: Mapping[int, float]
-    best: float | None
+    best: tuple[float, ...]
     count: int
     attributes: Mapping[str, Any]
 

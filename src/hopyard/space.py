@@ -20,7 +20,12 @@ from hopyard.spec import Config
 from hopyard.text import shown, unwritable
 
 
-def _number(name: str, field: str, value: Any) -> float:
+def finite(name: str, field: str, value: Any) -> float:
+    """Return a finite number as a float.
+
+    Raises:
+        SpecError: it is none.
+    """
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -32,7 +37,7 @@ def _number(name: str, field: str, value: Any) -> float:
 
 def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:
     """Return low, high and grid, checked."""
-    ends = _number(name, "low", low), _number(name, "high", high)
+    ends = finite(name, "low", low), finite(name, "high", high)
     if not ends[0] < ends[1]:
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
     if grid is not None:
@@ -126,9 +131,14 @@ class RandInt:
     low: int
     high: int
     grid: int | None = None
+    log: bool = False
+    """Its logarithm is uniform; `low` is above 0 then."""
 
     def at(self, u: float) -> int:
         """Return the value for `u` in [0, 1)."""
+        if self.log:
+            first, last = math.log(self.low - 0.5), math.log(self.high - 0.5)
+            return min(max(round(math.exp(first + u * (last - first))), self.low), self.high - 1)
         return min(self.low + int(u * (self.high - self.low)), self.high - 1)
 
     def points(self) -> Sequence[int]:
@@ -141,7 +151,29 @@ class RandInt:
         return tuple(dict.fromkeys(round(self.low + (last - self.low) * i / (self.grid - 1)) for i in range(self.grid)))
 
 
-Distribution = Choice | Uniform | RandInt
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """One of `count` numbers, all equally likely: low, low + step, low + 2 · step, …"""
+
+    low: float
+    step: float
+    count: int
+
+    @property
+    def high(self) -> float:
+        """The last of them."""
+        return self.low + (self.count - 1) * self.step
+
+    def at(self, u: float) -> float:
+        """Return the value for `u` in [0, 1)."""
+        return self.low + min(int(u * self.count), self.count - 1) * self.step
+
+    def points(self) -> tuple[float, ...]:
+        """Return all of them."""
+        return tuple([self.low + k * self.step for k in range(self.count)])
+
+
+Distribution = Choice | Uniform | RandInt | Steps
 
 
 def choice(values: Sequence[Any]) -> Choice:
@@ -161,7 +193,7 @@ def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
 def quniform(low: float, high: float, q: float, grid: int | None = None) -> Uniform:
     """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it."""
     low, high, grid = _range("quniform", low, high, grid)
-    if (q := _number("quniform", "q", q)) <= 0:
+    if (q := finite("quniform", "q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
     if q > high - low:
         raise SpecError(

@@ -196,6 +196,25 @@ class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.size == 1 and self.accumulate == 1
 
 
+Mode = Literal["min", "max"]
+"""Which values of a metric are better."""
+
+SECONDS = "seconds"
+"""The objective that no recipe reports: the time that workers spent on a trial."""
+
+
+class Objective(msgspec.Struct, frozen=True, array_like=True):
+    """A metric that decides which trials are good."""
+
+    metric: str
+    mode: Mode
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric or unwritable(self.metric):
+            raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(self.metric)}')
+        msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
@@ -233,6 +252,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
     gang: Gang | msgspec.UnsetType = msgspec.UNSET
     """How several workers train one model; left out: each worker trains alone."""
+    also: tuple[Objective, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Objectives beside `metric`, which is the first; left out: there are none."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -264,6 +285,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def steps(self) -> int:
         """Partitions that a trial goes over in the whole run."""
         return self.epochs * self.partitions
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What decides, the first one first; empty: the run has no metric."""
+        more = () if self.also is msgspec.UNSET else self.also
+        return () if self.metric is None else (Objective(self.metric, self.mode), *more)
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """Which values of the objectives are better, for a sampler."""
+        return tuple([each.mode for each in self.objectives]) or (self.mode,)
 
     @property
     def members(self) -> int:

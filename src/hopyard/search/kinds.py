@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hopyard.checks import no_such
 from hopyard.errors import SpecError
@@ -12,7 +12,7 @@ from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
 from hopyard.space import Space
-from hopyard.spec import Config
+from hopyard.spec import Config, Mode
 from hopyard.text import shown
 
 Search = Grid | Random | Configs | Learned
@@ -28,21 +28,21 @@ class Enqueued:
     search: Search
     configs: tuple[Config, ...]
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Sampler | LearningSampler:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Sampler | LearningSampler:
         """Return the sampler of all."""
-        sampler = open_sampler(self.search, space, seed, mode)
+        sampler = open_sampler(self.search, space, seed, modes)
         return First(sampler, self.configs) if isinstance(sampler, LearningSampler) else Before(sampler, self.configs)
 
 
-def open_sampler(search: Any, space: Space | None, seed: int, mode: Literal["min", "max"]) -> Sampler | LearningSampler:
-    """Return the sampler of a search. `mode` says which values are better, for one that learns."""
+def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> Sampler | LearningSampler:
+    """Return the sampler of a search. `modes` say which values of each objective are better, for one that learns."""
     if isinstance(search, (*_LEARNED, Enqueued)):
-        return search.open(space, seed, mode)
+        return search.open(space, seed, modes)
     sampler: Sampler = search.open(space, seed)
     return sampler
 
 
-def enqueued(search: Search, space: Space | None, configs: Any) -> Search | Enqueued:
+def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
     """Return a search that begins with these configurations.
 
     Raises:

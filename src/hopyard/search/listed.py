@@ -12,7 +12,8 @@ from typing import Any
 from hopyard.checks import scalar, whole
 from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
-from hopyard.space import Space, plain
+from hopyard.search.define import Defined, Searched, searched
+from hopyard.space import plain
 from hopyard.spec import Config
 from hopyard.text import shown
 
@@ -24,10 +25,16 @@ GRID_LIMIT = 1_000_000
 class Grid:
     """Every point of the space, the last parameter fastest."""
 
-    def open(self, space: Space | None, seed: int) -> Listed:
+    def open(self, space: Any, seed: int) -> Listed:
         """Return the configurations of `space`."""
         configs: list[Config] = []
-        for config in needed(space, "Grid").grid():
+        listed = needed(space, "Grid")
+        if isinstance(listed, Defined):
+            raise SpecError(
+                "search = hy.Grid() lists all points beforehand, which a function does not tell; give a hy.Space, or "
+                f"hy.Random(n), got space = {shown(space)}"
+            )
+        for config in listed.grid():
             configs.append(config)
             if len(configs) > GRID_LIMIT:
                 raise SpecError(f"Grid(): the space has more than {GRID_LIMIT:,} points; use hy.Random(n)")
@@ -50,13 +57,13 @@ class Random:
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("Random: seed", self.seed))
 
-    def open(self, space: Space | None, seed: int) -> Listed:
+    def open(self, space: Any, seed: int) -> Listed:
         """Return the configurations of `space`."""
         run_seed = self.seed if self.seed is not None else seed
-        space = needed(space, "Random")
+        known = needed(space, "Random")
 
         def draw(trial: int) -> Config:
-            return space.draw(lambda name: fraction(run_seed, "space", trial, name))
+            return known.walk(lambda name, values: values.at(fraction(run_seed, "space", trial, name)))
 
         return Listed([draw(trial) for trial in range(self.trials)])
 
@@ -72,7 +79,7 @@ class Configs:
         if not configs or not all(isinstance(config, dict) for config in configs):
             raise SpecError(f"Configs(…) must be given a list of at least one dict, got {shown(self.configs)}")
 
-    def open(self, space: Space | None, seed: int) -> Listed:
+    def open(self, space: Any, seed: int) -> Listed:
         """Return the list itself."""
         return Listed([plain_config(config, "Configs") for config in self.configs])
 
@@ -106,14 +113,15 @@ def _name(name: Any, label: str) -> str:
     return name
 
 
-def needed(space: Space | None, name: str) -> Space:
-    """Return the space.
+def needed(space: Any, name: str) -> Searched:
+    """Return what is searched.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is nothing.
     """
-    if not isinstance(space, Space):
+    if (known := searched(space)) is None:
+        function = "" if name == "Grid" else " or a function of a trial that suggests values,"
         raise SpecError(
-            f"space must be a hy.Space, from which search=hy.{name}(…) takes its values, got {shown(space)}"
+            f"space must be a hy.Space,{function} from which search=hy.{name}(…) takes its values, got {shown(space)}"
         )
-    return space
+    return known

@@ -8,20 +8,29 @@ state there) goes through the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, nextafter
-from typing import Any, Literal
-
-import msgspec
+from math import isfinite
+from typing import Any
 
 from hopyard.checks import whole
 from hopyard.core.runs.order import keyed
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation, Proposal
+from hopyard.search.bridge import (
+    as_optuna,
+    optuna_package,
+    parameter_of,
+    plain_attributes,
+    quietly,
+    state_of,
+    suggest,
+    value_of,
+)
+from hopyard.search.define import Searched
 from hopyard.search.listed import needed
-from hopyard.space import Choice, Distribution, RandInt, Space, Uniform
+from hopyard.space import Distribution
+from hopyard.spec import Mode
 from hopyard.text import shown
 
 Make = Callable[..., Any]
@@ -48,9 +57,9 @@ class TPE:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
-        return _opened(self, space, seed, mode, lambda: _optuna().samplers.TPESampler, prunes=True)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.TPESampler, prunes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,10 @@ class GP:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("GP", "scipy", "torch")
-        return _opened(self, space, seed, mode, lambda: _optuna().samplers.GPSampler)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.GPSampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +98,16 @@ class CMA:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("CMA", "cmaes")
+        if len(modes) > 1:
+            raise SpecError(
+                f"hy.CMA learns from one metric, metric= has {len(modes)}; hy.TPE(n), hy.GP(n) and "
+                "hy.Optuna(optuna.samplers.NSGAIISampler, n) learn from several"
+            )
         options = {"warn_independent_sampling": False}
-        return _opened(self, space, seed, mode, lambda: _optuna().samplers.CmaEsSampler, options)
+        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.CmaEsSampler, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +134,9 @@ class Optuna:
             )
         _check(self)
 
-    def open(self, space: Space | None, seed: int, mode: Literal["min", "max"] = "min") -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
-        return _opened(self, space, seed, mode, lambda: self.sampler)
+        return _opened(self, space, seed, modes, lambda: self.sampler)
 
 
 Learned = TPE | GP | CMA | Optuna
@@ -136,130 +150,68 @@ class Asked:
         space: what is searched.
         total: how many configurations are proposed.
         seed: of the run, or of the search.
-        mode: which values of the metric are better.
-        prunes: whether the sampler learns from trials that did not come to their end as such; else their best value
-            counts as if they had.
+        modes: which values are better, of each objective.
+        prunes: whether the sampler learns from trials that did not come to their end as such; else, and always where
+            there are several objectives, their best values count as if they had.
     """
 
-    def __init__(self, make: Callable[[], Make], space: Space, total: int, seed: int, mode: str, prunes: bool) -> None:
+    def __init__(
+        self, make: Callable[[], Make], space: Searched, total: int, seed: int, modes: Sequence[Mode], prunes: bool
+    ) -> None:
         self.total: int | None = total
         self._make = make
         self._space = space
         self._seed = seed
-        self._mode = mode
-        self._prunes = prunes
+        self._directions = ["minimize" if mode == "min" else "maximize" for mode in modes]
+        self._single = len(self._directions) == 1
+        self._prunes = prunes and self._single
 
     def propose(self, history: Sequence[Observation]) -> Proposal | None:
         """Return the next configuration; O(trials) and what the sampler takes."""
         count = sum(each.count >= 0 for each in history)
         if count >= (self.total or 0):
             return None
-        with _quietly() as optuna:
+        with quietly() as optuna:
             sampler = self._make()(seed=keyed(self._seed, "sampler", count) % (1 << 32))
-            study = optuna.create_study(sampler=sampler, direction="minimize" if self._mode == "min" else "maximize")
+            if isinstance(sampler, optuna.samplers.QMCSampler):
+                raise SpecError(
+                    "QMCSampler counts its points in the study, and is made anew for each proposal: it would propose "
+                    "the first one again and again; give hy.Random(n), or another sampler"
+                )
+            study = optuna.create_study(sampler=sampler, directions=self._directions)
             study.add_trials([trial for each in history if (trial := self._frozen(optuna, each)) is not None])
             trial = study.ask()
 
             def pick(name: str, distribution: Distribution) -> Any:
-                return _value(distribution, _suggest(trial, name, _as_optuna(optuna, distribution)))
+                return value_of(distribution, suggest(trial, name, as_optuna(optuna, distribution)))
 
             config = self._space.walk(pick)
-            return Proposal(config, count, _plain(study.trials[-1].system_attrs))
+            return Proposal(config, count, plain_attributes(study.trials[-1].system_attrs))
 
     def _frozen(self, optuna: Any, each: Observation) -> Any:
         """Return a trial as Optuna has it; None for one that is not of this space (`enqueue=`)."""
         distributions, params = {}, {}
 
         def pick(name: str, distribution: Distribution) -> Any:
-            distributions[name] = _as_optuna(optuna, distribution)
-            params[name] = _parameter(distribution, each.config[name])
+            distributions[name] = as_optuna(optuna, distribution)
+            params[name] = parameter_of(distribution, each.config[name])
             return each.config[name]
 
-        state = _state(each, self._prunes)
+        state = state_of(each, self._prunes)
         try:
             self._space.walk(pick)
             return optuna.trial.create_trial(
                 state=optuna.trial.TrialState[state],
-                value=each.best if state in ("COMPLETE", "PRUNED") else None,
+                values=list(each.best) if state in ("COMPLETE", "PRUNED") else None,
                 params=params,
                 distributions=distributions,
-                intermediate_values={epoch: value for epoch, value in each.values.items() if isfinite(value)},
+                intermediate_values={
+                    epoch: value for epoch, value in each.values.items() if self._single and isfinite(value)
+                },
                 system_attrs=dict(each.attributes),
             )
-        except (KeyError, ValueError, TypeError):  # a value that the space does not have
+        except (SpecError, KeyError, ValueError, TypeError):  # a value that the space does not have
             return None
-
-
-def _state(each: Observation, prunes: bool) -> str:
-    """Return the name of Optuna's state for a trial."""
-    if each.status == "failed" or (each.best is None and each.status in ("completed", "stopped", "paused")):
-        return "FAIL"
-    if each.status in ("stopped", "paused"):
-        return "PRUNED" if prunes else "COMPLETE"
-    return "COMPLETE" if each.status == "completed" else "RUNNING"
-
-
-def _as_optuna(optuna: Any, distribution: Distribution) -> Any:
-    """Return the distribution as Optuna has it: of a choice and of steps, the number of the value."""
-    kinds = optuna.distributions
-    match distribution:
-        case Choice(values):
-            return kinds.CategoricalDistribution(tuple(range(len(values))))
-        case RandInt(low, high):
-            return kinds.IntDistribution(low, high - 1)
-        case Uniform(low, high, q=q) if q is not None:
-            return kinds.IntDistribution(ceil(low / q), max(ceil(low / q), floor(high / q)))
-        case Uniform(low, high, log):
-            return kinds.FloatDistribution(low, high, log=log)
-
-
-def _suggest(trial: Any, name: str, distribution: Any) -> Any:
-    """Ask the sampler for one parameter."""
-    if hasattr(distribution, "choices"):
-        return trial.suggest_categorical(name, distribution.choices)
-    low, high = distribution.low, distribution.high
-    if isinstance(low, int):
-        return trial.suggest_int(name, low, high)
-    return trial.suggest_float(name, low, high, log=distribution.log)
-
-
-def _value(distribution: Distribution, parameter: Any) -> Any:
-    """Return our value for a parameter of Optuna."""
-    match distribution:
-        case Choice(values):
-            return values[parameter]
-        case Uniform(low, high, q=q) if q is not None:
-            return float(min(max(parameter * q, low), high))
-        case Uniform(low, high):
-            return min(max(parameter, low), nextafter(high, low))
-        case RandInt():
-            return parameter
-
-
-def _parameter(distribution: Distribution, value: Any) -> Any:
-    """The reverse of `_value`."""
-    match distribution:
-        case Choice(values):
-            return values.index(value)
-        case Uniform(q=q) if q is not None:
-            return round(value / q)
-        case _:
-            return value
-
-
-def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial's attributes as JSON has them.
-
-    Raises:
-        SpecError: a journal cannot hold them.
-    """
-    try:
-        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(attributes)))
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SpecError(
-            f"the sampler notes in its trials what no journal can hold: {error}; use another one"
-        ) from error
-    return values
 
 
 def _check(search: Any) -> None:
@@ -273,34 +225,21 @@ def _check(search: Any) -> None:
 
 def _opened(
     search: Any,
-    space: Space | None,
+    space: Any,
     seed: int,
-    mode: str,
+    modes: Sequence[Mode],
     make: Callable[[], Make],
     options: Mapping[str, Any] | None = None,
     prunes: bool = False,
 ) -> Asked:
-    _optuna()
+    optuna_package()
 
     def named() -> Make:
         kind = make()
         return lambda seed: kind(seed=seed, **(options or {}))
 
-    needs = needed(space, f"{type(search).__name__}(n)")
-    return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, mode, prunes)
-
-
-def _optuna() -> Any:
-    """Import Optuna.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise UsageError(f"searches that learn need Optuna: pip install 'hopyard[search]' ({error})") from None
-    return optuna
+    needs = needed(space, type(search).__name__)
+    return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, modes, prunes)
 
 
 def _installed(name: str, *packages: str) -> None:
@@ -309,15 +248,3 @@ def _installed(name: str, *packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise UsageError(f"hy.{name} needs {package}: pip install 'hopyard[search]' {package}")
-
-
-@contextmanager
-def _quietly() -> Iterator[Any]:
-    """Give Optuna, which would print a line for each study, and put its verbosity back."""
-    optuna = _optuna()
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
-    try:
-        yield optuna
-    finally:
-        optuna.logging.set_verbosity(before)

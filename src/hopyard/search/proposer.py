@@ -18,6 +18,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.spec import RunSpec
 from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Proposer:
             events.append(
                 Proposed(at=at, trial=number, config=proposal.config, count=proposal.count, attributes=attributes)
             )
-            history.append(Observation(proposal.config, "waiting", {}, None, proposal.count, attributes))
+            history.append(Observation(proposal.config, "waiting", {}, (), proposal.count, attributes))
             number += 1
         return events
 
@@ -128,17 +129,17 @@ class Proposer:
         return math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4) - machine.open
 
     def _history(self) -> list[Observation]:
-        metric = self._machine.spec.metric or ""
-        return [self._observation(trial, metric) for trial in self._machine.trials.values()]
+        return [observation(trial, self._machine.spec) for trial in self._machine.trials.values()]
 
-    def _observation(self, trial: TrialRecord, metric: str) -> Observation:
-        values = {
-            epoch + 1: value
-            for epoch, metrics in sorted(trial.history.items())
-            if (value := metrics.get(metric)) is not None
-        }
-        best = trial.value(metric) if trial.good(metric) else None
-        return Observation(trial.config, trial.status, values, best, trial.count, trial.attributes)
+
+def observation(trial: TrialRecord, spec: RunSpec) -> Observation:
+    """Return what samplers see of a trial."""
+    values = {
+        epoch + 1: value
+        for epoch, metrics in sorted(trial.history.items())
+        if (value := metrics.get(spec.metric or "")) is not None
+    }
+    return Observation(trial.config, trial.status, values, trial.objectives(spec), trial.count, trial.attributes)
 
 
 def _up_to(count: float) -> range:

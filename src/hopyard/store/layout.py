@@ -12,6 +12,7 @@ logs/             what agents printed, one file an agent
 report.txt        written when the run ends
 summary.json      what `hopyard ls` shows of a run that has ended
 gantt.html        written when the run ends
+plot.html         written by `run.plot()`
 """
 
 from __future__ import annotations
@@ -91,6 +92,11 @@ class Layout:
     def report(self) -> Path:
         """The final report, text."""
         return self.root / "report.txt"
+
+    @property
+    def plot(self) -> Path:
+        """The pictures of the search, HTML."""
+        return self.root / "plot.html"
 
     @property
     def gantt(self) -> Path:

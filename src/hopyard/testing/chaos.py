@@ -54,7 +54,7 @@ from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.spec import Fault, Part, Ref, RunSpec, Unit, packed
-from hopyard.testing.promises import Content, at_the_end, between_events, hold, sums_of
+from hopyard.testing.promises import Content, at_the_end, between_events, hold, offset, sums_of
 
 
 @dataclass(eq=False)
@@ -152,7 +152,7 @@ class Chaos:
             return assignment._replace(slot=idle[self.choose(len(idle))])
         waiting = [trial for trial in machine.trials.values() if machine.scheduler.is_ready(trial)]
         trial = waiting[self.choose(len(waiting))]
-        epoch, partition = visit(trial.id, trial.step, self.spec.partitions)
+        epoch, partition = visit(trial.offset, trial.step, self.spec.partitions)
         return assignment._replace(trial=trial, epoch=epoch, partitions=(partition,))
 
     # ---------------------------------------------------------------- what may happen
@@ -172,7 +172,9 @@ class Chaos:
             elif machine.search.limited and len(machine.search.standing.active) >= 2 * self.slots:
                 break
             else:
-                self.feed(Proposed(at=self.clock, trial=number, config={"n": number}))
+                given = offset(self.spec, number)
+                given = -1 if given == number else given
+                self.feed(Proposed(at=self.clock, trial=number, config={"n": number}, offset=given))
 
     def _answer(self) -> None:
         """Let the user's function answer about each trial that awaits it."""

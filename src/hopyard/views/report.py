@@ -8,6 +8,7 @@ from typing import Any
 from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
+from hopyard.spec import RunSpec
 from hopyard.text import escaped, one_line
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
@@ -187,7 +188,15 @@ def _best(machine: Machine) -> str:
         "  " + "  ".join(f"{name} {words.number(metrics[name])}" for name in order),
         *(f"  {name} = {item!r}" for name, item in best.config.items()),
     ]
+    if len(spec.objectives) > 1:
+        names = ", ".join(f"{each.metric} ({each.mode})" for each in spec.objectives)
+        lines += [f"Not dominated by {names}", *(f"  {_in_all(trial, spec)}" for trial in words.pareto(machine))]
     return "\n".join(lines)
+
+
+def _in_all(trial: TrialRecord, spec: RunSpec) -> str:
+    values = zip(spec.objectives, trial.objectives(spec), strict=True)
+    return f"trial {trial.id}: " + "  ".join(f"{each.metric} {words.number(value)}" for each, value in values)
 
 
 def _ranks(machine: Machine, status: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import le
 from typing import Any
 
 from hopyard.core.runs.events import Granted, Paused, Stopped
@@ -120,6 +121,22 @@ def best(machine: Machine) -> TrialRecord | None:
         if winner is None or better(mode, trial.value(metric), winner.value(metric)):
             winner = trial
     return winner
+
+
+def pareto(machine: Machine) -> list[TrialRecord]:
+    """Return the trials of which no other is better in one objective and at least as good in all others, the best by
+    the first objective first. O(trials × those returned)."""
+    spec, front = machine.spec, list[tuple[tuple[float, ...], TrialRecord]]()
+    signs = [1.0 if mode == "min" else -1.0 for mode in spec.modes]
+    costs = [
+        (tuple([sign * value for sign, value in zip(signs, values, strict=True)]), trial)
+        for trial in machine.trials.values()
+        if trial.status != "failed" and (values := trial.objectives(spec))
+    ]
+    for cost, trial in sorted(costs, key=lambda each: (each[0], each[1].id)):  # who beats a trial comes before it
+        if not any(other != cost and all(map(le, other, cost)) for other, _ in front):
+            front.append((cost, trial))
+    return [trial for _, trial in front]
 
 
 def rule(machine: Machine) -> str:

@@ -37,6 +37,7 @@ UNIT_OF_FOLD = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2))
 PART = Part(2, {"loss": (0.1, 7.0), "bins": (Array.of([1.0, 2.5]), 7.0)}, 0.25)
 LINES = [
     Began(at=1.5, spec=SPEC, fingerprint={"torch": "2.9", "threads": 1}),
+    Proposed(at=2.0, trial=1, config={}, count=3, attributes={"a": [1]}, offset=7, parent=0, split=4),
     Proposed(at=2.0, trial=0, config={"lr": 1e-5, "name": "NaN", "deep": [1, None, True, [0.5]]}),
     Exhausted(at=2.0),
     Joined(at=2.0, slot=3, host="h", pid=77),

@@ -26,6 +26,7 @@ from hopyard.core.runs.events import (
     Warn,
 )
 from hopyard.core.runs.machine import Machine, fold
+from hopyard.errors import JournalError
 from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit, Warned
 from machines import Run, deferred, dispatched
 
@@ -539,6 +540,21 @@ def test_the_search_may_end_after_its_last_trial_was_refused():
     machine.handle(Joined(at=0.0, slot=0, host="h", pid=1))
     assert machine.handle(faulty(0, 0)) == []
     assert machine.handle(Exhausted(at=0.0)) == [Finish("failed")]
+
+
+def test_a_trial_may_begin_elsewhere_in_the_rotation():
+    run = Run(trials=1, partitions=4, checked=False, offsets=[6])
+    out = run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
+    assert dispatched(out) == [(0, 0, "train", 0, (2,))]
+    assert dispatched(run.done(0)) == [(0, 0, "train", 0, (3,))]
+    assert dispatched(run.done(0)) == [(0, 0, "train", 0, (0,))]
+
+
+def test_a_fork_of_a_later_version_is_not_taken_for_a_new_trial():
+    machine = Machine(RunSpec(epochs=1, partitions=4, validation=0, trials=2))
+    machine.handle(Proposed(at=0.0, trial=0, config={}))
+    with pytest.raises(JournalError, match="trial 1 begins with the State of trial 0 at step 4, which this version"):
+        machine.handle(Proposed(at=0.0, trial=1, config={}, parent=0, split=4))
 
 
 def test_a_trial_whose_check_ends_three_slots_is_poison():

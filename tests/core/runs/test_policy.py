@@ -8,7 +8,7 @@ from hopyard.spec import RunSpec
 
 def trial(number=0, step=0, seconds=0.0, remaining=0.0):
     book = TrialRecord(number, {}, 16)
-    book.step, book.seconds, book.remaining = step, seconds, remaining
+    book.step, book.seconds, book.remaining, book.offset = step, seconds, remaining, number
     return book
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from pathlib import Path
+from statistics import correlation
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import hopyard as hy
 from hopyard.core.runs.events import DECISIONS, Closed, Dispatch, Exhausted, Granted, Paused, Proposed, Stopped
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs.replay import replay
-from hopyard.errors import Inexact, RunDirectoryError, SpecError, UsageError
-from hopyard.ports import LearningSampler
+from hopyard.errors import Inexact, PreflightError, RunDirectoryError, SpecError, UsageError
+from hopyard.frameworks.linear import Linear
+from hopyard.ports import LearningSampler, Observation
 from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
-from jobs import children, dataset, driver, gone, journal, linear, script
+from hopyard.spec import Batch
+from jobs import WIDTH, children, dataset, driver, gone, journal, linear, script
 
 SPACE = hy.Space(lr=hy.loguniform(1e-3, 1.0))
 
@@ -114,13 +117,55 @@ hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search=hy.TP
     assert replay(run.directory, engine=hy.Inline()).different == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stop", "kind", "reached"),
+    [
+        ("hy.Hyperband(2, sync=True)", "hy.Random(13)", "sum(trial.target > 4 for trial in trials) >= 5"),
+        ("None", "hy.TPE(12, batch=4)", "sum(trial.ended for trial in trials) >= 6"),
+    ],
+    ids=["hyperband", "tpe"],
+)
+def test_a_driver_that_is_killed_in_the_middle_changes_nothing(
+    tmp_path: Path, stop: str, kind: str, reached: str
+) -> None:
+    """A synchronous search resumes to what an undisturbed run gives, bit by bit."""
+    body = f"""
+from hopyard.driver.runs.loop import Loop
+import os, signal
+
+commit = Loop._commit
+
+def dies(self, events):
+    commit(self, events)
+    trials = self.machine.trials.values()
+    if {reached} and not self.machine.ended:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Loop._commit = dies
+hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search={kind}, epochs=4, metric="val_loss",
+          mode="min", stop={stop}, engine=hy.Local(workers=2, devices=None), directory="run", exact=True)
+"""
+    process = driver([str(script(tmp_path / "run.py", body))], tmp_path)
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdout.close(), process.stderr.close()  # type: ignore[union-attr]
+    assert gone(children(process), 20)
+    before = fold(journal(tmp_path / "run"))
+    assert before.open > 0 and any(trial.history for trial in before.trials.values())
+    run = hy.resume(tmp_path / "run")
+    names = {"hy": hy}
+    undisturbed = search(tmp_path / "undisturbed", eval(stop, names), search=eval(kind, names), exact=True)
+    assert run.status == undisturbed.status == "completed"
+    assert outcome(run) == outcome(undisturbed)
+
+
 def _proposes_the_same(lines: list[Any], search: Any) -> None:
     """Each proposal of a journal follows from what is before it alone."""
     asked = 0
     for place, line in enumerate(lines):
         if isinstance(line, Proposed):
             machine = fold(lines[:place])
-            sampler = open_sampler(search, SPACE, machine.spec.seed, machine.spec.mode)
+            sampler = open_sampler(search, SPACE, machine.spec.seed, machine.spec.modes)
             assert isinstance(sampler, LearningSampler)
             proposal = sampler.propose(Proposer(machine, sampler, 2)._history())
             assert proposal is not None
@@ -168,6 +213,51 @@ def test_the_users_function_gets_the_trial_and_its_history(tmp_path: Path) -> No
     assert asked == []  # it was pickled: a run has its own copies
     assert [(trial.status, len(trial.history)) for trial in run.trials] == [("completed", 3), ("stopped", 1)]
     assert rates and metrics
+
+
+def test_the_greatest_accuracy_is_the_best_one(tmp_path: Path) -> None:
+    """A fault of a predecessor: by "acc" it selected the worst model."""
+    run = search(tmp_path / "run", hy.ASHA(2, sync=True), metric="val_accuracy", mode="max", epochs=2)
+    first = {trial.id: trial.history[1]["val_accuracy"] for trial in run.trials}
+    promoted = [trial.id for trial in run.trials if trial.status == "completed"]
+    assert len(promoted) == 4 and min(first[n] for n in promoted) >= max(first[n] for n in first if n not in promoted)
+    values = {trial.id: max(metrics["val_accuracy"] for metrics in trial.history.values()) for trial in run.trials}
+    assert run.best.metrics["val_accuracy"] == max(values.values()) > min(values.values())
+
+
+class Counting(Linear):
+    """A Linear whose loss is the number of rows of the batch."""
+
+    def train(self, batch: Batch) -> Any:
+        return {**super().train(batch), "loss": (batch.rows**2, batch.rows)}
+
+
+def counting(config: dict[str, Any]) -> Any:
+    return Counting(WIDTH, 2, lr=0.1, batch_size=config["batch_size"])
+
+
+def test_a_history_holds_the_mean_over_all_batches_of_all_partitions(tmp_path: Path) -> None:
+    """A fault of a predecessor: it held the last batch only."""
+    run = hy.select(
+        counting, None, dataset(validation=0, rows=100), search=hy.Configs([{"batch_size": 16}]), epochs=2,
+        metric="loss", mode="min", engine=hy.Inline(), directory=tmp_path / "run",
+    )  # fmt: skip
+    mean = (16 * 16 + 9 * 9) / 25  # four partitions of 25 rows: batches of 16 and 9
+    assert {epoch: metrics["loss"] for epoch, metrics in run.best.history.items()} == {1: mean, 2: mean}
+
+
+def test_samplers_made_anew_walk_along_no_diagonal() -> None:
+    """A fault of a predecessor: two parameters, or neighbouring trials, were drawn by generators of one seed."""
+    import optuna
+
+    space = hy.Space(a=hy.uniform(0, 1), b=hy.uniform(0, 1))
+    sampler = hy.Optuna(optuna.samplers.RandomSampler, 100).open(space, 0)
+    history: list[Observation] = []
+    while (proposal := sampler.propose(history)) is not None:
+        history.append(Observation(proposal.config, "completed", {1: 0.0}, (0.0,), proposal.count, {}))
+    a, b = ([each.config[name] for each in history] for name in "ab")
+    for x, y in ((a, b), (a[:-1], a[1:]), (a[:-1], b[1:]), (b[:-1], b[1:])):
+        assert abs(correlation(x, y)) < 0.3
 
 
 def test_a_function_that_raises_stops_no_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -335,7 +425,7 @@ def test_a_fit_has_nothing_to_compare_with(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_space_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"space must be a hy.Space, from which search=hy.TPE\(n\)"):
+    with pytest.raises(SpecError, match=r"space must be a hy.Space, or a function .* from which search=hy.TPE\(…\)"):
         hy.select(linear, None, dataset(), search=hy.TPE(2), epochs=1, metric="loss", mode="min")
 
 
@@ -343,6 +433,31 @@ def test_optuna_that_is_not_installed_is_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(UsageError, match=r"need Optuna: pip install 'hopyard\[search\]'"):
         search(tmp_path / "run", search=hy.TPE(2))
+
+
+def test_a_sampler_of_another_space_is_refused_with_its_reason(tmp_path: Path) -> None:
+    import optuna
+
+    def grid(seed: int) -> Any:
+        return optuna.samplers.GridSampler({"rate": [0.1, 0.2]}, seed=seed)
+
+    with pytest.raises(
+        SpecError, match="search: it proposed nothing: ValueError: The parameter name, lr, is not found"
+    ):
+        search(tmp_path / "run", search=hy.Optuna(grid, 2))
+
+
+def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"metric = 'val_auc': the recipe reports .*; give one of these"):
+        search(tmp_path / "run", hy.ASHA(), metric="val_auc", mode="max")
+
+
+@pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
+def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
+    import optuna
+
+    with pytest.raises(SpecError, match="it proposed nothing: SpecError: QMCSampler counts its points in the study"):
+        search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3))
 
 
 def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:

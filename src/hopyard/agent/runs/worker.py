@@ -31,7 +31,7 @@ from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
-from hopyard.spec import Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
+from hopyard.spec import SECONDS, Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
 from hopyard.text import sendable
@@ -307,9 +307,10 @@ class Worker:
             faults.append(summary(error, recipe_of(self._plan.recipe, trial) if users else None))
             raised = trace(error)
         else:
-            if spec.metric is not None and spec.metric not in names:
+            beside = {SECONDS} if len(spec.objectives) > 1 else set()
+            for metric in [each.metric for each in spec.objectives if each.metric not in {*names, *beside}]:
                 faults.append(
-                    f"metric = {spec.metric!r}: the recipe reports {', '.join(map(repr, names))}; give one of these"
+                    f"metric = {metric!r}: the recipe reports {', '.join(map(repr, names))}; give one of these"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")
                 )
         reported_notes = notes if spec.exact == "warn" else ()

@@ -48,6 +48,12 @@ class Proposed(Fact, frozen=True, omit_defaults=True):
     proposed this one."""
     attributes: dict[str, Any] = {}
     """What the sampler must find again when it is asked the next time."""
+    offset: int = -1
+    """Where in the rotation over the partitions it begins; -1: at its number."""
+    parent: int = -1
+    """The trial with whose State it begins; -1: it begins anew. (Kept for later versions: this one cannot.)"""
+    split: int = 0
+    """The step of that State."""
 
 
 class Exhausted(Fact, frozen=True, omit_defaults=True):

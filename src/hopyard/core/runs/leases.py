@@ -62,6 +62,11 @@ class Leases:
         del self._standing[lease]
         return dispatch.unit
 
+    def since(self, lease: int) -> float | None:
+        """Return when a unit was given out; None: its lease does not stand."""
+        dispatch = self._standing.get(lease)
+        return None if dispatch is None else dispatch.at
+
     def revoke(self, lease: int) -> Unit | None:
         """End a lease from this side: an answer to it will not count. The slot's deadline stays."""
         dispatch = self._standing.pop(lease, None)

@@ -11,14 +11,21 @@ from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, P
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
+from hopyard.errors import JournalError
 from hopyard.spec import Fault, Ref, Unit
 
 
 def propose(run: RunRecord, event: Proposed) -> None:
     """Add a trial that the search has proposed."""
     number = event.trial
+    if event.parent >= 0:
+        raise JournalError(
+            f"trial {number} begins with the State of trial {event.parent} at step {event.split}, which this version "
+            "of Hopyard cannot do: use the newer one that wrote the journal"
+        )
     trial = run.trials[number] = TrialRecord(number, event.config, run.search.propose(number))
     trial.count, trial.attributes = event.count, event.attributes
+    trial.offset = number if event.offset < 0 else event.offset
     run.open += 1
     run.scheduler.estimate(trial)
     run.scheduler.offer(trial)

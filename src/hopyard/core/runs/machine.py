@@ -281,6 +281,7 @@ class Machine:
         return self.leases.accept(slot.id, event.lease)
 
     def _done(self, event: Done) -> None:
+        since = self.leases.since(event.lease)
         unit = self._accept(event)
         partitions = tuple([part.partition for part in event.parts])
         if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):
@@ -289,6 +290,7 @@ class Machine:
             return
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
+        trial.worker_seconds += event.at - (event.at if since is None else since)
         trial.model = event.model or trial.model
         if event.warnings:
             self._warned(unit.trial, event.warnings)

@@ -55,9 +55,10 @@ def shard(rows: int, size: int, rank: int) -> tuple[int, int]:
     return first, first + each + (rank < more)
 
 
-def visit(trial: int, step: int, partitions: int) -> tuple[int, int]:
-    """Return (epoch, partition) that `trial` visits after `step` partitions, by the Latin rotation (i + k) mod P.
+def visit(offset: int, step: int, partitions: int) -> tuple[int, int]:
+    """Return (epoch, partition) that a trial visits after `step` partitions, by the Latin rotation (i + k) mod P. Its
+    offset i is its number, unless the search gave it another one.
 
     Source: Cerebro, VLDB 2020, §4; there the rotation is over workers, here over partitions.
     """
-    return step // partitions, (trial + step) % partitions
+    return step // partitions, (offset + step) % partitions

@@ -50,9 +50,9 @@ def span(trial: TrialRecord, spec: RunSpec, share: float) -> tuple[int, ...]:
         most = 1
     first = trial.step
     if most <= 1:
-        return (visit(trial.id, first, partitions)[1],)
+        return (visit(trial.offset, first, partitions)[1],)
     last = first + min(most, partitions - first % partitions, trial.target - first)
-    return tuple([visit(trial.id, step, partitions)[1] for step in range(first, last)])
+    return tuple([visit(trial.offset, step, partitions)[1] for step in range(first, last)])
 
 
 def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.spec import Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
+from hopyard.spec import SECONDS, Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
 
 
 class StateRecord(msgspec.Struct, gc=False):
@@ -101,6 +101,8 @@ class TrialRecord(msgspec.Struct, eq=False):
     """As in Proposed."""
     attributes: dict[str, Any] = {}
     """As in Proposed."""
+    offset: int = 0
+    """Where in the rotation over the partitions it begins (`order.visit`)."""
 
     # its status: `lifecycle`
     status: Status = "waiting"
@@ -125,6 +127,9 @@ class TrialRecord(msgspec.Struct, eq=False):
     """Leases of its validations and folds."""
     reached: int = 0
     """The furthest step that it ever came to: work that is done again up to there is no progress."""
+
+    worker_seconds: float = 0.0
+    """From each unit's dispatch to its end, of all units that ended well."""
 
     # its time: `scheduler`
     queue_version: int = 0
@@ -195,6 +200,15 @@ class TrialRecord(msgspec.Struct, eq=False):
         """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any."""
         value = self.value(metric)
         return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
+
+    def objectives(self, spec: RunSpec) -> tuple[float, ...]:
+        """Return the values of the run's objectives at its best epoch by the first of them; empty: one of them is not
+        there, or not finite."""
+        metrics = {} if self.best is None else self.history[self.best]
+        if len(spec.objectives) > 1:
+            metrics = {**metrics, SECONDS: self.worker_seconds}
+        values = tuple([metrics.get(each.metric, math.nan) for each in spec.objectives])
+        return values if all(map(math.isfinite, values)) else ()
 
     def seal(self, step: int, digest: str, partitions: int) -> str:
         """Record a durable State's digest. Returns the digest that its step had before; if none, this one."""

@@ -390,7 +390,7 @@ class Scheduler:
             state = trial.states.get(trial.step)
             if trial.lease or trial.step >= trial.target or (state is not None and state.parked):
                 return None
-            epoch, partition = order.visit(trial.id, trial.step, self._spec.partitions)
+            epoch, partition = order.visit(trial.offset, trial.step, self._spec.partitions)
             return "train", epoch, (partition,)
         for epoch, record in trial.epochs.items():
             if pending := _pending(record):

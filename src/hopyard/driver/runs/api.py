@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, path
+from hopyard.checks import flag, one_of, path, scalar
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.request import Limits, RunRequest, rule_of, run_spec
+from hopyard.driver.runs.request import Limits, RunRequest, objectives_of, rule_of, run_spec
 from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
@@ -22,7 +22,7 @@ from hopyard.ports import Engine, is_engine
 from hopyard.search.kinds import NAMES, SEARCHES, Search, enqueued
 from hopyard.search.listed import Configs
 from hopyard.space import Space
-from hopyard.spec import Config, Encrypt, Timeouts
+from hopyard.spec import Config, Encrypt, Mode, Objective, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
@@ -31,13 +31,13 @@ from hopyard.text import shown
 
 def select(
     recipe: Callable[..., Any],
-    space: Space | None,
+    space: Space | Callable[..., Config | None] | None,
     data: Dataset,
     *,
     search: Search,
     epochs: int,
-    metric: str,
-    mode: Literal["min", "max"],
+    metric: str | Sequence[str],
+    mode: Mode | Sequence[Mode],
     stop: ASHA | Hyperband | Median | Patience | Callable[..., bool] | None = None,
     enqueue: Sequence[Config] | None = None,
     max_trials: int | None = None,
@@ -63,13 +63,18 @@ def select(
     Args:
         recipe: `recipe(config)` or `recipe(config, ctx)`; returns a compiled keras.Model, a hy.torch.Model
             or any hy.Trainable. Runs in workers.
-        space: what to search; None where the search has its own list (hy.Configs).
+        space: what to search: a hy.Space; or a function of a trial, `lambda trial: {"lr": trial.suggest_float("lr",
+            1e-4, 1e-1, log=True)}`, that suggests values as Optuna's do, for all but hy.Grid; it is called again and
+            again, and must depend on these values alone. None where the search has its own list (hy.Configs).
         data: what to train on.
         search: hy.Grid(), hy.Random(n), hy.Configs([...]); or one that learns: hy.TPE(n), hy.GP(n), hy.CMA(n),
             hy.Optuna(sampler, n).
         epochs: passes of each trial over the training partitions, unless `stop` ends it before.
         metric: what decides, any name that the recipe reports: "val_loss", "val_accuracy", "loss", …
-        mode: "min" or "max".
+            Several names, as ["val_loss", "seconds"], are objectives: `run.pareto` has the trials that none beats in
+            all of them. A trial's values are those of its best epoch by the first, by which `stop`, `goal` and
+            `run.best` judge too. "seconds" is the time that workers spent on the trial.
+        mode: "min" or "max"; a list of as many for several metrics.
         stop: what stops, pauses and promotes trials: hy.ASHA(), hy.Hyperband(), hy.Median(), hy.Patience(n), or a
             function `(trial, history)` that is asked at the end of each epoch whether the trial ends; it gets a
             hy.Trial and epoch → metrics. None: all trials go to the end.
@@ -102,7 +107,7 @@ def select(
             other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
 
     Returns:
-        Run: `.best`, `.trials`, `.to_pandas()`, `.history()`, `.gantt(path)`.
+        Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.plot(path)`, `.gantt(path)`.
 
     Raises:
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.
@@ -128,8 +133,7 @@ def select(
     engine = _engine(engine)
     if not isinstance(search, SEARCHES):
         raise SpecError(f"search must be {NAMES}, got {shown(search)}")
-    if not isinstance(metric, str) or not metric:
-        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
+    objectives = objectives_of(metric, mode)
     timeouts = Timeouts(
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,
@@ -139,7 +143,7 @@ def select(
     limits = Limits(stop, max_trials, max_time, goal)
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(recipe, data, space, enqueued(search, space, enqueue), engine, function)
-    spec = run_spec(inputs, epochs, metric, mode, parallel, seed, exact, timeouts, limits)
+    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, limits)
     return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 
@@ -187,8 +191,9 @@ def fit(
         )
     function = stop if isinstance(rule, Asked) else None
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
-    better = "min" if mode is None else mode
-    spec = run_spec(inputs, epochs, metric, better, parallel, seed, exact, timeouts, Limits(stop))
+    better: Mode = "min" if mode is None else one_of("mode", mode, ("min", "max"))
+    objectives = () if metric is None else (Objective(scalar(metric), better),)
+    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, Limits(stop))
     return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
 

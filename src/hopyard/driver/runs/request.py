@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import one_of, path, whole
+import msgspec
+
+from hopyard.checks import one_of, path, scalar, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
 from hopyard.search.kinds import batch_of, learns, open_sampler
-from hopyard.spec import Encrypt, RunSpec, Timeouts
+from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec, Timeouts
 from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
 from hopyard.store.states import private
 from hopyard.text import shown, unwritable
@@ -93,11 +96,34 @@ def rule_of(stop: Any) -> Rule | None:
     )
 
 
+def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
+    """Return the objectives that `metric=` and `mode=` mean: one, or a list of each.
+
+    Raises:
+        SpecError: they are no such lists.
+    """
+    if not isinstance(metric, (list, tuple)):
+        return (Objective(scalar(metric), mode),)
+    if not metric or not isinstance(mode, (list, tuple)) or len(mode) != len(metric):
+        raise SpecError(
+            f"metric = {shown(metric)} and mode = {shown(mode)}: a list of metrics needs a list of as many modes, "
+            'for example metric=["val_loss", "seconds"], mode=["min", "min"]'
+        )
+    objectives = tuple([Objective(scalar(name), way) for name, way in zip(metric, mode, strict=True)])
+    if len(dict.fromkeys(each.metric for each in objectives)) < len(objectives):
+        raise SpecError(f"metric = {shown(metric)}: each metric must be there once")
+    if len(objectives) > 1 and objectives[0].metric == SECONDS:
+        raise SpecError(
+            f"metric = {shown(metric)}: the first one decides which epoch of a trial counts and which trials stop, and "
+            '"seconds" has no value for an epoch; name another one first'
+        )
+    return objectives
+
+
 def run_spec(
     inputs: RunInputs,
     epochs: int,
-    metric: str | None,
-    mode: Literal["min", "max"],
+    objectives: Sequence[Objective],
     parallel: Parallel | None,
     seed: int,
     exact: bool | Literal["warn"],
@@ -113,9 +139,8 @@ def run_spec(
     parallel = Hopper() if parallel is None else parallel
     if not isinstance(parallel, PARALLEL):
         raise SpecError(f"parallel must be {CHOICES}, got {shown(parallel)}")
-    if metric is not None and not isinstance(metric, str):
-        raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(metric)}')
-    total = open_sampler(inputs.search, inputs.space, whole("seed", seed), one_of("mode", mode, ("min", "max"))).total
+    modes = [each.mode for each in objectives] or ["min"]
+    total = open_sampler(inputs.search, inputs.space, whole("seed", seed), modes).total
     if limits.max_trials is not None:
         most = whole("max_trials", limits.max_trials, 1)
         total = most if total is None else min(total, most)
@@ -129,18 +154,21 @@ def run_spec(
         max_time=limits.max_time,
         goal=limits.goal,
         seed=seed,
-        metric=metric,
-        mode=mode,
+        metric=objectives[0].metric if objectives else None,
+        mode=modes[0],
+        also=tuple(objectives[1:]) or msgspec.UNSET,
         exact=exact,
         void_epochs=True,
         timeouts=timeouts,
         gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),
     )
-    words = [] if metric is None else metric.lower().split("_")
-    better = next((way for way, names in BETTER.items() if not names.isdisjoint(words)), mode)
-    if better != mode:
-        log.warning('mode = "%s": of metric = %r the %s is taken for the best', mode, metric, f"{mode}imum")
+    for each in objectives:
+        words = each.metric.lower().split("_")
+        better = next((way for way, names in BETTER.items() if not names.isdisjoint(words)), each.mode)
+        if better != each.mode:
+            best = f"{each.mode}imum"
+            log.warning('mode = "%s": of metric = %r the %s is taken for the best', each.mode, each.metric, best)
     _check_cohorts(spec)
     if (reason := inexact(spec, learns(inputs.search))) and exact is True:
         raise Inexact(f"exact=True: {reason}")
@@ -158,6 +186,8 @@ def inexact(spec: RunSpec, learning: bool) -> str:
         return f"what hy.{name}(…) decides depends on when results come in{wait}"
     if learning and not spec.batch and not isinstance(rule, (ASHA, Hyperband, Median)):
         return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
+    if len(spec.objectives) > 1 and any(each.metric == SECONDS for each in spec.objectives):
+        return 'the objective "seconds" differs from run to run; leave it out of metric='
     if spec.max_time is not None:
         return f"how far trials come in max_time={spec.max_time:g} seconds depends on the machine; leave it out"
     if spec.goal is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hopyard.driver.runs.resume.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
+from hopyard.search.proposer import observation
 from hopyard.spec import Config
 from hopyard.store.journal import read, whole_bytes
 from hopyard.store.layout import Layout, find
@@ -140,6 +142,15 @@ class Run:
                 f"{reasons(self._machine)}"
             )
         return self._trial(best_record, self.status)
+
+    @property
+    def pareto(self) -> list[Trial]:
+        """The trials that no other beats in one of the run's objectives without being beaten in another, the best by
+        the first metric first. A trial counts with the values of its best epoch by the first metric, and with its
+        seconds; failed trials do not count, nor those with a value that is not finite. (With one metric: the best
+        trial, and those that are equal to it.)"""
+        status = self.status
+        return [self._trial(record, status) for record in words.pareto(self._machine)]
 
     def trial(self, number: int) -> Trial:
         """Return the trial of this number, as it stands."""
@@ -277,18 +288,27 @@ class Run:
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
-        try:
+        with _written("gantt", path):
             if target.suffix == ".png":
                 gantt.png(read(self._layout.journal, CODEC), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
                     file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
-        except OSError as error:
-            if path is None:
-                raise
-            raise SpecError(
-                f"gantt(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
-            ) from error
+        return target
+
+    def plot(self, path: str | Path | None = None) -> Path:
+        """Write what the search did: the metric of each trial by epoch, how far trials came and what rungs decided,
+        parallel coordinates, the metric by each parameter, and of several objectives which trials none beats. HTML that
+        opens without network, where a click follows one trial, or PNG by the name's ending; default `plot.html` in the
+        run directory."""
+        from hopyard.views import plot
+
+        target = Path(checks.path("path", path)) if path is not None else self._layout.plot
+        with _written("plot", path):
+            if target.suffix == ".png":
+                plot.png(self._machine, target)
+            else:
+                target.write_text(plot.html(self._machine, self.directory.name), encoding="utf-8")
         return target
 
     def to_pandas(self) -> Any:
@@ -297,10 +317,10 @@ class Run:
         `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
-        included. Reads the journal once. A metric that has the name of one of these columns is in "metrics/error", a
+        included. A metric that has the name of one of these columns is in "metrics/error", a
         parameter that has the name of a metric or of such a column in "config/loss".
         """
-        trials, seconds = self.trials, self._seconds()
+        trials = self.trials
         own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
         taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
         return _frame(
@@ -309,7 +329,7 @@ class Run:
                     "trial": t.id,
                     "status": t.status,
                     "epoch": t.epoch,
-                    "seconds": sum(seconds.get(t.id, {}).values()),
+                    "seconds": t.seconds,
                 },
                 _config(t.config, taken),
                 _metrics(t.metrics, own),
@@ -338,6 +358,50 @@ class Run:
             for epoch, values in t.history.items()
         )
 
+    def to_optuna(self) -> Any:
+        """Return the run as an optuna.Study in memory, for Optuna's dashboard and its plots: each trial with its
+        number, parameters, distributions, state (stopped ones are "PRUNED"), the metric at its best epoch, and its
+        values at all epochs. `user_attrs` have all metrics of that epoch, and the configuration. Opens the run's
+        pickle, reads the journal once.
+
+        Raises:
+            UsageError: Optuna is not installed, or the run has no metric.
+        """
+        return self._study(prunes=True)
+
+    def importance(self) -> dict[str, float]:
+        """Return parameter → its share in what made trials good, the largest first, by Optuna's default method
+        (PED-ANOVA). Stopped trials count with their best values. With several objectives: in what brought trials near
+        the Pareto front.
+
+        Raises:
+            UsageError: Optuna is not installed, the run has no metric, or fewer than 4 trials ended with a value.
+        """
+        from hopyard.search.study import importance_of
+
+        return importance_of(self._study(prunes=False))
+
+    def _study(self, prunes: bool) -> Any:
+        from hopyard.search.study import Result, study_of
+
+        spec = self._machine.spec
+        if not spec.objectives:
+            raise UsageError(f"{self.directory}: it has no metric=, whose values a Study would hold")
+        times: dict[int, tuple[float, float]] = {}
+
+        def add(span: Span) -> None:
+            start, end = times.get(span.trial, (span.start, span.start))
+            times[span.trial] = start, max(end, span.end or span.start)
+
+        chart(read(self._layout.journal, CODEC), add)
+        results = []
+        for trial in self.trials:
+            record = trial._record
+            notes: dict[str, Any] = {**trial.metrics, "epoch": trial.epoch, "config": trial.config}
+            notes |= {"reason": trial.reason, "error": trial.error}
+            results.append(Result(observation(record, spec), notes, *times.get(trial.id, (None, None))))
+        return study_of(self.directory.name, spec.objectives, self._inputs.space, results, prunes)
+
     def _seconds(self) -> dict[int, dict[int, float]]:
         """Return trial → epoch (from 1) → seconds that workers spent on its units that ended well."""
         seconds: dict[int, dict[int, float]] = {}
@@ -363,6 +427,19 @@ class Run:
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+@contextlib.contextmanager
+def _written(method: str, path: str | Path | None) -> Iterator[None]:
+    """Say what is wrong with a path of the user's that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if path is None:
+            raise
+        raise SpecError(
+            f"{method}(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
+        ) from error
 
 
 def _digests(inputs: RunInputs) -> list[str]:

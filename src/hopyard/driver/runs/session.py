@@ -189,7 +189,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
         )
 
-        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.mode)
+        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def asked(number: int) -> bool:
             trial = run.trial(number)

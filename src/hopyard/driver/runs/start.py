@@ -33,6 +33,7 @@ from hopyard.filesystems import absolute
 from hopyard.parallel import any_workers, parallel_of, whole_epochs
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
+from hopyard.spec import RunSpec
 from hopyard.stopping import Asked
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
@@ -56,7 +57,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     `select` does."""
     for name, value in (("resume", resume), ("wait", wait), ("trust", trust)):
         flag(name, value)
-    inputs, metric = request.inputs, request.spec.metric
+    inputs = request.inputs
     if resume and request.directory is None:
         raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
     pickle = _pickled(inputs)
@@ -65,7 +66,9 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             return _resume(request, layout, lock, wait, trust)
         kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         manifest = inputs.data.prepare()
-        if metric is not None and metric.startswith("val_") and not manifest.validate:
+        for metric in [each.metric for each in request.spec.objectives if each.metric.startswith("val_")]:
+            if manifest.validate:
+                break
             raise SpecError(
                 f"metric = {metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
                 'choose a metric of training such as "loss"'
@@ -250,9 +253,11 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     if any_workers(request.parallel) and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
-    names = ("epochs", "metric", "mode", "seed", "exact", "stop", "batch", "max_time", "goal")
+    names = ("epochs", "seed", "exact", "stop", "batch", "max_time", "goal")
     asked = {name: (getattr(then, name), getattr(now, name)) for name in names}
     asked |= {
+        "metric": (_one_or_all(then, "metric"), _one_or_all(now, "metric")),
+        "mode": (_one_or_all(then, "mode"), _one_or_all(now, "mode")),
         "parallel": (parallel_of(then), parallel_of(now)),
         "store": (parent_of(about.store) or None, None if request.store is None else absolute(str(request.store))),
         "encrypt": (about.encrypt, request.encrypt),
@@ -265,7 +270,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     manifest = inputs.data.prepare()
     if manifest.digest != about.data:
         differ.append(difference(manifest_of(layout), manifest) or "on other data")
-    sampler = open_sampler(inputs.search, inputs.space, now.seed, now.mode)
+    sampler = open_sampler(inputs.search, inputs.space, now.seed, now.modes)
     if machine.exhausted and not machine.search.closed and now.trials != len(machine.trials):
         differ.append(f"of {len(machine.trials)} trials, the search proposes {now.trials}")
     for trial in machine.trials.values():
@@ -281,6 +286,12 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
         )
     changes = Changes(msgspec.structs.asdict(now.timeouts))
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
+
+
+def _one_or_all(spec: RunSpec, field: Literal["metric", "mode"]) -> Any:
+    """Return metric or mode as the user gave it: a list where there are several objectives."""
+    several = [getattr(each, field) for each in spec.objectives]
+    return several if len(several) > 1 else getattr(spec, field)
 
 
 def _differs(layout: Layout, about: About, name: str, now: Any, trust: bool) -> bool:

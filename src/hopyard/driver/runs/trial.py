@@ -51,6 +51,7 @@ class Trial:
         metrics: metrics of that epoch; {} before any is all in.
         history: epoch → metrics, for all epochs.
         digest: digest of its final State; "" before it is durable.
+        seconds: time that workers spent on it: from each unit's dispatch to its end, what was done again included.
         error: why it failed, else "".
         reason: the search's newest decision about it, in words: why it waits, goes on or was stopped.
     """
@@ -73,6 +74,7 @@ class Trial:
         self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
         self.metrics = {} if self.epoch is None else dict(self.history[self.epoch])
         self.digest = record.digests.get(spec.steps, "") or record.digest()
+        self.seconds = record.worker_seconds
         self.error = record.error
         self.reason = record.reason
 

@@ -82,7 +82,7 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
                 f"search = {shown(changes.search)}: a search that learns proposes from what came before, so nobody can "
                 "tell whether it begins with the run's trials; start another run, with enqueue= for what was good"
             )
-        sampler = open_sampler(changes.search, inputs.space, spec.seed, spec.mode)
+        sampler = open_sampler(changes.search, inputs.space, spec.seed, spec.modes)
         assert not isinstance(sampler, LearningSampler)
         total = sampler.total
         if total is not None and total < len(trials):

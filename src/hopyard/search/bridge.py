@@ -1,0 +1,119 @@
+"""Between our searches and Optuna, which is imported here alone: distributions, values and states as each has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil, floor, nextafter
+from typing import Any
+
+import msgspec
+
+from hopyard.errors import SpecError, UsageError
+from hopyard.ports import Observation
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
+
+
+def optuna_package() -> Any:
+    """Import Optuna.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError(
+            f"searches that learn, and Studies of runs, need Optuna: pip install 'hopyard[search]' ({error})"
+        ) from None
+    return optuna
+
+
+@contextmanager
+def quietly() -> Iterator[Any]:
+    """Give Optuna, which would print a line for each study, and put its verbosity back."""
+    optuna = optuna_package()
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
+    try:
+        yield optuna
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def state_of(each: Observation, prunes: bool) -> str:
+    """Return the name of Optuna's state for a trial."""
+    if each.status == "failed" or (not each.best and each.status in ("completed", "stopped", "paused")):
+        return "FAIL"
+    if each.status in ("stopped", "paused"):
+        return "PRUNED" if prunes else "COMPLETE"
+    return "COMPLETE" if each.status == "completed" else "RUNNING"
+
+
+def as_optuna(optuna: Any, distribution: Distribution) -> Any:
+    """Return the distribution as Optuna has it: of a choice and of steps, the number of the value."""
+    kinds = optuna.distributions
+    match distribution:
+        case Choice(values):
+            return kinds.CategoricalDistribution(tuple(range(len(values))))
+        case RandInt(low, high, log=log):
+            return kinds.IntDistribution(low, high - 1, log=log)
+        case Steps(_, _, count):
+            return kinds.IntDistribution(0, count - 1)
+        case Uniform(low, high, q=q) if q is not None:
+            return kinds.IntDistribution(ceil(low / q), max(ceil(low / q), floor(high / q)))
+        case Uniform(low, high, log):
+            return kinds.FloatDistribution(low, high, log=log)
+
+
+def suggest(trial: Any, name: str, distribution: Any) -> Any:
+    """Ask the sampler for one parameter."""
+    if hasattr(distribution, "choices"):
+        return trial.suggest_categorical(name, distribution.choices)
+    low, high = distribution.low, distribution.high
+    if isinstance(low, int):
+        return trial.suggest_int(name, low, high, log=distribution.log)
+    return trial.suggest_float(name, low, high, log=distribution.log)
+
+
+def value_of(distribution: Distribution, parameter: Any) -> Any:
+    """Return our value for a parameter of Optuna."""
+    match distribution:
+        case Choice(values):
+            return values[parameter]
+        case Uniform(low, high, q=q) if q is not None:
+            return float(min(max(parameter * q, low), high))
+        case Uniform(low, high):
+            return min(max(parameter, low), nextafter(high, low))
+        case Steps(low, step):
+            return low + parameter * step
+        case RandInt():
+            return parameter
+
+
+def parameter_of(distribution: Distribution, value: Any) -> Any:
+    """The reverse of `_value`."""
+    match distribution:
+        case Choice(values):
+            return values.index(value)
+        case Uniform(q=q) if q is not None:
+            return round(value / q)
+        case Steps(low, step):
+            return round((value - low) / step)
+        case _:
+            return value
+
+
+def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's attributes as JSON has them.
+
+    Raises:
+        SpecError: a journal cannot hold them.
+    """
+    try:
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(attributes)))
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the sampler notes in its trials what no journal can hold: {error}; use another one"
+        ) from error
+    return values

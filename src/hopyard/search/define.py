@@ -1,0 +1,147 @@
+"""Spaces in define-by-run form: a function that asks for one parameter after the other, as in Optuna.
+
+The function is called for each proposal, and again whenever a sampler is shown the trials so far, with the values that
+these have. So it must depend on what it is told alone: no clock, no file, no random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import floor
+from typing import Any
+
+from hopyard.checks import flag, whole
+from hopyard.errors import SpecError
+from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain
+from hopyard.spec import Config
+from hopyard.text import shown
+
+Pick = Callable[[str, Distribution], Any]
+"""Name, distribution → value."""
+
+
+class Suggestions:
+    """What the function of a space is given: the methods of Optuna's Trial that suggest values. Bounds are included.
+
+    Args:
+        pick: says the value of each parameter.
+    """
+
+    def __init__(self, pick: Pick) -> None:
+        self._pick = pick
+        self._distributions: dict[str, Distribution] = {}
+        self._raised: BaseException | None = None
+        self._values: Config = {}
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> Any:
+        """Return a real number from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
+        label = f"suggest_float({name!r})"
+        low, high = finite(label, "low", low), finite(label, "high", high)
+        _ascending(label, low, high)
+        _exclusive(label, low, step is not None, log)
+        if step is None:
+            return self._suggest(label, name, Uniform(low, high, log=log))
+        if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step <= high - low:
+            raise SpecError(f"{label}: step must be a number > 0 and <= {high - low:g}, got {shown(step)}")
+        return self._suggest(label, name, Steps(low, float(step), 1 + floor((high - low) / step + 1e-9)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
+        """Return an integer from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
+        label = f"suggest_int({name!r})"
+        low, high = whole(f"{label}: low", low), whole(f"{label}: high", high)
+        _ascending(label, low, high)
+        step = whole(f"{label}: step", step, 1, high - low)
+        _exclusive(label, low, step != 1, log)
+        if step == 1:
+            return self._suggest(label, name, RandInt(low, high + 1, log=log))
+        return self._suggest(label, name, Steps(low, step, 1 + (high - low) // step))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of `choices`."""
+        return self._suggest(f"suggest_categorical({name!r})", name, choice(choices))
+
+    def _suggest(self, label: str, name: str, distribution: Distribution) -> Any:
+        if not isinstance(name, str):
+            raise SpecError(f"{label}: the name of a parameter must be text")
+        if (before := self._distributions.get(name)) is not None:
+            if before != distribution:
+                raise SpecError(f"{label}: it was asked for before in this trial, with other values; give another name")
+            return self._values[name]
+        self._distributions[name] = distribution
+        try:
+            self._values[name] = self._pick(name, distribution)
+        except BaseException as error:
+            self._raised = error
+            raise
+        return self._values[name]
+
+
+class Defined:
+    """A space that a function defines.
+
+    Args:
+        function: takes `Suggestions`. It returns None, or a dict of what the configuration holds beside the parameters,
+            which are in it by their names.
+    """
+
+    def __init__(self, function: Callable[[Suggestions], Config | None]) -> None:
+        self._function = function
+
+    def walk(self, pick: Pick) -> Config:
+        """Return one configuration; `pick` says the value of each parameter, in the order that the function asks.
+
+        Raises:
+            SpecError: the function raised, or returned no configuration.
+        """
+        trial = Suggestions(pick)
+        try:
+            returned = self._function(trial)
+        except SpecError:
+            raise
+        except Exception as error:
+            if error is trial._raised:  # the sampler's, not the function's
+                raise
+            raise SpecError(
+                f"space: the function raised after it was told {trial._values!r}: {type(error).__name__}: {error}"
+            ) from error
+        if returned is None:
+            returned = {}
+        if not isinstance(returned, dict):
+            raise SpecError(f"space: the function must return a configuration, which is a dict, got {shown(returned)}")
+        config = dict(trial._values)
+        for name, item in returned.items():
+            value = plain(item, f"space, {plain(name, 'space, the name of a parameter')}")
+            if name in config and config[name] != value:
+                raise SpecError(
+                    f"space: the function returns {name}={shown(value)}, but a parameter of that name was suggested as "
+                    f"{shown(config[name])}; give the parameter another name"
+                )
+            config[name] = value
+        if not config:
+            raise SpecError("space: the function asked for no parameter: call trial.suggest_float(…) or the like in it")
+        return config
+
+
+Searched = Space | Defined
+
+
+def searched(space: Any) -> Searched | None:
+    """Return what is searched; None: it is neither a space nor a function."""
+    if isinstance(space, Space):
+        return space
+    return Defined(space) if callable(space) and not isinstance(space, type) else None
+
+
+def _ascending(label: str, low: float, high: float) -> None:
+    if not low < high:
+        raise SpecError(f"{label}: low must be below high, got {low:g} and {high:g}")
+
+
+def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
+    """Raise SpecError where log= does not fit."""
+    if not flag(f"{label}: log", log):
+        return
+    if steps:
+        raise SpecError(f"{label}: step and log = True are given; leave one of them out")
+    if low <= 0:
+        raise SpecError(f"{label}: low must be > 0 with log=True, got {low:g}")

@@ -1,0 +1,168 @@
+"""Several objectives: the trials that none beats, what samplers learn, what is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Began, Dispatch, Done, Proposed
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.driver.runs.replay import replay
+from hopyard.errors import Inexact, PreflightError, RunDirectoryError, SpecError
+from hopyard.frameworks.linear import Linear
+from hopyard.search.kinds import open_sampler
+from hopyard.search.proposer import Proposer
+from hopyard.spec import Batch, Objective, RunSpec
+from hopyard.views import words
+from jobs import WIDTH, dataset, journal
+
+SPACE = hy.Space(lr=hy.loguniform(1e-3, 1.0), size=hy.uniform(1, 9))
+BOTH: dict[str, Any] = {"metric": ["val_loss", "val_size"], "mode": ["min", "min"]}
+
+
+class Sized(Linear):
+    """A Linear with a second metric: what its configuration says of its size."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(WIDTH, 2, lr=config["lr"], batch_size=16)
+        self._size = config["size"]
+
+    def train(self, batch: Batch) -> Any:
+        return {**super().train(batch), "size": (self._size * batch.rows, batch.rows)}
+
+    def evaluate(self, batch: Batch) -> Any:
+        return {**super().evaluate(batch), "size": (self._size * batch.rows, batch.rows)}
+
+
+def search(directory: Path, **more: Any) -> hy.Run:
+    arguments = {"search": hy.Random(6), "epochs": 2, "engine": hy.Inline(), "exact": False, **BOTH, **more}
+    return hy.select(Sized, SPACE, dataset(), directory=directory, **arguments)
+
+
+def dominates(a: Any, b: Any) -> bool:
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+
+def test_the_trials_that_none_beats(tmp_path: Path) -> None:
+    run = search(tmp_path / "run")
+    values = {t.id: (t.metrics["val_loss"], t.metrics["val_size"]) for t in run.trials}
+    front = [n for n, mine in values.items() if not any(dominates(other, mine) for other in values.values())]
+    assert [t.id for t in run.pareto] == sorted(front, key=lambda n: values[n])
+    assert run.pareto[0].id == run.best.id  # the first metric decides
+    assert run.report().count("Not dominated by val_loss (min), val_size (min)\n  trial ") == 1
+    assert [t.id for t in hy.load(run.directory).pareto] == [t.id for t in run.pareto]
+
+
+def test_a_front_is_what_comparing_each_with_each_gives() -> None:
+    drawn = random.Random(0)
+    spec = RunSpec(
+        epochs=1,
+        partitions=1,
+        validation=0,
+        metric="a",
+        mode="max",
+        also=(Objective("b", "min"), Objective("c", "max")),
+    )
+    for _ in range(50):
+        machine = Machine(spec)
+        for number in range(12):
+            machine.apply(Proposed(trial=number, config={}))
+            trial = machine.trials[number]
+            trial.status = "completed" if number else "failed"
+            if number > 1:
+                trial.add_epoch(0, {name: float(drawn.randint(0, 3)) for name in "abc"}, spec)
+        costs = {
+            t.id: (-t.history[0]["a"], t.history[0]["b"], -t.history[0]["c"])
+            for t in machine.trials.values()
+            if t.history
+        }
+        front = {n for n, mine in costs.items() if not any(dominates(other, mine) for other in costs.values())}
+        assert {trial.id for trial in words.pareto(machine)} == front
+
+
+def test_seconds_are_those_of_the_workers_and_the_journal_has_them(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", metric=["val_loss", "seconds"], mode=["min", "min"], search=hy.Random(3))
+    lines = journal(run.directory)
+    for trial in run.trials:
+        given = {line.unit.lease: line for line in lines if isinstance(line, Dispatch) and line.unit.trial == trial.id}
+        spent = [line.at - given[line.lease].at for line in lines if isinstance(line, Done) and line.lease in given]
+        assert len(spent) > 2 and trial.seconds == pytest.approx(sum(spent))
+        record = fold(lines).trials[trial.id]
+        assert record.objectives(fold(lines).spec) == (trial.metrics["val_loss"], trial.seconds)
+    assert list(run.to_pandas()["seconds"]) == [trial.seconds for trial in run.trials]
+    assert [trial.values[1] for trial in run.to_optuna().trials] == [trial.seconds for trial in run.trials]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["TPE", "GP", "NSGAIISampler"])
+def test_what_is_proposed_for_several_follows_from_the_journal_alone(tmp_path: Path, sampler: str) -> None:
+    import optuna
+
+    many = 24
+    kind = hy.Optuna(lambda seed: optuna.samplers.NSGAIISampler(population_size=6, seed=seed), many)
+    kind = kind if sampler == "NSGAIISampler" else getattr(hy, sampler)(12)
+    run = search(tmp_path / "run", search=kind, epochs=1, metric=["val_loss", "seconds"], mode=["min", "min"])
+    lines, asked = journal(run.directory), 0
+    for place, line in enumerate(lines):
+        if isinstance(line, Proposed):
+            machine = fold(lines[:place])
+            opened = open_sampler(kind, SPACE, machine.spec.seed, machine.spec.modes)
+            proposal = opened.propose(Proposer(machine, opened, 1)._history())  # type: ignore[union-attr, arg-type]
+            assert proposal is not None and proposal.config == line.config
+            asked += 1
+    assert asked == kind.trials
+    assert replay(run.directory, engine=hy.Inline()).different == []
+    if sampler == "NSGAIISampler":
+        generations = {
+            v for line in lines if isinstance(line, Proposed) for k, v in line.attributes.items() if "generation" in k
+        }
+        assert generations == {0, 1, 2, 3}
+
+
+def test_one_metric_is_in_the_journal_as_before(tmp_path: Path) -> None:
+    run = search(tmp_path / "run", metric=["val_loss"], mode=["min"], search=hy.Random(1), epochs=1)
+    (began,) = [line for line in journal(run.directory) if isinstance(line, Began)]
+    assert (began.spec.metric, began.spec.mode) == ("val_loss", "min")
+    assert b'"also"' not in (run.directory / "journal.jsonl").read_bytes()
+    assert [trial.id for trial in run.pareto] == [run.best.id]
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "text"),
+    [
+        ([], [], r"metric = \[\] and mode = \[\]: a list of metrics needs a list of as many modes"),
+        (["a", "b"], "min", "a list of metrics needs a list of as many modes"),
+        (["a", "b"], ["min"], "a list of metrics needs a list of as many modes"),
+        (["a", "a"], ["min", "min"], "each metric must be there once"),
+        (["a", 3], ["min", "min"], r'metric must be the name of a metric \(for example "val_loss"\), got 3'),
+        (["a", "b"], ["min", "least"], 'mode must be "min" or "max", got \'least\''),
+        (["seconds", "a"], ["min", "min"], '"seconds" has no value for an epoch; name another one first'),
+    ],
+)
+def test_lists_that_say_nothing_are_refused(tmp_path: Path, metric: Any, mode: Any, text: str) -> None:
+    with pytest.raises(SpecError, match=text):
+        search(tmp_path / "run", metric=metric, mode=mode)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Inexact, match='the objective "seconds" differs from run to run'):
+        search(tmp_path / "run", metric=["val_loss", "seconds"], exact=True)
+    with pytest.raises(SpecError, match=r"hy\.CMA learns from one metric, metric= has 2; hy.TPE"):
+        search(tmp_path / "run", search=hy.CMA(3))
+    with pytest.raises(PreflightError, match="metric = 'val_width': the recipe reports"):
+        search(tmp_path / "other", metric=["val_loss", "val_width"])
+    with pytest.raises(SpecError, match="metric = 'val_size', but the data has no validation rows"):
+        hy.select(Sized, SPACE, dataset(validation=0), search=hy.Random(1), epochs=1, metric=["loss", "val_size"],
+                  mode=["min", "min"], engine=hy.Inline(), directory=tmp_path / "none")  # fmt: skip
+
+
+def test_other_objectives_are_another_run(tmp_path: Path) -> None:
+    search(tmp_path / "run", search=hy.Random(1), epochs=1)
+    with pytest.raises(RunDirectoryError, match=r"with metric=\['val_loss', 'val_size'\], not 'val_loss'"):
+        search(tmp_path / "run", search=hy.Random(1), epochs=1, metric="val_loss", mode="min", resume=True)
+    assert search(tmp_path / "run", search=hy.Random(1), epochs=1, resume=True).status == "completed"

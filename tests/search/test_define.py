@@ -1,0 +1,157 @@
+"""Spaces that a function defines: what it may ask, what becomes of the answers, what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Proposed
+from hopyard.core.runs.machine import fold
+from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.search.define import Defined, Suggestions
+from hopyard.search.kinds import open_sampler
+from hopyard.search.proposer import Proposer
+from hopyard.space import RandInt
+from jobs import dataset, journal, linear
+
+
+def layers(trial: Suggestions) -> dict[str, Any]:
+    """A space with as many parameters as one of them says."""
+    depth = trial.suggest_int("depth", 1, 3)
+    return {
+        "lr": trial.suggest_float("lr", 1e-3, 1.0, log=True),
+        "units": [trial.suggest_int(f"units{n}", 8, 32, step=8) for n in range(depth)],
+        "act": trial.suggest_categorical("act", ["relu", "tanh"]),
+    }
+
+
+def drawn(function: Any, many: int = 300) -> list[dict[str, Any]]:
+    return hy.Random(many).open(function, 0).configs
+
+
+def test_a_configuration_has_the_parameters_by_name_and_what_is_returned() -> None:
+    for config in drawn(layers, 30):
+        units = [config[f"units{n}"] for n in range(config["depth"])]
+        assert config["units"] == units and set(units) <= {8, 16, 24, 32}
+        assert set(config) == {"depth", "lr", "act", "units", *(f"units{n}" for n in range(config["depth"]))}
+    assert drawn(layers, 30) == drawn(layers, 30) == drawn(layers)[:30]
+
+
+def test_draws_are_those_of_a_space_with_the_same_distributions() -> None:
+    space = hy.Space(lr=hy.loguniform(1e-3, 1.0), n=hy.randint(0, 5), act=hy.choice(["a", "b"]))
+
+    def function(trial: Suggestions) -> None:
+        trial.suggest_float("lr", 1e-3, 1.0, log=True)
+        trial.suggest_int("n", 0, 4)
+        trial.suggest_categorical("act", ["a", "b"])
+
+    assert drawn(function) == hy.Random(300).open(space, 0).configs
+
+
+def test_bounds_and_steps() -> None:
+    def function(trial: Suggestions) -> None:
+        trial.suggest_float("tenths", 0.1, 0.5, step=0.1)
+        trial.suggest_int("odd", 1, 8, step=2)
+        trial.suggest_int("power", 1, 1024, log=True)
+
+    configs = drawn(function)
+    assert sorted({round(c["tenths"], 9) for c in configs}) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert sorted({c["odd"] for c in configs}) == [1, 3, 5, 7] and all(type(c["odd"]) is int for c in configs)
+    small = sum(c["power"] <= 32 for c in configs) / len(configs)
+    assert (
+        0.45 < small < 0.65
+        and RandInt(1, 1025, log=True).at(0.0) == 1
+        and RandInt(1, 1025, log=True).at(1 - 1e-12) == 1024
+    )
+    assert {type(c["power"]) for c in configs} == {int}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [hy.TPE(14), hy.CMA(12)], ids=["tpe", "cma"])
+def test_learning_searches_take_it_and_say_the_same_after_a_resume(tmp_path: Path, search: Any) -> None:
+    run = hy.select(
+        linear, layers, dataset(), search=search, epochs=1, metric="val_loss", mode="min", engine=hy.Inline(),
+        directory=tmp_path / "run", exact=False,
+    )  # fmt: skip
+    lines = journal(run.directory)
+    for place, line in enumerate(lines):
+        if isinstance(line, Proposed):
+            machine = fold(lines[:place])
+            sampler = open_sampler(search, run._inputs.space, machine.spec.seed, machine.spec.modes)
+            assert sampler.propose(Proposer(machine, sampler, 1)._history()).config == line.config  # type: ignore[union-attr, arg-type]
+    assert "units" in run.trials[0].config and "units" not in run.to_optuna().trials[0].params
+
+
+def edges(trial: Suggestions) -> None:
+    trial.suggest_int("n", 1, 1024, log=True)
+    trial.suggest_float("x", -1, 1, step=0.5)
+
+
+def test_samplers_learn_in_the_parameters_own_terms() -> None:
+    from hopyard.ports import Observation
+
+    sampler = hy.TPE(60).open(edges, 0)
+    history: list[Any] = []
+    while (proposal := sampler.propose(history)) is not None:
+        config = proposal.config
+        assert config["x"] in (-1.0, -0.5, 0.0, 0.5, 1.0)
+        value = abs(math.log2(config["n"]) - 5) + abs(config["x"] - 0.5)
+        history.append(Observation(config, "completed", {1: value}, (value,), proposal.count, proposal.attributes))
+    best = min(history[30:], key=lambda each: each.best).config
+    assert 24 <= best["n"] <= 42 and best["x"] == 0.5
+
+
+def test_another_function_is_another_run(tmp_path: Path) -> None:
+    def select(function: Any, **more: Any) -> hy.Run:
+        return hy.select(linear, function, dataset(), search=hy.Random(2), epochs=1, metric="val_loss", mode="min",
+                         engine=hy.Inline(), directory=tmp_path / "run", **more)  # fmt: skip
+
+    select(layers)
+    assert select(layers, resume=True).status == "completed"
+    with pytest.raises(RunDirectoryError, match="with another space"):
+        select(lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 0.5)}, resume=True)
+
+
+def twice(trial: Suggestions) -> None:
+    trial.suggest_float("lr", 0, 1)
+    trial.suggest_float("lr", 0, 2)
+
+
+def breaks(trial: Suggestions) -> None:
+    trial.suggest_float("lr", 0, 1)
+    trial.report(0.5, 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda t: {"lr": 2 * t.suggest_float("lr", 0.5, 1)}, "returns lr=.*, but .* suggested as .*; give"),
+        (lambda t: None, "asked for no parameter"),
+        (lambda t: [t.suggest_float("lr", 0, 1)], r"the function must return a configuration, which is a dict, got \["),
+        (lambda t: {"net": object()}, "space, net: .* is a object"),
+        (lambda t: t.suggest_float("lr", 1, 0), r"suggest_float\('lr'\): low must be below high, got 1 and 0"),
+        (lambda t: t.suggest_float("lr", 0, 1, log=True), "low must be > 0 with log=True, got 0"),
+        (lambda t: t.suggest_float("lr", 1, 2, log=True, step=0.5), "step and log = True are given"),
+        (lambda t: t.suggest_float("lr", 0, 1, step=0), "step must be a number > 0 and <= 1, got 0"),
+        (lambda t: t.suggest_int("n", 0.5, 1), r"suggest_int\('n'\): low must be an integer, got 0.5"),
+        (lambda t: t.suggest_int("n", 0, 4, step=9), "step must be an integer from 1 to 4, got 9"),
+        (lambda t: t.suggest_categorical("act", []), "must be given a list of at least one value"),
+        (twice, "it was asked for before in this trial, with other values"),
+        (breaks, "the function raised after it was told {'lr': .*}: AttributeError: .* has no attribute 'report'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_and_how(function: Any, text: str) -> None:
+    with pytest.raises(SpecError, match=text) as raised:
+        Defined(function).walk(lambda name, values: values.at(0.5))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_grid_cannot_know_its_points() -> None:
+    with pytest.raises(SpecError, match=r"hy.Grid\(\) lists all points beforehand, which a function does not tell"):
+        hy.Grid().open(layers, 0)
+    with pytest.raises(SpecError, match=r"space must be a hy\.Space, or a function of a trial"):
+        hy.Random(1).open(hy.Space, 0)

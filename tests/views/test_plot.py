@@ -1,0 +1,109 @@
+"""The pictures of a search: what is drawn, one offline page, PNG."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Proposed
+from hopyard.core.runs.machine import Machine
+from hopyard.errors import SpecError, UsageError
+from hopyard.spec import Objective, RunSpec
+from hopyard.views import plot
+from jobs import dataset, linear
+
+SPEC = RunSpec(epochs=3, partitions=2, validation=1, metric="val_loss", mode="min", also=(Objective("size", "max"),))
+CONFIGS = [
+    {"lr": 0.001, "act": "relu", "width": 8},
+    {"lr": 0.1, "act": "</script><b>", "width": 8},
+    {"lr": 0.01, "width": 16},
+    {"lr": 0.01, "act": "relu", "width": 8},
+]
+
+
+def machine(configs: Any = CONFIGS, spec: RunSpec = SPEC) -> Machine:
+    """One whose trials have as many epochs as their number says; the last value of trial 2 is NaN."""
+    machine = Machine(spec)
+    for number, config in enumerate(configs):
+        machine.apply(Proposed(trial=number, config=config))
+        trial = machine.trials[number]
+        trial.reached = 2 * number
+        for epoch in range(number):
+            value = math.nan if (number, epoch) == (2, 1) else 1.0 / (number + epoch)
+            trial.add_epoch(epoch, {"val_loss": value, "size": float(number)}, spec)
+        trial.status = ("waiting", "stopped", "paused", "completed")[number]
+        trial.reason = "rung 1: 3rd of 3" if number == 1 else ""
+    return machine
+
+
+def data(page: str) -> Any:
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+
+
+def test_what_is_drawn() -> None:
+    drawn = plot.picture(machine())
+    assert [(each.trial, each.far, each.values) for each in drawn.curves] == [
+        (3, 3.0, [(1, 1 / 3), (2, 1 / 4), (3, 1 / 5)]),
+        (2, 2.0, [(1, 1 / 2)]),
+        (1, 1.0, [(1, 1.0)]),
+        (0, 0.0, []),
+    ]
+    assert [each.shade for each in drawn.curves] == [1.0, 0.5, 0.0, None]
+    assert (drawn.low, drawn.high, drawn.front) == (0.2, 1.0, [3])
+    assert [axis.name for axis in drawn.axes] == ["lr", "act", "width", "val_loss"]
+    assert [text for _, text in drawn.axes[0].marks] == ["0.001", "0.00316", "0.01", "0.0316", "0.1"]  # logarithmic
+    assert [text for _, text in drawn.axes[2].marks] == ["8", "10", "12", "14", "16"]
+    assert drawn.curves[1].places == pytest.approx([0.5, None, 1.0, 0.375])
+    assert drawn.curves[3].places[-1] is None
+
+
+def test_the_page_holds_all_needs_no_network_and_escapes() -> None:
+    page = plot.html(machine(), "search <x>")
+    assert "search &lt;x&gt;" in page and "<x>" not in page and "{{" not in page
+    assert page.count("</script>") == 2
+    assert not re.search(r"(src|href)=|url\(|@import|fetch\(|https?:(?!//www.w3.org/2000/svg)", page)
+    drawn = data(page)
+    assert drawn["curves"][2]["text"] == "lr=0.1 act=</script><b> width=8"
+    assert drawn["curves"][2]["reason"] == "rung 1: 3rd of 3"
+
+
+def test_before_anything_happened_and_with_one_trial() -> None:
+    for configs in ([], CONFIGS[:1]):
+        drawn = data(plot.html(machine(configs)))
+        assert [each["values"] for each in drawn["curves"]] == [[] for _ in configs]
+
+
+def test_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot.png(machine(), tmp_path / "a.png")
+    plot.png(machine([]), tmp_path / "empty.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"] + ["matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=r"pip install hopyard\[plot\]"):
+        plot.png(machine(), tmp_path / "a.png")
+
+
+def test_a_run_draws_its_rungs(tmp_path: Path) -> None:
+    run = hy.select(
+        linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search=hy.Random(4), epochs=4, metric="val_loss",
+        mode="min", stop=hy.ASHA(2, sync=True), engine=hy.Inline(), directory=tmp_path / "run",
+    )  # fmt: skip
+    page = run.plot()
+    assert page == run.directory / "plot.html"
+    drawn = data(page.read_text())
+    assert drawn["rungs"] == [["rung 1", 1.0, 4, 2], ["rung 2", 2.0, 2, 1]]
+    assert [each["far"] for each in drawn["curves"]] == [4.0, 2.0, 1.0, 1.0]
+    assert hy.load(run.directory).plot(tmp_path / "again.html").read_text() == page.read_text()
+    with pytest.raises(SpecError, match=r"plot\(path='.*none/a.html'\): No such file or directory; give a file in"):
+        run.plot(tmp_path / "none" / "a.html")
