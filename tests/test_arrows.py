@@ -42,7 +42,7 @@ INSIDE = {
         {"dataset"},
         {"apply"},
     ],
-    "frameworks": [{"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
+    "frameworks": [{"rounds"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
     "agent": [
         {"parent", "progress", "import_hooks"},
         {"connection", "spark_files"},

@@ -202,7 +202,7 @@ class Exchange(Protocol):
         ...
 
     def broadcast(self, arrays: Sequence[Any]) -> None:
-        """Replace tensors of torch by those of rank 0."""
+        """Replace arrays, of NumPy or torch and of any dtype, by those of rank 0."""
         ...
 
     def gather(self, data: bytes) -> list[bytes]:
