@@ -95,6 +95,7 @@ HEAVY = {
     "keras": {"frameworks/keras/", "compat/tensorflowonspark/compat.py"},
     "tensorflow": {
         "frameworks/keras/loops/tensorflow.py",
+        "frameworks/keras/loops/tensorflow_gang.py",
         "frameworks/tensorflow/",
         "feeds/adapters.py",
         "compat/tensorflowonspark/",

@@ -235,6 +235,15 @@ class SupportsAveraging(SupportsExchange, Protocol):
 
 
 @runtime_checkable
+class SupportsGangCheck(SupportsExchange, Protocol):
+    """A Trainable that can tell which gangs it cannot be a member of."""
+
+    def gang_fault(self, gang: Gang) -> str:
+        """Return why it cannot be a member of such a gang, in one sentence; "": it can."""
+        ...
+
+
+@runtime_checkable
 class SupportsPredict(Protocol):
     """A Trainable that returns outputs for a batch, as a NumPy array (or dict of arrays) of shape (rows, …)."""
 
