@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
@@ -86,15 +85,3 @@ def trained(build: Callable[[], Any], data: Sequence[Columns], batch_size: int, 
     if gang == ALONE:
         return [work(None)]
     return together(work, exchanges(gang))
-
-
-def difference(one: Any, other: Any) -> float:
-    """The largest relative difference of two models' parameters."""
-    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
-    return max(float(((a - b).abs().max() / a.abs().max()).detach()) for a, b in pairs)
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two models have equal parameters and buffers, to the bit."""
-    a, b = one.module.state_dict(), other.module.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -42,7 +42,7 @@ INSIDE = {
         {"dataset"},
         {"apply"},
     ],
-    "frameworks": [{"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
+    "frameworks": [{"rounds"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
     "agent": [
         {"parent", "progress", "import_hooks"},
         {"connection", "spark_files"},
@@ -95,6 +95,7 @@ HEAVY = {
     "keras": {"frameworks/keras/", "compat/tensorflowonspark/compat.py"},
     "tensorflow": {
         "frameworks/keras/loops/tensorflow.py",
+        "frameworks/keras/loops/tensorflow_gang.py",
         "frameworks/tensorflow/",
         "feeds/adapters.py",
         "compat/tensorflowonspark/",

@@ -202,7 +202,7 @@ class Exchange(Protocol):
         ...
 
     def broadcast(self, arrays: Sequence[Any]) -> None:
-        """Replace tensors of torch by those of rank 0."""
+        """Replace arrays, of NumPy or torch and of any dtype, by those of rank 0."""
         ...
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -231,6 +231,15 @@ class SupportsAveraging(SupportsExchange, Protocol):
 
     def set_members(self, trees: list[Tree]) -> None:
         """Take what the other members have, by rank, into the State of rank 0, from which `load` gives it back."""
+        ...
+
+
+@runtime_checkable
+class SupportsGangCheck(SupportsExchange, Protocol):
+    """A Trainable that can tell which gangs it cannot be a member of."""
+
+    def gang_fault(self, gang: Gang) -> str:
+        """Return why it cannot be a member of such a gang, in one sentence; "": it can."""
         ...
 
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hopyard.exchange.buffers import Buffers, tensor_of
@@ -92,7 +93,10 @@ class GangExchange:
 
     def rounded(self, array: Any) -> Any:
         """Return an array as the other members get it in `mean`."""
-        return rounded(tensor_of(array), self.gang.compress) if self.gang.compress in _ROUNDED else array
+        if self.gang.compress not in _ROUNDED:
+            return array
+        value = rounded(tensor_of(array), self.gang.compress)
+        return value.numpy() if isinstance(array, np.ndarray) else value
 
     def _mean_of_rounded(self, tensors: list[torch.Tensor], rows: float) -> float:
         head = struct.pack("<d", rows)
@@ -110,11 +114,12 @@ class GangExchange:
         return total
 
     def broadcast(self, arrays: Sequence[Any]) -> None:
-        """Replace tensors of torch, of any dtype, by those of rank 0."""
+        """Replace arrays of NumPy or torch, of any dtype, by those of rank 0."""
         for array in arrays if self.size > 1 else ():
-            host = array.detach().cpu().contiguous()
+            tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
+            host = tensor.cpu().contiguous()
             self._group.broadcast(host.reshape(-1).view(torch.uint8))
-            array.detach().copy_(host)
+            tensor.copy_(host)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, by rank."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hopyard.frameworks.tree import lower
-from hopyard.ports import SupportsAveraging, SupportsExchange
+from hopyard.ports import SupportsAveraging, SupportsExchange, SupportsGangCheck
 from hopyard.spec import Array, Gang, PackedSums, Part
 from hopyard.store.tree import decode, encode
 
@@ -74,9 +74,13 @@ def cannot_train(trainable: Any, gang: Gang | msgspec.UnsetType) -> str:
         return "a gang exchanges gradients and parameters by torch.distributed, and torch is not installed there"
     if not isinstance(trainable, SupportsExchange):
         return (
-            f"{kind} cannot train in a gang: hy.torch.Model can, and so can a Trainable with set_exchange(exchange) "
-            "that calls exchange.mean(gradients, rows) before its step; other models train with parallel=hy.Hopper()"
+            f"{kind} cannot train in a gang: models of torch and Keras can, and so can a Trainable with "
+            "set_exchange(exchange) that calls exchange.mean(gradients, rows) before its step; others train with "
+            "parallel=hy.Hopper()"
         )
     if gang.exchange == "parameters" and not isinstance(trainable, SupportsAveraging):
-        return f"{kind} cannot average parameters: hy.torch.Model can; it may train with parallel=hy.AllReduce()"
-    return ""
+        return (
+            f"{kind} cannot average parameters, as models of torch and Keras can; it may train with "
+            "parallel=hy.AllReduce()"
+        )
+    return trainable.gang_fault(gang) if isinstance(trainable, SupportsGangCheck) else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from hopyard.checks import whole
 from hopyard.core.runs.order import shard
 from hopyard.data.assignment import permutation
@@ -51,12 +53,12 @@ class PartitionLoader:
     ) -> None:
         self.columns: Any = columns
         self.sizes: Sequence[int] = sizes(columns.rows, whole("batch_size", batch_size, 1))
-        self._starts: Sequence[int] | None = None
-        """Where each batch begins; None: where the one before it ends."""
-        if member[1] > 1:
-            self._starts, self.sizes = _shares(self.sizes, *member)
-        self.rows = sum(self.sizes)
         self.order: Any = None if shuffle is None else permutation(shuffle, columns.rows)
+        if member[1] > 1:
+            visit = np.arange(columns.rows) if self.order is None else self.order
+            positions, self.sizes = _share(self.sizes, *member)
+            self.order = visit[positions]
+        self.rows = sum(self.sizes)
         self.seed = seed
         self._buffers: tuple[Any, ...] | None = None
 
@@ -70,9 +72,7 @@ class PartitionLoader:
         leaves = [leaf for part in parts for leaf in _leaves(part)]
         buffers = [leaf for part in self._buffers for leaf in _leaves(part)]
         start, view_rows = 0, -1
-        for number, rows in enumerate(self.sizes):
-            if self._starts is not None:
-                start = self._starts[number]
+        for rows in self.sizes:
             stop = start + rows
             if rows != view_rows:  # the last batch may differ, the others share their views
                 outs = [buffer[:rows] for buffer in buffers]
@@ -89,15 +89,12 @@ class PartitionLoader:
             start = stop
 
 
-def _shares(whole_sizes: Sequence[int], rank: int, size: int) -> tuple[list[int], list[int]]:
-    """Return where the share of one member of a gang begins in each batch, and its rows."""
-    starts, rows, batch_start = [], [], 0
-    for whole_size in whole_sizes:
-        first, end = shard(whole_size, size, rank)
-        starts.append(batch_start + first)
-        rows.append(end - first)
-        batch_start += whole_size
-    return starts, rows
+def _share(whole_sizes: Sequence[int], rank: int, size: int) -> tuple[Array, list[int]]:
+    """Return the positions of the rows that one member of a gang takes of all batches, and how many of each."""
+    bounds = [shard(whole_size, size, rank) for whole_size in whole_sizes]
+    starts = np.cumsum([0, *whole_sizes[:-1]])
+    positions = [start + np.arange(first, end) for start, (first, end) in zip(starts, bounds, strict=True)]
+    return np.concatenate(positions, dtype=np.int64), [end - first for first, end in bounds]
 
 
 def _like(part: Any, rows: int) -> Any:

@@ -19,6 +19,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.callbacks import Hooks
 from hopyard.frameworks.keras.checks import SINGLE, Info, arrange, label_fault, misfit, zeros
+from hopyard.frameworks.keras.gang import Member, gang_fault
 from hopyard.frameworks.keras.metrics import (
     check_additive,
     is_additive,
@@ -31,8 +32,8 @@ from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
 from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
-from hopyard.ports import PartitionBatches
-from hopyard.spec import Batch, Sums, Values
+from hopyard.ports import Exchange, PartitionBatches, Tree
+from hopyard.spec import Batch, Gang, Sums, Values
 from hopyard.text import shown
 
 __all__ = ["Model"]
@@ -77,6 +78,7 @@ class Model:
         self._host: Callable[[Any], Any] = backend.host
         self._buffers: Callable[[keras.Model], Sequence[Any]] = backend.buffers
         self._new_loop: Callable[[keras.Model], Any] = backend.Loop
+        self._gang = Member(model, self._host, self._buffers)
         self._loop: Any = None
         self._metrics: dict[str, keras.Metric] = {}
         self._seeds: list[Any] = []
@@ -134,7 +136,27 @@ class Model:
                 "batch first"
             )
         tree = state_of(self.model, self._host, self._buffers(self.model))
-        return tree | {"epoch": self._hooks.state()} if self._hooks else tree
+        if self._hooks:
+            tree["epoch"] = self._hooks.state()
+        if (gang := self._gang.rounds.state()) is not None:
+            tree["gang"] = gang
+        return tree
+
+    def gang_fault(self, gang: Gang) -> str:
+        """Return why this model cannot be a member of such a gang; "": it can."""
+        return gang_fault(self.model, gang, self._hooks.batch_hook is not None)
+
+    def set_exchange(self, exchange: Exchange | None) -> None:
+        """Train as a member of a gang from now on; None: alone."""
+        self._gang.set_exchange(exchange)
+
+    def member_state(self) -> Tree:
+        """Return what a member of a gang that averages parameters has of its own: the optimizer's variables."""
+        return {"optimizer": self.state()["optimizer"], "error": self._gang.rounds.error}
+
+    def set_members(self, trees: list[Tree]) -> None:
+        """Take what the other members have of their own, by rank, into the State of rank 0."""
+        self._gang.rounds.others = trees
 
     def load(self, tree: Any) -> None:
         """Copies a State into the compiled model.
@@ -146,7 +168,8 @@ class Model:
             raise SpecError(
                 "the State is of a model without callbacks: the recipe must build the same for the same config"
             )
-        load_state(self.model, tree, self._buffers(self.model))
+        own = self._gang.load(tree.get("gang")) or {}
+        load_state(self.model, tree | own, self._buffers(self.model))
         if self._hooks:
             self._hooks.load(tree["epoch"])
 
@@ -158,7 +181,7 @@ class Model:
             reseed_variables(self._seeds, batches.seed)
         self._hooks.begin()
         self.model.reset_metrics()
-        self._loop.train(rows, self._hooks.batch_hook)
+        self._gang.train(rows, self._loop, self._hooks.batch_hook)
         return self._read(rows.rows)
 
     def evaluate_partition(self, batches: PartitionBatches) -> Sums:

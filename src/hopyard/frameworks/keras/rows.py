@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hopyard.core.runs.order import shard
 from hopyard.errors import SpecError
 from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
@@ -76,18 +77,64 @@ class RowBatches:
         self._ends = np.cumsum(np.asarray(partition.sizes, np.int64))
 
     def example(self) -> Data:
-        """Return the data of the first rows, as many as the first batch has."""
-        first: Data = map_arrays(lambda array: array[: int(self._ends[0])], self.data)
+        """Return the data of the first rows, as many as the first batch with rows has."""
+        rows = max(int(self._ends[np.argmax(self._ends > 0)]), 1)
+        first: Data = map_arrays(lambda array: array[:rows], self.data)
         return first
+
+    @property
+    def count(self) -> int:
+        """The number of batches, those without rows counted."""
+        return len(self._ends)
+
+    def segment(self, first: int, end: int) -> RowBatches:
+        """Return the batches from `first` to `end` - 1, gathered; those without rows are left out."""
+        ends = self._ends[first:end]
+        start = int(self._ends[first - 1]) if first else 0
+        if first == 0 and end == self.count:
+            return self._copy(self.data, self._order, ends[np.diff(ends, prepend=0) > 0])
+        part = self._gathered(start, int(ends[-1]))
+        return self._copy(part, None, (ends - start)[np.diff(ends, prepend=start) > 0])
+
+    def stretches(self) -> Iterator[RowBatches | None]:
+        """Yield all batches: those that follow each other and have rows together, and None for each that has none."""
+        first = 0
+        for empty in [*np.flatnonzero(np.diff(self._ends, prepend=0) == 0).tolist(), None]:
+            end = self.count if empty is None else empty
+            if end > first:
+                yield self.segment(first, end)
+            if empty is not None:
+                yield None
+            first = end + 1
+
+    def in_pieces(self, pieces: int) -> tuple[RowBatches, list[bool]]:
+        """Return the pieces of all batches, as batches, and of each whether it is the last one of its batch. Those of
+        a batch differ by one row at most."""
+        ends: list[int] = []
+        lasts: list[bool] = []
+        start = 0
+        for end in self._ends.tolist():
+            bounds = {start + shard(end - start, pieces, piece)[1] for piece in range(pieces)} - {start}
+            ends += sorted(bounds)
+            lasts += [False] * (len(bounds) - 1) + [True]
+            start = end
+        return self._copy(self.data, self._order, np.asarray(ends, np.int64)), lasts
+
+    def first_row(self) -> RowBatches:
+        """Return a row of the data, as one batch."""
+        return self._copy(map_arrays(lambda array: array[:1], self.data), None, np.asarray([1], np.int64))
+
+    def _copy(self, data: Data, order: Any, ends: Any) -> RowBatches:
+        batches = copy.copy(self)
+        batches.data, batches._order, batches._ends = data, order, ends
+        batches.rows = int(ends[-1]) if len(ends) else 0
+        return batches
 
     def half(self, number: int) -> RowBatches:
         """Return the first half of the rows (0), or the second (1), as one batch."""
         rows = slice(0, self.rows // 2) if number == 0 else slice(self.rows // 2, self.rows)
-        half = copy.copy(self)
-        half.data = map_arrays(lambda array: array[rows], self.data)
-        half.rows = rows.stop - rows.start
-        half._order, half._ends = None, np.asarray([half.rows], np.int64)
-        return half
+        half = map_arrays(lambda array: array[rows], self.data)
+        return self._copy(half, None, np.asarray([rows.stop - rows.start], np.int64))
 
     def parts(self) -> Iterator[Part]:
         """Yield the rows as one part, or as several where they are large."""
@@ -113,8 +160,13 @@ class RowBatches:
         """Return `count` batches from the `first` on, gathered."""
         start = int(self._ends[first - 1]) if first else 0
         ends = self._ends[first : first + count]
-        index: Any = slice(start, int(ends[-1])) if self._order is None else self._order[start : ends[-1]]
-        return Part(map_arrays(lambda array: array[index], self.data), np.arange(ends[-1] - start), ends - start)
+        return Part(self._gathered(start, int(ends[-1])), np.arange(ends[-1] - start), ends - start)
+
+    def _gathered(self, start: int, end: int) -> Data:
+        """Return rows in their order."""
+        index: Any = slice(start, end) if self._order is None else self._order[start:end]
+        rows: Data = map_arrays(lambda array: array[index], self.data)
+        return rows
 
 
 class SingleBatch:

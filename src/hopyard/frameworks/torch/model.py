@@ -113,22 +113,22 @@ class Model:
             tree["scheduler"] = torch_state.take_scheduler(self.scheduler)
         if self._scaler is not None:
             tree["scaler"] = self._scaler.state_dict()
-        if (gang := self._gang.state()) is not None:
+        if (gang := self._gang.rounds.state()) is not None:
             tree["gang"] = gang
         return tree
 
     def set_exchange(self, exchange: Exchange | None) -> None:
         """Train as a member of a gang from now on; None: alone."""
-        self._gang.exchange = exchange
+        self._gang.rounds.exchange = exchange
 
     def member_state(self) -> Tree:
         """Return what a member of a gang that averages parameters has of its own: all of the State but the module."""
         own = {name: value for name, value in self.state().items() if name in ("optimizer", "scheduler", "scaler")}
-        return own | {"error": self._gang.error}
+        return own | {"error": self._gang.rounds.error}
 
     def set_members(self, trees: list[Tree]) -> None:
         """Take what the other members have of their own, by rank, into the State of rank 0."""
-        self._gang.others = trees
+        self._gang.rounds.others = trees
 
     def load(self, tree: Any) -> None:
         """Copies a State (tensors, Leaves or NumPy arrays) into the model.

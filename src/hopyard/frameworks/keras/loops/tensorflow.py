@@ -18,7 +18,9 @@ import tensorflow as tf
 
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, map_arrays
+from hopyard.frameworks.keras.gang import Gradients, averaging
+from hopyard.frameworks.keras.loops.tensorflow_gang import Means
+from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, leaves, map_arrays
 from hopyard.meter import Steps
 
 _DRAWS = (
@@ -59,14 +61,16 @@ class Loop:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._steps: dict[tuple[bool, Any], Callable[..., Any]] = {}
+        self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._meter = Steps()
         self._paces = {True: Pace(), False: Pace()}
         """The paces of training (True) and of evaluation (False)."""
+        self._rows = 0
+        """Rows of the batch of a step that is not compiled."""
         self.traces = 0
         self.nondeterminism: list[str] = []
 
-    def _call(self, train: bool, part: Part) -> None:
+    def _call(self, train: bool, part: Part, gradients: Gradients | None = None) -> None:
         """Goes over a part, in calls of about CALL_SECONDS."""
         phase, pace = "train" if train else "validate", self._paces[train]
         data, ends = _tensors(part.data), np.asarray(part.ends, np.int64)
@@ -76,7 +80,7 @@ class Loop:
             chunk = ends[done : done + pace.batches]
             start = time.perf_counter()
             with self._meter.step(phase, count=len(chunk)):
-                step = self._compiled(train, part.data)
+                step = self._compiled(train, part.data, gradients)
                 try:
                     step(data, *order, _index(chunk), _index(ends[done - 1] if done else 0))
                 except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
@@ -86,16 +90,20 @@ class Loop:
             pace.record(len(chunk), time.perf_counter() - start)
             done += len(chunk)
 
-    def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
+    def train(
+        self, rows: RowBatches, each: Callable[[Any], Any] | None = None, gradients: Gradients | None = None
+    ) -> None:
         """Trains over the rows; metrics and State stay in the model's variables. If set, `each(step)` runs around every
-        batch, and then each batch is one call."""
+        batch, and then each batch is one call; and the optimizer steps along the means that `gradients` returns."""
         if self._model.run_eagerly:
+            step = self._with_means(self._model.train_step, gradients, lambda: self._rows)
             for batch in rows.batches():
+                self._rows = leaves(batch)[0].shape[0]
                 with self._meter.step("train"):
-                    self._around(each, partial(self._model.train_step, _tensors(batch)))
+                    self._around(each, partial(step, _tensors(batch)))
             return
         for part in rows.batch_by_batch() if each is not None else rows.parts():
-            self._around(each, partial(self._call, True, part))
+            self._around(each, partial(self._call, True, part, gradients))
 
     def evaluate(self, rows: RowBatches) -> None:
         """Computes loss and metrics over the rows, in the variables of the metrics."""
@@ -111,14 +119,15 @@ class Loop:
     def _around(each: Callable[[Any], Any] | None, call: Callable[[], Any]) -> None:
         call() if each is None else each(call)
 
-    def _compiled(self, train: bool, data: Any) -> Callable[..., Any]:
+    def _compiled(self, train: bool, data: Any, gradients: Gradients | None) -> Callable[..., Any]:
         form = map_arrays(lambda array: (array.shape[1:], array.dtype.str), data)
-        key = train, repr(form)
+        key = train, repr(form), None if gradients is None else gradients.pieces > 1
         step = self._steps.get(key)
         if step is None:
             spec = map_arrays(lambda a: tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)), data)
             index = tf.TensorSpec((None,), tf.int64)
-            function = tf.function(self._train_unit if train else self._test_unit, autograph=False)
+            unit = partial(self._train_unit, gradients) if train else self._test_unit
+            function = tf.function(unit, autograph=False)
             start = tf.TensorSpec((), tf.int64)
             concrete = function.get_concrete_function(*((spec, index, index, start) if train else (spec, index, start)))
             self.traces += 1
@@ -126,18 +135,37 @@ class Loop:
             step = self._steps[key] = concrete
         return step
 
-    def _train_unit(self, data: Any, order: Any, ends: Any, first: Any) -> Any:
+    def _train_unit(self, gradients: Gradients | None, data: Any, order: Any, ends: Any, first: Any) -> Any:
         """Trains in the graph. `data`: x, y and weights, each (n, …) or a dict of arrays; `order` (rows,): indices of
         their rows; `ends` (batches,): the end of each batch in `order`; `first` (): the start of the first one."""
-        step = self._step(self._model.train_step)
+        train_step = self._model.train_step
+        step = self._step(train_step) if gradients is None else None  # XLA cannot call what averages gradients
 
         def body(batch: Any, start: Any) -> Any:
             end = ends[batch]
             index = order[start:end]
-            step(map_arrays(lambda column: tf.gather(column, index), data))
+            call = step or self._with_means(train_step, gradients, end - start)
+            call(map_arrays(lambda column: tf.gather(column, index), data))
             return batch + 1, end
 
         return self._loop(body, ends, first)
+
+    def _with_means(self, step: Callable[..., Any], gradients: Gradients | None, rows: Any) -> Callable[..., Any]:
+        """Return a step whose optimizer uses the means of a gang's gradients, if there is a gang."""
+        if gradients is None:
+            return step
+
+        def with_means(batch: Any) -> None:
+            means = Means(gradients, rows)
+            with averaging(self._model.optimizer, means):
+                step(batch)
+            if not (means.used or tf.executing_eagerly()):
+                raise SpecError(
+                    "a train_step of your own must call self.optimizer.apply(gradients, variables), or "
+                    "apply_gradients, where a gang trains the model: only then can gradients be averaged before it"
+                )
+
+        return with_means
 
     def _test_unit(self, data: Any, ends: Any, first: Any) -> Any:
         step = self._step(self._model.test_step)

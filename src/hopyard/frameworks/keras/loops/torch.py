@@ -11,7 +11,8 @@ import keras
 import torch
 
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.rows import RowBatches, map_arrays
+from hopyard.frameworks.keras.gang import Gradients, averaging
+from hopyard.frameworks.keras.rows import RowBatches, leaves, map_arrays
 from hopyard.meter import Steps
 
 
@@ -67,14 +68,28 @@ class Loop:
         self.traces = 0
         self.nondeterminism: list[str] = []
 
-    def train(self, rows: RowBatches, each: Callable[[Any], Any] | None = None) -> None:
+    def train(
+        self, rows: RowBatches, each: Callable[[Any], Any] | None = None, gradients: Gradients | None = None
+    ) -> None:
         """Trains over the rows; metrics and State stay in the model's variables. If set, `each(step)` runs around every
-        batch."""
+        batch, and the optimizer steps along the means that `gradients` returns."""
         self._model.train()
+        step = self._model.train_step if gradients is None else partial(self._step_with_means, gradients)
         for batch in rows.batches():
-            call = partial(self._model.train_step, _tensors(batch))
+            call = partial(step, _tensors(batch))
             with self._meter.step("train"):
                 call() if each is None else each(call)
+
+    def _step_with_means(self, gradients: Gradients, batch: Any) -> None:
+        def step(own: list[Any], apply: Callable[[list[Any]], None]) -> None:
+            reached = [gradient for gradient in own if gradient is not None]
+            steps, means = gradients.mean(reached, leaves(batch)[0].shape[0])
+            if steps:
+                mean = iter(means)
+                apply([None if gradient is None else next(mean) for gradient in own])
+
+        with averaging(self._model.optimizer, step):
+            self._model.train_step(batch)
 
     def evaluate(self, rows: RowBatches) -> None:
         """Computes loss and metrics over the rows, in the variables of the metrics."""

@@ -1,0 +1,124 @@
+"""Local SGD without a framework: rounds of steps that a member of a gang takes by itself, and what follows them.
+
+At a round's end p ← start + mean(p − start), weighted by the rows of the round, or a step of an outer optimizer along
+that mean. Equal numbers stay as they are to the bit, because differences are averaged. Arrays are NumPy's or torch's.
+
+Source: Moritz et al., "SparkNet", ICLR 2016, algorithm 1; Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1,
+with the mean change in place of its negative, the outer gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hopyard.ports import Exchange, Tree
+
+
+def mean_change(exchange: Exchange, before: Sequence[Any], now: Sequence[Any], rows: float) -> list[Any]:
+    """Return `before` plus the mean over all members of what has changed since, weighted by the rows of each."""
+    changes = _difference(now, before)
+    if changes:
+        exchange.mean(changes, rows)
+    return [one + change for one, change in zip(before, changes, strict=True)]
+
+
+class Rounds:
+    """The rounds of one member. Owner of the outer optimizer's momentum, and of what rounding has taken."""
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+        self.others: list[Tree] = []
+        """What the other members have of their own, by rank, on rank 0 at a unit's end."""
+        self.error: list[Any] | None = None
+        """What rounding has taken from this member's changes so far, where they travel compressed; None: nothing."""
+        self.rows = 0.0
+        """Rows that this member has seen in the round."""
+        self._velocity: list[Any] | None = None
+        self._start: list[Any] = []
+        """The parameters at the round's beginning."""
+        self._steps = 0
+        """Steps of the round so far, of all members, whether they had rows or not."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether the members exchange parameters, not gradients."""
+        return self.exchange is not None and self.exchange.size > 1 and self.exchange.gang.exchange == "parameters"
+
+    @property
+    def left(self) -> int:
+        """Steps until the round ends."""
+        assert self.exchange is not None
+        return self.exchange.gang.every - self._steps
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step was taken in the round."""
+        return self._steps > 0
+
+    def begin(self, start: list[Any]) -> None:
+        """Begin a round. `start`: copies of the parameters."""
+        self._start, self._steps, self.rows = start, 0, 0.0
+
+    def add(self, rows: float, steps: int = 1) -> None:
+        """Count steps, which this member took with so many rows."""
+        self._steps += steps
+        self.rows += rows
+
+    def mean(self, now: Sequence[Any]) -> list[Any]:
+        """Return the parameters with which all members go on, from what this member has made of them."""
+        exchange = self.exchange
+        assert exchange is not None
+        changes, outer = _difference(now, self._start), exchange.gang.outer
+        if exchange.gang.compress:
+            changes = self._rounded(changes)
+        if not exchange.mean(changes, self.rows):
+            return list(now)
+        if outer is not None:
+            before, momentum = self._velocity, outer.momentum
+            self._velocity = changes
+            if before is not None:
+                self._velocity = [momentum * each + change for each, change in zip(before, changes, strict=True)]
+            pairs = zip(changes, self._velocity, strict=True)
+            changes = [outer.lr * (change + momentum * velocity) for change, velocity in pairs]
+        return [start + change for start, change in zip(self._start, changes, strict=True)]
+
+    def _rounded(self, changes: list[Any]) -> list[Any]:
+        """Return the changes as they travel, and keep what rounding takes from them for the next round."""
+        assert self.exchange is not None
+        if self.error is not None:
+            changes = [change + error for change, error in zip(changes, self.error, strict=True)]
+        if not self.rows:  # then the others do not count what this member sends
+            self.error = changes
+            return [change * 0 for change in changes]
+        sent = [self.exchange.rounded(change) for change in changes]
+        self.error = _difference(changes, sent)
+        return sent
+
+    def state(self) -> Tree:
+        """Return what the State of a model has for its gang; None: nothing."""
+        if not self.averages:
+            return None
+        return {"outer": self._velocity, "error": self.error, "others": self.others}
+
+    def load(self, tree: Tree, copy: Callable[[list[Any]], list[Any]]) -> Tree:
+        """Take what the State of a model has for its gang.
+
+        Args:
+            tree: what `state` returned.
+            copy: returns copies of arrays that are like the parameters.
+
+        Returns:
+            What this member has of its own; None: what rank 0 has, which is the model's.
+        """
+        self.others = []
+        rank = 0 if self.exchange is None else self.exchange.rank
+        own = tree["others"][rank - 1] if tree is not None and rank else None
+        error = own["error"] if own is not None else tree["error"] if tree is not None else None
+        self.error = None if error is None else copy(error)
+        self._velocity = None if tree is None or tree["outer"] is None else copy(tree["outer"])
+        return own
+
+
+def _difference(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    return [a - b for a, b in zip(one, other, strict=True)]
