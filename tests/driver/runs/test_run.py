@@ -155,8 +155,7 @@ def test_the_order_of_columns_does_not_depend_on_trials_that_failed(tmp_path: Pa
     first = ["trial", "status", "epoch", "seconds", "lr", "at", "do", "width"]
     frame = run.to_pandas()
     assert list(frame["status"]) == ["failed", "completed", "completed"]
-    assert list(frame) == [*first, *metrics, *(f"last_{name}" for name in metrics), *list(frame)[-2:]]
-    assert list(frame)[-1] == "error"
+    assert list(frame) == [*first, *metrics, *(f"last_{name}" for name in metrics), "digest", "error", "reason"]
     assert list(run.history(config=True)) == ["trial", "epoch", "seconds", "lr", "width", *metrics]
 
 
