@@ -172,9 +172,9 @@ class Chaos:
             elif machine.search.limited and len(machine.search.standing.active) >= 2 * self.slots:
                 break
             else:
-                given = offset(self.spec, number)
-                given = -1 if given == number else given
-                self.feed(Proposed(at=self.clock, trial=number, config={"n": number}, offset=given))
+                first = offset(self.spec, number)
+                first = -1 if first == number else first
+                self.feed(Proposed(at=self.clock, trial=number, config={"n": number}, offset=first))
 
     def _answer(self) -> None:
         """Let the user's function answer about each trial that awaits it."""

@@ -88,8 +88,12 @@ def test_seconds_are_those_of_the_workers_and_the_journal_has_them(tmp_path: Pat
     run = search(tmp_path / "run", metric=["val_loss", "seconds"], mode=["min", "min"], search=hy.Random(3))
     lines = journal(run.directory)
     for trial in run.trials:
-        given = {line.unit.lease: line for line in lines if isinstance(line, Dispatch) and line.unit.trial == trial.id}
-        spent = [line.at - given[line.lease].at for line in lines if isinstance(line, Done) and line.lease in given]
+        dispatched = {
+            line.unit.lease: line for line in lines if isinstance(line, Dispatch) and line.unit.trial == trial.id
+        }
+        spent = [
+            line.at - dispatched[line.lease].at for line in lines if isinstance(line, Done) and line.lease in dispatched
+        ]
         assert len(spent) > 2 and trial.seconds == pytest.approx(sum(spent))
         record = fold(lines).trials[trial.id]
         assert record.objectives(fold(lines).spec) == (trial.metrics["val_loss"], trial.seconds)

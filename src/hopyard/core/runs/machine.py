@@ -93,7 +93,7 @@ class Machine:
         search: which trials train, wait, or await a decision of the search.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
-        warnings: place → (text of a warning that a recipe or its model gave there, the trials of which it came).
+        warnings: (place, category) → (first text of a warning that a recipe or its model gave there, its trials).
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -109,7 +109,6 @@ class Machine:
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects: list[str] = []
         self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
-        """(place, category) → the first text, and the trials that had it."""
         self._finishing = False
         """`Finish` was commanded."""
 
@@ -292,8 +291,7 @@ class Machine:
         slot.trial = unit.trial
         trial.worker_seconds += event.at - (event.at if since is None else since)
         trial.model = event.model or trial.model
-        if event.warnings:
-            self._warned(unit.trial, event.warnings)
+        self._warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
