@@ -14,6 +14,7 @@ import numpy as np
 
 import hopyard as hy
 from hopyard.driver.runs.run import Run
+from jobs import do, first_time
 
 WIDTH = 6
 FIXED = 20
@@ -180,3 +181,34 @@ def tape(config: dict[str, Any]) -> Any:
             return {"loss": (self.loss(batch.inputs, batch.targets), batch.rows)}
 
     return Tape()
+
+
+def exact_net(config: dict[str, Any]) -> Any:
+    """A model in float64, in which a gang computes what one worker does. One of its members may have trouble:
+    {"rank": 1, "at": 3, "do": "kill"} kills the second one before its third partition (see jobs.py)."""
+    import keras
+
+    class Troubled(hy.keras.Model):
+        rank, partitions = -1, 0
+
+        def set_exchange(self, exchange: Any) -> None:
+            super().set_exchange(exchange)
+            self.rank = exchange.rank
+
+        def train_partition(self, batches: Any) -> Any:
+            self.partitions += 1
+            if config.get("rank", -2) == self.rank and config["at"] == self.partitions and first_time(config["once"]):
+                do(config["do"])
+            return super().train_partition(batches)
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((WIDTH,), dtype="float64"),
+            layers.Dense(8, activation="tanh", dtype="float64"),
+            layers.Dense(2, dtype="float64"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
+    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    return Troubled(model, batch_size=16)
