@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
+settings.load_profile("hopyard")
 
 LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that is up a third sooner, for the drivers and executors of Spark that tests start."""

@@ -134,9 +134,9 @@ class Overfull(RuleBasedStateMachine):
 
 
 TestChannel = Channel.TestCase
-TestChannel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestChannel.settings = settings(max_examples=60, stateful_step_count=60)
 TestOverfull = Overfull.TestCase
-TestOverfull.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+TestOverfull.settings = settings(max_examples=30, stateful_step_count=12)
 
 
 def test_what_is_not_confirmed_is_due_after_the_patience_and_then_ever_less_often() -> None:

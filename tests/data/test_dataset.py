@@ -295,7 +295,7 @@ def test_contiguous_partitions_keep_ranges(cache: Path, files: Path, table: pa.T
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(30, 400),
     cuts=st.lists(st.integers(1, 90), min_size=1, max_size=6),

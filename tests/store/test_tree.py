@@ -60,7 +60,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_round_trip_is_exact_and_bytes_are_canonical(tree: Any) -> None:
     data = encode(tree)
     back = decode(data)
@@ -208,7 +208,7 @@ def test_every_cut_is_found() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_damaged_bytes_raise_nothing_but_ours(changes: list[tuple[int, int]]) -> None:
     data = good()
     for at, value in changes:

@@ -138,7 +138,6 @@ TestWorlds = pytest.mark.slow(Worlds.TestCase)
 TestWorlds.settings = settings(
     max_examples=100,
     stateful_step_count=40,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

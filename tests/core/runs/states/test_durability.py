@@ -159,7 +159,7 @@ def test_many_states_cost_little_each() -> None:
     assert looks == 0 and len(it._queue) <= 200
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOINGS)
 def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) -> None:
     """Each slot's own clock stands while it cannot reach the store; it is late with its oldest State when neither
