@@ -183,6 +183,8 @@ class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pieces into which a member cuts its share of a batch; their gradients are added up."""
     every: int = 1
     """Steps of a round, τ."""
+    warmup: int = 0
+    """The first steps of training, each of which is a round."""
     outer: Outer | None = None
     """The outer optimizer of a round; None: parameters are averaged."""
     inner: Literal["keep", "average", "reset"] = "keep"

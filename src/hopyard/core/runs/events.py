@@ -70,8 +70,9 @@ class Joined(Fact, frozen=True):
 
 class Checked(Fact, frozen=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
-    exact; `fault`: whose the faults are, where there are some; `device`: as in Failed; `model`: what its recipe
-    gave; `trace`: the traceback of a fault that was raised, at most about 8,000 characters."""
+    exact; `advice`: what the user should know; `fault`: whose the faults are, where there are some; `device`: as in
+    Failed; `model`: what its recipe gave; `trace`: the traceback of a fault that was raised, at most about 8,000
+    characters."""
 
     slot: int
     trial: int
@@ -83,6 +84,7 @@ class Checked(Fact, frozen=True):
     model: ModelInfo | None = None
     trace: str = ""
     warnings: tuple[Warned, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 class Done(Fact, frozen=True, omit_defaults=True):

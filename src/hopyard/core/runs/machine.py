@@ -242,6 +242,7 @@ class Machine:
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
         self._run.commands += [Warn(f"not exact: {note}") for note in event.notes]
+        self._run.commands += [Warn(text) for text in event.advice]
 
     # ---------------------------------------------------------------- units come and go
 
