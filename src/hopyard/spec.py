@@ -273,6 +273,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.gang is msgspec.UNSET else self.gang.size
 
 
+def with_members(spec: RunSpec, members: int) -> RunSpec:
+    """Return the spec with so many workers in a gang."""
+    assert spec.gang is not msgspec.UNSET
+    return msgspec.structs.replace(spec, gang=msgspec.structs.replace(spec.gang, size=members))
+
+
 def better(mode: str, a: float | None, b: float | None) -> bool:
     """Whether metric value `a` is strictly better than `b` (`mode` "min" or "max"); None and values that are not finite
     are worst."""

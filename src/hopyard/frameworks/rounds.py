@@ -116,12 +116,17 @@ class Rounds:
             copy: returns copies of arrays that are like the parameters.
 
         Returns:
-            What this member has of its own; None: what rank 0 has, which is the model's.
+            What this member has of its own; None: what rank 0 has, which is the model's. It is that for all where the
+            State is of a gang with another number of members.
         """
         self.others = []
-        rank = 0 if self.exchange is None else self.exchange.rank
-        own = tree["others"][rank - 1] if tree is not None and rank else None
-        error = own["error"] if own is not None else tree["error"] if tree is not None else None
+        rank, size = (0, 1) if self.exchange is None else (self.exchange.rank, self.exchange.size)
+        own = error = None
+        if tree is not None and rank == 0:
+            error = tree["error"]
+        elif tree is not None and len(tree["others"]) == size - 1:
+            own = tree["others"][rank - 1]
+            error = own["error"]
         self.error = None if error is None else copy(error)
         self._trained = 0 if tree is None else tree["steps"]
         self._velocity = None if tree is None or tree["outer"] is None else copy(tree["outer"])
