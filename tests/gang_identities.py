@@ -94,6 +94,17 @@ class Identities:
             assert self.difference(alone, member) < 1e-9
             assert self.equal(member, members[0][0])
 
+    def test_first_steps_are_averaged_one_by_one_and_without_an_outer_step(self) -> None:
+        data = partitions(UNEVEN)
+        first = Gang(2, "parameters", every=9, warmup=5, outer=Outer(0.7, 0.9))
+        after = Gang(2, "parameters", every=9, warmup=4)  # the partitions have three steps and two
+        single, warm, four = [
+            trained(self.model, data, 3, gang)[0][0] for gang in (Gang(2, "parameters", every=1), first, after)
+        ]
+        assert self.equal(single, warm)
+        assert self.equal(single, four), "the last round has one step"
+        assert not self.equal(single, trained(self.model, data, 3, Gang(2, "parameters", every=9, warmup=3))[0][0])
+
     @pytest.mark.parametrize("inner", ["keep", "average", "reset"])
     def test_an_outer_step_of_one_is_the_average(self, inner: Any) -> None:
         data = partitions(UNEVEN)

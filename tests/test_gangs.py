@@ -11,7 +11,8 @@ import pytest
 import hopyard as hy
 from gang_jobs import network
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined
+from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined, Resumed
+from hopyard.driver.runs.replay import replay
 from jobs import agents, alive, dataset, digests, driver, gone, journal, linear, memory, script
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
@@ -96,6 +97,20 @@ def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[
     assert not alive(agents(tmp_path / "run"))
 
 
+def test_another_number_of_workers_goes_on_from_what_was_trained(tmp_path: Path) -> None:
+    """All-reduce gives what one worker does, up to rounding, so a run whose gang changes does too."""
+    alone = fit(tmp_path / "alone", epochs=3, engine=hy.Inline(), parallel=hy.Hopper())
+    first = fit(tmp_path / "run")
+    with pytest.raises(hy.SpecError, match="a gang of 3 workers needs an engine with as many: 'local' has 2"):
+        hy.resume(first.directory, epochs=3, workers=3)
+    run = hy.resume(first.directory, epochs=3, workers=1, engine=hy.Inline())
+    assert run.best.history[3] == pytest.approx(alone.best.history[3], rel=1e-9)
+    (resumed,) = [line for line in journal(run.directory) if isinstance(line, Resumed)]
+    assert resumed.members == 1
+    with pytest.raises(hy.SpecError, match="has changed how many workers train together"):
+        replay(run.directory)
+
+
 @pytest.mark.long
 def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     run = hy.select(
@@ -118,7 +133,7 @@ def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:
     engine = hy.Local(2, devices=None)
-    with pytest.raises(hy.PreflightError, match="Linear cannot train in a gang: hy"):
+    with pytest.raises(hy.PreflightError, match="Linear cannot train in a gang: models of torch"):
         hy.fit(
             linear, {"lr": 0.1}, dataset(), epochs=1, engine=engine, parallel=hy.AllReduce(), directory=tmp_path / "run"
         )

@@ -22,6 +22,7 @@ from jobs import dataset, digests, journal, linear
             lambda: hy.LocalSGD(inner="drop"),
             r"LocalSGD\(inner=\) must be \"keep\", \"average\" or \"reset\", got 'drop'",
         ),
+        (lambda: hy.LocalSGD(warmup=-1), r"LocalSGD\(warmup=\) must be an integer >= 0, got -1"),
         (lambda: hy.LocalSGD(compress="fp16"), r"must be None, \"bf16\" or \"int8\", got 'fp16'"),
         (lambda: hy.Nesterov(0, 0.9), r"Nesterov\(lr=\) must be a finite number > 0, got 0"),
         (lambda: hy.Nesterov(0.7, 1), r"Nesterov\(momentum=\) must be a number in \[0, 1\), got 1"),
@@ -47,7 +48,7 @@ def spec_of(parallel, workers=3):
         hy.Hopper("off", gang=2),
         hy.AllReduce(2, 3, "fp16"),
         hy.LocalSGD(2, 7, hy.Nesterov(0.7, 0.9), "average", "int8"),
-        hy.LocalSGD(1, 7),
+        hy.LocalSGD(1, 7, warmup=3),
     ],
 )
 def test_a_run_knows_what_it_was_started_with(parallel):

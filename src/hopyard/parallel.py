@@ -121,9 +121,12 @@ class LocalSGD:
         inner: what becomes of the workers' optimizers (momenta and the like) after a round: "keep": each goes on with
             its own; "average": all go on with their mean; "reset": all begin anew.
         compress: "bf16" or "int8": how parameters travel; None: as they are.
+        warmup: the first so many steps of training are averaged one by one, and without `outer`; only then rounds begin
+            (post-local SGD).
 
     Source: Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016, algorithm 1 (τ); Douillard et al.,
-    "DiLoCo", arXiv:2311.08105 (outer).
+    "DiLoCo", arXiv:2311.08105 (outer); Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, §3
+    (warmup).
     """
 
     workers: int | None = None
@@ -131,10 +134,12 @@ class LocalSGD:
     outer: Nesterov | None = None
     inner: Literal["keep", "average", "reset"] = "keep"
     compress: Literal["bf16", "int8"] | None = None
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         _check_workers("LocalSGD", self)
         object.__setattr__(self, "every", whole("LocalSGD(every=)", self.every, 1))
+        object.__setattr__(self, "warmup", whole("LocalSGD(warmup=)", self.warmup, 0))
         if self.outer is not None and not isinstance(self.outer, Nesterov):
             raise SpecError(f"LocalSGD(outer=) must be hy.Nesterov(lr, momentum) or None, got {shown(self.outer)}")
         one_of("LocalSGD(inner=)", self.inner, ("keep", "average", "reset"))
@@ -168,7 +173,13 @@ def gang_of(parallel: Parallel, workers: int) -> Gangs:
         return Gang(size, accumulate=parallel.accumulate, compress=parallel.compress or "")
     outer = None if parallel.outer is None else Outer(parallel.outer.lr, parallel.outer.momentum)
     return Gang(
-        size, "parameters", every=parallel.every, outer=outer, inner=parallel.inner, compress=parallel.compress or ""
+        size,
+        "parameters",
+        every=parallel.every,
+        warmup=parallel.warmup,
+        outer=outer,
+        inner=parallel.inner,
+        compress=parallel.compress or "",
     )
 
 
@@ -192,4 +203,5 @@ def parallel_of(spec: RunSpec) -> Parallel:
     if gang.exchange == "gradients":
         return AllReduce(gang.size, gang.accumulate, gang.compress or None)  # type: ignore[arg-type]
     outer = None if gang.outer is None else Nesterov(gang.outer.lr, gang.outer.momentum)
-    return LocalSGD(gang.size, gang.every, outer, gang.inner, gang.compress or None)  # type: ignore[arg-type]
+    compress: Any = gang.compress or None
+    return LocalSGD(gang.size, gang.every, outer, gang.inner, compress, gang.warmup)

@@ -183,6 +183,8 @@ class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pieces into which a member cuts its share of a batch; their gradients are added up."""
     every: int = 1
     """Steps of a round, τ."""
+    warmup: int = 0
+    """The first steps of training, each of which is a round."""
     outer: Outer | None = None
     """The outer optimizer of a round; None: parameters are averaged."""
     inner: Literal["keep", "average", "reset"] = "keep"
@@ -301,6 +303,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def members(self) -> int:
         """How many workers train one model together, k."""
         return 1 if self.gang is msgspec.UNSET else self.gang.size
+
+
+def with_members(spec: RunSpec, members: int) -> RunSpec:
+    """Return the spec with so many workers in a gang."""
+    assert spec.gang is not msgspec.UNSET
+    return msgspec.structs.replace(spec, gang=msgspec.structs.replace(spec.gang, size=members))
 
 
 def better(mode: str, a: float | None, b: float | None) -> bool:

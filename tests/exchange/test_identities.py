@@ -8,7 +8,7 @@ import torch
 
 import hopyard as hy
 from gang_identities import UNEVEN, Identities
-from gang_threads import partitions, trained
+from gang_threads import exchanges, partitions, trained
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.spec import Gang, Outer
 
@@ -112,3 +112,15 @@ def test_a_parameter_that_no_loss_reaches_is_left_alone():
 
     for member, _ in trained(built, partitions([8]), 4, Gang(2)):
         assert torch.equal(member.module.unused.detach(), torch.ones(2, dtype=torch.float64))
+
+
+def test_a_state_of_two_members_is_taken_by_three():
+    """With `inner="average"` all have what the first one has; what rounding took is the first one's alone."""
+    two = [member for member, _ in trained(model, partitions([12]), 3, Gang(2, "parameters", compress="bf16"))]
+    two[0].set_members([two[1].member_state()])
+    for exchange in exchanges(Gang(3, "parameters", inner="average", compress="bf16")):
+        member = model()
+        member.set_exchange(exchange)
+        member.load(two[0].state())
+        assert IDENTITIES.equal(member, two[0])
+        assert (member.member_state()["error"] is None) == (exchange.rank > 0)

@@ -121,7 +121,7 @@ def test_a_scaled_loss_and_an_embedding_are_averaged_as_they_are_alone() -> None
 def test_a_state_in_the_middle_brings_every_member_back(inner: Any) -> None:
     """Momenta are each member's own, and hop with the State of rank 0."""
     data = partitions([18, 12])
-    gang = Gang(2, "parameters", every=2, inner=inner, outer=Outer(0.7, 0.9), compress="bf16")
+    gang = Gang(2, "parameters", every=2, inner=inner, warmup=4, outer=Outer(0.7, 0.9), compress="bf16")
 
     def over(member: Model, exchange: Any, number: int) -> None:
         member.set_exchange(exchange)

@@ -93,6 +93,9 @@ def resume(
     epochs: Annotated[
         int | None, typer.Option(help="Epochs of each trial from now on; more than the run has so far.")
     ] = None,
+    gang: Annotated[
+        int | None, typer.Option(metavar="WORKERS", help="Workers that train one net together from now on.")
+    ] = None,
     trust: Trust = False,
     heartbeat_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
@@ -118,6 +121,7 @@ def resume(
         engine=None if workers is None else Local(workers=workers),
         failed=failed,
         epochs=epochs,
+        workers=gang,
         trust=trust,
         heartbeat_timeout=heartbeat_timeout,
         stall_timeout=stall_timeout,

@@ -4,7 +4,8 @@ At a round's end p ← start + mean(p − start), weighted by the rows of the ro
 that mean. Equal numbers stay as they are to the bit, because differences are averaged. Arrays are NumPy's or torch's.
 
 Source: Moritz et al., "SparkNet", ICLR 2016, algorithm 1; Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1,
-with the mean change in place of its negative, the outer gradient.
+with the mean change in place of its negative, the outer gradient; Lin et al., "Don't Use Large Mini-Batches, Use Local
+SGD", ICLR 2020, §3 (post-local SGD: the first steps are rounds of one step, and without an outer optimizer).
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class Rounds:
         """What rounding has taken from this member's changes so far, where they travel compressed; None: nothing."""
         self.rows = 0.0
         """Rows that this member has seen in the round."""
+        self._trained = 0
+        """Steps since the training began, of all members."""
         self._velocity: list[Any] | None = None
         self._start: list[Any] = []
         """The parameters at the round's beginning."""
         self._steps = 0
         """Steps of the round so far, of all members, whether they had rows or not."""
+        self._warm = False
+        """Whether the round belongs to the first steps, each of which is a round."""
 
     @property
     def averages(self) -> bool:
@@ -49,7 +54,7 @@ class Rounds:
     def left(self) -> int:
         """Steps until the round ends."""
         assert self.exchange is not None
-        return self.exchange.gang.every - self._steps
+        return (1 if self._warm else self.exchange.gang.every) - self._steps
 
     @property
     def begun(self) -> bool:
@@ -59,17 +64,19 @@ class Rounds:
     def begin(self, start: list[Any]) -> None:
         """Begin a round. `start`: copies of the parameters."""
         self._start, self._steps, self.rows = start, 0, 0.0
+        self._warm = self.exchange is not None and self._trained < self.exchange.gang.warmup
 
     def add(self, rows: float, steps: int = 1) -> None:
         """Count steps, which this member took with so many rows."""
         self._steps += steps
+        self._trained += steps
         self.rows += rows
 
     def mean(self, now: Sequence[Any]) -> list[Any]:
         """Return the parameters with which all members go on, from what this member has made of them."""
         exchange = self.exchange
         assert exchange is not None
-        changes, outer = _difference(now, self._start), exchange.gang.outer
+        changes, outer = _difference(now, self._start), None if self._warm else exchange.gang.outer
         if exchange.gang.compress:
             changes = self._rounded(changes)
         if not exchange.mean(changes, self.rows):
@@ -99,7 +106,7 @@ class Rounds:
         """Return what the State of a model has for its gang; None: nothing."""
         if not self.averages:
             return None
-        return {"outer": self._velocity, "error": self.error, "others": self.others}
+        return {"outer": self._velocity, "error": self.error, "steps": self._trained, "others": self.others}
 
     def load(self, tree: Tree, copy: Callable[[list[Any]], list[Any]]) -> Tree:
         """Take what the State of a model has for its gang.
@@ -109,13 +116,19 @@ class Rounds:
             copy: returns copies of arrays that are like the parameters.
 
         Returns:
-            What this member has of its own; None: what rank 0 has, which is the model's.
+            What this member has of its own; None: what rank 0 has, which is the model's. It is that for all where the
+            State is of a gang with another number of members.
         """
         self.others = []
-        rank = 0 if self.exchange is None else self.exchange.rank
-        own = tree["others"][rank - 1] if tree is not None and rank else None
-        error = own["error"] if own is not None else tree["error"] if tree is not None else None
+        rank, size = (0, 1) if self.exchange is None else (self.exchange.rank, self.exchange.size)
+        own = error = None
+        if tree is not None and rank == 0:
+            error = tree["error"]
+        elif tree is not None and len(tree["others"]) == size - 1:
+            own = tree["others"][rank - 1]
+            error = own["error"]
         self.error = None if error is None else copy(error)
+        self._trained = 0 if tree is None else tree["steps"]
         self._velocity = None if tree is None or tree["outer"] is None else copy(tree["outer"])
         return own
 

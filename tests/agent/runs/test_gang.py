@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from hopyard.agent.runs.gang import Member
+from hopyard.agent.runs.members import short_rounds
 from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.spec import Gang
@@ -90,3 +91,13 @@ def test_values_of_a_closed_group_are_dropped():
     assert board.get(4, "a") == b"b"
     with pytest.raises(GangBroken):
         board.get(3, "a")
+
+
+@pytest.mark.parametrize(("gang", "most"), [(Gang(2, "parameters", every=7), 6), (Gang(3, "parameters", every=5), 4)])
+def test_rounds_longer_than_partitions_are_told(gang, most):
+    assert f"the largest has {most} batches of {gang.size} × 8 rows" in short_rounds(gang, 8, [20, 90])
+
+
+@pytest.mark.parametrize("gang", [Gang(2, "parameters", every=6), Gang(2), Gang(1, "parameters", every=99)])
+def test_other_rounds_need_no_word(gang):
+    assert short_rounds(gang, 8, [20, 90]) == ""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Dispatch, Failed, Formed, GiveUp, Release, Replace, decode, encode
+from hopyard.core.runs.events import Dispatch, Failed, Formed, GiveUp, Release, Replace, Resumed, decode, encode
 from hopyard.core.runs.gangs import grouped
 from hopyard.core.runs.records import SlotRecord
 from hopyard.spec import Gang, RunSpec, Timeouts
@@ -164,6 +164,20 @@ def test_a_worker_rests_while_the_one_that_it_needs_is_busy():
 def test_a_formation_is_in_the_journal():
     line = Formed(at=1.0, slot=3, members=(3, 5))
     assert decode(encode(line)) == line
+
+
+def test_a_resume_may_change_how_many_train_together():
+    run = run_of(size=2, slots=2)
+    run.done(0)
+    run.give(Resumed(at=run.at, members=3))
+    assert run.machine.spec.gang.size == 3
+    assert formed(run.join(4)) == formed(run.join(5)) == []
+    commands = run.join(6)
+    assert formed(commands) == [(4, 5, 6)]
+    assert [unit[2:] for unit in dispatched(commands)] == [("train", 0, (0,))]
+    assert b"members" not in encode(Resumed(at=0.0))
+    run.give(Resumed(at=run.at, members=1))
+    assert len(dispatched(run.join(7))) == 1
 
 
 def test_a_run_without_gangs_says_nothing_of_them():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hopyard.data.partitions.loader import sizes
 from hopyard.frameworks.tree import lower
 from hopyard.ports import SupportsAveraging, SupportsExchange, SupportsGangCheck
 from hopyard.spec import Array, Gang, PackedSums, Part
@@ -63,6 +65,20 @@ def added(members: list[PackedSums]) -> PackedSums:
             else:
                 totals[name] = before[0] + total, before[1] + rows  # type: ignore[operator]
     return totals
+
+
+def short_rounds(gang: Gang | msgspec.UnsetType, batch_size: int, rows: Sequence[int]) -> str:
+    """Return what to say where rounds of local SGD are longer than partitions; "": nothing. `rows`: of partitions."""
+    if gang is msgspec.UNSET or gang.size == 1 or gang.exchange == "gradients":
+        return ""
+    most = len(sizes(max(rows), gang.size * batch_size))
+    if gang.every <= most:
+        return ""
+    return (
+        f"hy.LocalSGD(every={gang.every}): a round ends with its partition, and the largest has {most} batches of "
+        f"{gang.size} × {batch_size} rows, so parameters are averaged after {most} steps at most; fewer partitions= "
+        "make longer rounds"
+    )
 
 
 def cannot_train(trainable: Any, gang: Gang | msgspec.UnsetType) -> str:

@@ -17,7 +17,7 @@ from hopyard import meter
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
-from hopyard.agent.runs.members import alone, cannot_train, gathered
+from hopyard.agent.runs.members import alone, cannot_train, gathered, short_rounds
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import LIMIT, Broken, Membership, NoRoom
@@ -256,6 +256,7 @@ class Worker:
         names: list[str] = []
         faults: list[str] = []
         notes: tuple[str, ...] = ()
+        advice = ""
         blamed = Blame("user")
         model: ModelInfo | None = None
         raised = ""
@@ -264,6 +265,7 @@ class Worker:
             built = build(self._plan, trial, config)
             if fault := cannot_train(built.trainable, spec.gang):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
+            advice = short_rounds(spec.gang, built.batch_size, [part.rows for part in self._plan.manifest.train])
             batch = self._first_batch("train", built.batch_size)
             if fault := self._label_fault(built, batch):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
@@ -320,6 +322,7 @@ class Worker:
             faults=tuple(faults),
             names=tuple(names),
             notes=reported_notes,
+            advice=(advice,) if advice else (),
             fault=blamed.fault,
             device=blamed.device,
             model=model,

@@ -74,10 +74,11 @@ class Joined(Fact, frozen=True):
     """Equal for slots of one host that share an accelerator; empty: the slot has none."""
 
 
-class Checked(Fact, frozen=True):
+class Checked(Fact, frozen=True, omit_defaults=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
-    exact; `fault`: whose the faults are, where there are some; `device`: as in Failed; `model`: what its recipe
-    gave; `trace`: the traceback of a fault that was raised, at most about 8,000 characters."""
+    exact; `advice`: what the user should know; `fault`: whose the faults are, where there are some; `device`: as in
+    Failed; `model`: what its recipe gave; `trace`: the traceback of a fault that was raised, at most about 8,000
+    characters."""
 
     slot: int
     trial: int
@@ -89,6 +90,7 @@ class Checked(Fact, frozen=True):
     model: ModelInfo | None = None
     trace: str = ""
     warnings: tuple[Warned, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
@@ -162,7 +164,7 @@ class Left(Fact, frozen=True):
     reason: str
 
 
-class Resumed(Fact, frozen=True):
+class Resumed(Fact, frozen=True, omit_defaults=True):
     """Another driver took over: all slots are gone, and only durable States remain."""
 
     fingerprint: dict[str, Any] = {}
@@ -173,6 +175,8 @@ class Resumed(Fact, frozen=True):
     """Those from now on; None: as they were."""
     gone: tuple[Ref, ...] = ()
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
+    members: int = 0
+    """Workers of a gang from now on; 0: as many as before."""
 
 
 class Retried(Fact, frozen=True):

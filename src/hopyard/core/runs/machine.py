@@ -75,7 +75,7 @@ from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.durability import Durability
-from hopyard.spec import Ref, RunSpec, Unit, Warned
+from hopyard.spec import Ref, RunSpec, Unit, Warned, with_members
 
 
 class Machine:
@@ -241,6 +241,7 @@ class Machine:
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
         self._run.commands += [Warn(f"not exact: {note}") for note in event.notes]
+        self._run.commands += [Warn(text) for text in event.advice]
 
     # ---------------------------------------------------------------- units come and go
 
@@ -460,6 +461,9 @@ class Machine:
                 for trial in self.trials.values():
                     trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
+        if event.members:
+            run.spec = with_members(run.spec, event.members)
+            run.scheduler.set_spec(run.spec)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()

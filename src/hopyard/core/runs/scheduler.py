@@ -70,6 +70,10 @@ class Scheduler:
         self._parts = 0
         self.clear()
 
+    def set_spec(self, spec: RunSpec) -> None:
+        """Go by this spec from now on: gangs have another size."""
+        self._spec = spec
+
     def clear(self) -> None:
         """Drop queues and idle slots, as all slots are gone."""
         self.idle.clear()

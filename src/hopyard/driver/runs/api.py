@@ -206,6 +206,7 @@ def resume(
     recipe: Callable[..., Any] | None = None,
     epochs: int | None = None,
     search: Search | None = None,
+    workers: int | None = None,
     trust: bool = False,
     heartbeat_timeout: float | None = None,
     stall_timeout: float | None = None,
@@ -233,11 +234,14 @@ def resume(
             took the length from ctx.epochs is refused.
         search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32). New
             trials are trained with the recipe that the run was started with, not with the one of `recipe`.
+        workers: workers of a gang from now on, of a run by AllReduce, LocalSGD or Hopper(gang=…). What was trained
+            stays; from its last State each trial goes on as a run of so many workers would from there.
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:
         SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; epochs= and search= add
-            nothing, or the search does not begin with the run's trials.
+            nothing, or the search does not begin with the run's trials; workers= of a run without gangs, of one whose
+            States belong to each member, or more than the engine has.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version; others may write
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
@@ -258,7 +262,7 @@ def resume(
     if isinstance(unit_timeout, float) and unit_timeout == math.inf:
         changed["unit_timeout"] = None
     Timeouts(**changed)
-    changes = Changes(changed, failed, recipe, epochs, search)
+    changes = Changes(changed, failed, recipe, epochs, search, workers)
     if engine is not None:
         _engine(engine)
     layout = find(path("directory", directory))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.runs.events import CODEC, Durable, Retried
+from hopyard.core.runs.events import CODEC, Durable, Resumed, Retried
 from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.about import about_of
@@ -16,7 +16,7 @@ from hopyard.driver.runs.request import RunRequest
 from hopyard.driver.runs.run import load
 from hopyard.driver.runs.start import begin
 from hopyard.engines.environment import with_environment
-from hopyard.errors import PreflightError, RunFailed
+from hopyard.errors import PreflightError, RunFailed, SpecError
 from hopyard.ports import Engine
 from hopyard.search.listed import Configs
 from hopyard.spec import RunSpec, Timeouts
@@ -51,8 +51,14 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
 
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
+        SpecError: a resume changed the number of workers of a gang.
     """
     run = load(directory, trust=trust)
+    if any(isinstance(line, Resumed) and line.members for line in read(Layout(run.directory).journal, CODEC)):
+        raise SpecError(
+            f"{run.directory}: hy.resume(workers=…) has changed how many workers train together, so no run from the "
+            "start gives its States: there is nothing to compare"
+        )
     inputs, data, spec = run._inputs, run._checked_data(), run._machine.spec
     configs = Configs([record.config for record in run._records])
     recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run._records if record.recipe})

@@ -38,7 +38,7 @@ from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFaile
 from hopyard.ports import AgentEngine, Engine, Store, starts_agents
 from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
-from hopyard.spec import Encrypt, RunSpec, Timeouts
+from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
 from hopyard.store.bulk.certificate import make_certificate
@@ -97,6 +97,8 @@ class Drive:
     encrypt: Encrypt = "between hosts"
     timeouts: Timeouts | None = None
     """Other timeouts than the run has so far."""
+    members: int = 0
+    """Another number of workers in a gang than the run has so far; 0: the same."""
     live: RunInputs | None = None
     """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
@@ -149,6 +151,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
     spec, earlier = extended(machine.spec, job.changes), job.earlier or EarlierDrivers()
+    if job.members:
+        spec = with_members(spec, job.members)
     with contextlib.ExitStack() as stack:
         stack.callback(job.lock.free)
         stack.callback(journal.close)
@@ -182,6 +186,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 directory=location(layout),
                 timeouts=job.timeouts,
                 gone=job.states.gone,
+                members=job.members,
             )
             if job.earlier is not None
             else Began(

@@ -23,7 +23,7 @@ from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.request import RunRequest, check_shared, check_workers
 from hopyard.driver.runs.resume.again import trials_to_retry, value_digest, with_recipe
-from hopyard.driver.runs.resume.extension import Changes, extension, with_search
+from hopyard.driver.runs.resume.extension import Changes, extension, members_of, with_search
 from hopyard.driver.runs.resume.recovery import EarlierDrivers, recover
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
@@ -146,7 +146,8 @@ def go_on(
     added = (extension(layout, machine, inputs, changes),) if changes.extend else ()
     selected = engine or with_environment(inputs.engine, layout.root, about.backend)
     check_shared(parent_of(about.store), selected)
-    check_workers(machine.spec.members, selected)
+    members = members_of(layout, machine.spec, changes)
+    check_workers(members or machine.spec.members, selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
     with room(layout.root):
@@ -171,6 +172,7 @@ def go_on(
             (*retries, *added),
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
+            members=members,
         ),
         wait,
     )

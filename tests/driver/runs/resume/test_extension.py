@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -13,8 +14,10 @@ import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Extended
 from hopyard.driver.runs import start
+from hopyard.driver.runs.resume.extension import Changes, members_of
 from hopyard.driver.runs.run import Run
 from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.spec import Gang, RunSpec
 from hopyard.store.layout import Layout
 from jobs import CONFIGS, dataset, digests, journal, linear, select, troubled
 
@@ -227,3 +230,32 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--epochs", "3"])
     assert ended.exit_code == 0, ended.output
     same(hy.load(tmp_path / "run"), select(tmp_path / "whole", epochs=3))
+
+
+@pytest.mark.parametrize(
+    ("gang", "workers", "message"),
+    [
+        (msgspec.UNSET, 2, "trains each net with one worker"),
+        (Gang(2, "parameters"), 3, "has an optimizer of its own in every State"),
+        (Gang(2), 0, "workers must be an integer >= 1, got 0"),
+    ],
+)
+def test_gangs_that_keep_their_size(gang: Any, workers: int, message: str, tmp_path: Path) -> None:
+    spec = RunSpec(epochs=1, partitions=1, validation=0, gang=gang)
+    with pytest.raises(SpecError, match=message):
+        members_of(Layout(tmp_path), spec, Changes(workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("gang", "workers", "members"),
+    [
+        (Gang(2), None, 0),
+        (Gang(2), 2, 0),
+        (Gang(2), 3, 3),
+        (Gang(2, "parameters", inner="average"), 1, 1),
+        (Gang(1, "parameters"), 2, 2),
+    ],
+)
+def test_gangs_that_may_have_another_size(gang: Gang, workers: Any, members: int, tmp_path: Path) -> None:
+    spec = RunSpec(epochs=1, partitions=1, validation=0, gang=gang)
+    assert members_of(Layout(tmp_path), spec, Changes(workers=workers)) == members

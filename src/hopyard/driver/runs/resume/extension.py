@@ -21,6 +21,7 @@ from hopyard.driver.runs.resume.again import value_digest
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler
 from hopyard.search.kinds import NAMES, SEARCHES, Search, learns, open_sampler
+from hopyard.spec import RunSpec
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
 from hopyard.text import shown
@@ -36,6 +37,7 @@ class Changes:
         recipe: the recipe with which some of them begin anew; None: their own.
         epochs: epochs of each trial from now on; None: as many as before.
         search: proposes the run's trials and more; None: as before.
+        workers: workers of a gang from now on; None: as many as before.
     """
 
     timeouts: Mapping[str, Any] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class Changes:
     recipe: Callable[..., Any] | None = None
     epochs: int | None = None
     search: Search | None = None
+    workers: int | None = None
 
     @property
     def extend(self) -> bool:
@@ -110,6 +113,28 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
     if total == spec.trials and not changes.failed and all(trial.status == "failed" for trial in trials.values()):
         raise SpecError(f"epochs = {epochs}: every trial of {layout.root} failed; failed=True tries them again")
     return Extended(epochs=epochs, trials=total)
+
+
+def members_of(layout: Layout, spec: RunSpec, changes: Changes) -> int:
+    """Return the number of workers that a gang has from now on; 0: as many as before.
+
+    Raises:
+        SpecError: the run has no gangs, or its States belong to as many members as it had.
+    """
+    if changes.workers is None:
+        return 0
+    members, gang = whole("workers", changes.workers, 1), spec.gang
+    if gang is msgspec.UNSET:
+        raise SpecError(
+            f"workers = {members}: {layout.root} trains each net with one worker, and so has no number of workers that "
+            "its results depend on; give engine=hy.Local(workers=…) for more or fewer of them"
+        )
+    if gang.exchange == "parameters" and gang.inner == "keep" and members != gang.size > 1:
+        raise SpecError(
+            f'workers = {members}: with LocalSGD(inner="keep") each of the {gang.size} workers of {layout.root} has an '
+            f"optimizer of its own in every State, so others cannot go on from it; go on with {gang.size} workers"
+        )
+    return 0 if members == gang.size else members
 
 
 def with_search(layout: Layout, about: About, inputs: RunInputs, search: Search) -> tuple[About, RunInputs]:
