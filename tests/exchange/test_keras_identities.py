@@ -25,11 +25,17 @@ INPUTS = {"inputs": ((5,), "float64")}
 TARGETS = {"targets": ((), "int64")}
 
 
+def compute_in(kind: str) -> None:
+    """A policy that another test of this process has set goes before the type of numbers."""
+    keras.config.set_floatx(kind)
+    keras.config.set_dtype_policy(kind)
+
+
 @pytest.fixture(autouse=True)
 def in_float64() -> Iterator[None]:
-    keras.config.set_floatx("float64")
+    compute_in("float64")
     yield
-    keras.config.set_floatx("float32")
+    compute_in("float32")
 
 
 def compiled(layers: list[Any], optimizer: Any, eager: bool = True, batches: Any = None, **more: Any) -> Model:
