@@ -26,6 +26,7 @@ ALL = (
     "program_kills",
     "bulk",
     "journal",
+    "samplers",
     "exact",
 )
 

@@ -35,6 +35,7 @@ from hopyard.spec import Batch
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 
+PARTITIONS = 4
 PACKAGES = ("ray[tune]", "optuna>=5,<6", "joblib", "numpy")
 
 
@@ -114,7 +115,7 @@ def ours(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     result: dict[str, Any] = {"noop": TRIALS / (time.time() - began)}
     digits = hy.Dataset.numpy(
-        data["x"], data["y"], validation=hy.Dataset.numpy(data["val_x"], data["val_y"]), partitions=4,
+        data["x"], data["y"], validation=hy.Dataset.numpy(data["val_x"], data["val_y"]), partitions=PARTITIONS,
     )  # fmt: skip
 
     def select(name: str, stop: Any) -> hy.Run:
@@ -136,7 +137,8 @@ def digits() -> dict[str, Any]:
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     x, y = x[order] / 16, y[order]
-    return {"x": x[360:], "y": y[360:], "val_x": x[:360], "val_y": y[:360]}
+    val, rows = slice(360), slice(360, 360 + PARTITIONS * 11 * BATCH)  # no batch of a partition is short
+    return {"x": x[rows], "y": y[rows], "val_x": x[val], "val_y": y[val]}
 
 
 def main() -> None:

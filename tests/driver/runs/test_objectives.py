@@ -108,7 +108,7 @@ def test_what_is_proposed_for_several_follows_from_the_journal_alone(tmp_path: P
 
     many = 24
     kind = hy.Optuna(lambda seed: optuna.samplers.NSGAIISampler(population_size=6, seed=seed), many)
-    kind = kind if sampler == "NSGAIISampler" else getattr(hy, sampler)(12)
+    kind = kind if sampler == "NSGAIISampler" else getattr(hy, sampler)(11)
     run = search(tmp_path / "run", search=kind, epochs=1, metric=["val_loss", "seconds"], mode=["min", "min"])
     lines, asked = journal(run.directory), 0
     for place, line in enumerate(lines):
