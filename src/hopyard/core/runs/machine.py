@@ -240,8 +240,7 @@ class Machine:
         self.status = self._preflight.checked(event) or self.status
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
-        self._run.commands += [Warn(f"not exact: {note}") for note in event.notes]
-        self._run.commands += [Warn(text) for text in event.advice]
+        self._run.commands += [Warn(text) for text in (*[f"not exact: {note}" for note in event.notes], *event.advice)]
 
     # ---------------------------------------------------------------- units come and go
 
@@ -393,8 +392,7 @@ class Machine:
         lifecycle.repair(self._run, trial)
 
     def _store_away(self, event: StoreAway) -> None:
-        slot = self.workers.record(event.slot)
-        if slot is not None:
+        if (slot := self.workers.record(event.slot)) is not None:
             slot.away, slot.away_since = event.error, event.at
             self._run.durability.away(event.slot, event.at)
 
@@ -550,10 +548,9 @@ class Machine:
         if self._finishing or not (self.status == "failed" or over):
             return
         well = sum([trial.status in ("completed", "stopped") for trial in self.trials.values()])
+        finish = Finish("failed" if not well else "completed" if well == len(self.trials) else "partial")
         self._finishing = True
-        self._run.commands.append(
-            Finish("failed" if not well else "completed" if well == len(self.trials) else "partial")
-        )
+        self._run.commands.append(finish)
 
 
 def fold(lines: Iterable[Line]) -> Machine:
