@@ -112,6 +112,30 @@ def test_another_number_of_workers_goes_on_from_what_was_trained(tmp_path: Path)
 
 
 @pytest.mark.long
+def test_a_member_that_gets_another_rank_takes_the_part_of_that_rank(tmp_path: Path) -> None:
+    """Bug: it went on with its own optimizer, as it had the State of the trial already."""
+    digests_of = {}
+    for name, more in {"alone": {}, "killed": trouble(0, 3, "kill", tmp_path / "once")}.items():
+        run = hy.select(
+            network,
+            None,
+            dataset(),
+            search=hy.Configs([{"lr": 0.05}, {**more, "lr": 1e-5}]),
+            epochs=2,
+            metric="val_loss",
+            mode="min",
+            stop=hy.ASHA(2, sync=True),  # the first trial waits while the second one trains
+            engine=hy.Local(2, devices=None),
+            parallel=KEEP,
+            directory=tmp_path / name,
+        )
+        digests_of[name] = digests(run)
+    assert digests_of["killed"] == digests_of["alone"]
+    first, second = [line.members for line in journal(run.directory) if isinstance(line, Formed)]
+    assert first[1] == second[0]
+
+
+@pytest.mark.long
 def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     run = hy.select(
         network,

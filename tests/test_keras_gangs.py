@@ -15,6 +15,7 @@ from keras_jobs import dataset, exact_net
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_gang_takes_the_steps_of_one_worker_though_a_member_is_killed(tmp_path: Path) -> None:
     config = {"rank": 1, "at": 3, "do": "kill", "once": str(tmp_path / "once")}

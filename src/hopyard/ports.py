@@ -191,10 +191,10 @@ class Exchange(Protocol):
     size: int
     gang: Gang
 
-    def mean(self, arrays: Sequence[Any], rows: float) -> float:
+    def mean(self, arrays: Sequence[Any], rows: float, compress: bool = True) -> float:
         """Replace arrays, of NumPy or torch, by their means over all members, weighted by the rows of each. Returns the
         rows of all members; where that is 0 nothing changes. A member without rows takes part too; what is in its
-        arrays before does not count."""
+        arrays before does not count. `compress`: whether they travel in fewer bytes, if the gang does that."""
         ...
 
     def rounded(self, array: Any) -> Any:

@@ -7,6 +7,7 @@ from hopyard.exchange.compression import pack, rounded, unpack
 
 ARRAYS = [torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), torch.tensor(0.3), torch.tensor([1.0, -128.0])]
 ARRAYS += [torch.zeros(4), torch.tensor([3e-30, -1e-30]), torch.full((2,), 127.0 * 2**-9), torch.tensor([1e30])]
+ARRAYS += [torch.tensor([126.9, 63.2, 1.0, 33.0])]  # the first one is rounded up to 127 steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

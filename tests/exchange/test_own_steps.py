@@ -7,6 +7,7 @@ from gang_threads import exchanges, partitions, together
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
+from hopyard.frameworks.rounds import mean_change
 from hopyard.spec import Gang
 
 
@@ -47,6 +48,28 @@ def test_numbers_without_fractions_have_no_mean():
     (exchange, _) = exchanges(Gang(2))
     with pytest.raises(SpecError, match="with floating point numbers, got ndarray of int64"):
         exchange.mean([np.zeros(3, np.int64)], 1.0)
+
+
+def test_means_of_what_has_changed_are_never_rounded():
+    """Bug: a mean of squares became negative where another number of the array was large."""
+
+    def work(exchange):
+        now = np.array([0.0, 0.0095]) if exchange.rank == 0 else np.array([1.27, 0.0])
+        before = now.copy()
+        exchange.broadcast([before])
+        return mean_change(exchange, [before], [now], 100.0)[0]
+
+    for value in together(work, exchanges(Gang(4, "parameters", inner="average", compress="int8"))):
+        np.testing.assert_allclose(value, [1.27 * 3 / 4, 0.0095 / 4], rtol=1e-12)
+
+
+def test_memory_is_kept_for_the_last_few_models_alone():
+    def work(exchange):
+        for width in range(1, 60):
+            exchange.mean([np.zeros(1000 * width)], 1.0)
+        return sum(flat.memory.numel() for flats in exchange._buffers._flats.values() for _, flat in flats)
+
+    assert max(together(work, exchanges(Gang(2)))) < 9 * 60_000
 
 
 def test_what_members_hand_over_arrives_by_rank():

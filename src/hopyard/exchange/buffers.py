@@ -5,6 +5,7 @@ Buffers are fixed, so the order in which numbers are added never changes from on
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from hopyard.errors import SpecError
 
+LISTS = 8
+"""Lists whose memory is kept: a model has up to four (gradients or changes, optimizers, statistics)."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """dtypes whose sums are made in another one."""
 
@@ -55,10 +58,10 @@ class Flat:
 
 
 class Buffers:
-    """The flat memory for lists of arrays, by their shapes and dtypes. Owner: a member's exchange."""
+    """The flat memory for the last few lists of arrays, by their shapes and dtypes. Owner: a member's exchange."""
 
     def __init__(self) -> None:
-        self._flats: dict[tuple[Any, ...], list[tuple[list[int], Flat]]] = {}
+        self._flats: OrderedDict[tuple[Any, ...], list[tuple[list[int], Flat]]] = OrderedDict()
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[tuple[list[int], Flat]]:
         """Return, for each dtype, the positions of its arrays and their flat memory."""
@@ -70,6 +73,9 @@ class Buffers:
                 positions.setdefault(tensor.dtype, []).append(position)
             flats = [(where, Flat([tensors[each] for each in where])) for where in positions.values()]
             self._flats[key] = flats
+            if len(self._flats) > LISTS:
+                self._flats.popitem(last=False)
+        self._flats.move_to_end(key)
         return flats
 
 

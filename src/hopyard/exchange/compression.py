@@ -19,7 +19,8 @@ def _scale(tensor: torch.Tensor) -> float:
     largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     if not math.isfinite(largest):
         return math.nan
-    return math.ldexp(1.0, max(math.frexp(largest / 127)[1], -126)) if largest else 1.0
+    mantissa, exponent = math.frexp(largest / 127)
+    return math.ldexp(1.0, max(exponent - (mantissa == 0.5), -126)) if largest else 1.0
 
 
 def _steps(tensor: torch.Tensor, scale: float) -> torch.Tensor:

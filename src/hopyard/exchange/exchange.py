@@ -53,7 +53,7 @@ class GangExchange:
         assert self._connected is not None
         return self._connected
 
-    def mean(self, arrays: Sequence[Any], rows: float) -> float:
+    def mean(self, arrays: Sequence[Any], rows: float, compress: bool = True) -> float:
         """Replace arrays by their means over all members, weighted by rows, with the same bits on each member.
 
         Each number is Σ rows · number / Σ rows. What a member without rows has in its arrays does not matter.
@@ -61,6 +61,7 @@ class GangExchange:
         Args:
             arrays: of NumPy or torch, of equal shapes and in equal order on all members; changed in place.
             rows: the rows that this member's numbers are the mean of.
+            compress: whether they travel in fewer bytes, if the gang's `compress` says so.
 
         Returns:
             Σ rows over all members; where that is 0 the arrays stay as they are.
@@ -68,9 +69,9 @@ class GangExchange:
         if self.size == 1:
             return rows
         tensors = [tensor_of(array) for array in arrays]
-        if self.gang.compress in _ROUNDED:
+        if compress and self.gang.compress in _ROUNDED:
             return self._mean_of_rounded(tensors, rows)
-        half = torch.float16 if self.gang.compress else None
+        half = torch.float16 if compress and self.gang.compress else None
         total = self._total(rows) if half is not None else 0.0
         for positions, flat in self._buffers.of(tensors):
             mine = [tensors[position] for position in positions]

@@ -17,10 +17,11 @@ from hopyard.ports import Exchange, Tree
 
 
 def mean_change(exchange: Exchange, before: Sequence[Any], now: Sequence[Any], rows: float) -> list[Any]:
-    """Return `before` plus the mean over all members of what has changed since, weighted by the rows of each."""
+    """Return `before` plus the mean over all members of what has changed since, weighted by the rows of each. It never
+    travels compressed: what rounding takes would be lost, and make a small mean of squares negative."""
     changes = _difference(now, before)
     if changes:
-        exchange.mean(changes, rows)
+        exchange.mean(changes, rows, compress=False)
     return [one + change for one, change in zip(before, changes, strict=True)]
 
 

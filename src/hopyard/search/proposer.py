@@ -118,7 +118,7 @@ class Proposer:
         """Return how many trials may be proposed now."""
         machine, search = self._machine, self._machine.search
         learns, number = self._learning is not None, len(machine.trials)
-        capacity = AHEAD * self._workers - len(search.standing.active)
+        capacity = AHEAD * max(1, search.slots) - len(search.standing.active)
         if (together := search.generation(number)) is not None:
             first, size = together
             standing = search.standing

@@ -89,3 +89,14 @@ def test_what_comes_after_the_cause_is_not_heard(gangs, machine, wire):
     gangs.give_up(given_up)
     assert wire.sent == [(number, GiveUpUnit(1, 1)) for number in range(3)]
     assert [gangs.broken(Broken(number, 1), 5.0) for number in (0, 2)] == [[], []]
+
+
+def test_members_of_a_unit_that_counts_no_longer_are_told_once(gangs, machine, wire):
+    """Bug: each was told again whenever another one was out, for ever, and the slot was never idle."""
+    machine.leases.revoke(1)
+    assert [gangs.broken(Broken(number, 1, "closed"), 5.0) for number in (1, 0)] == [[], []]
+    (failed,) = gangs.broken(Broken(2, 1), 6.0)
+    assert failed.lease == 1
+    assert wire.sent == [(0, GiveUpUnit(1, 1)), (2, GiveUpUnit(1, 1))]
+    machine.handle(failed)
+    assert not machine.slots[0].busy

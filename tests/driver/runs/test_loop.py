@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.messages import Down, End, Examine, NoRoom, Ready, Store, Unfit, Up, Work
+from hopyard.core.messages import Down, End, Examine, GiveUpUnit, NoRoom, Ready, Store, Unfit, Up, Work
 from hopyard.core.runs.events import (
     CODEC,
     Began,
@@ -39,7 +40,7 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.search.proposer import Proposer
-from hopyard.spec import Part, Ref, RunSpec, Timeouts
+from hopyard.spec import Gang, Part, Ref, RunSpec, Timeouts
 from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
@@ -535,6 +536,21 @@ def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]
 
 
 # ---------------------------------------------------------------- faults
+
+
+def test_a_unit_that_is_taken_back_in_the_same_receive_is_sent_to_nobody(stage: Callable[..., Stage]) -> None:
+    """Bug: the first member of a gang got it alone, when its gang was dissolved by the next message."""
+    it = stage(
+        [READY, Ready(1, "here", 11)],
+        [FIT],
+        spec=msgspec.structs.replace(SPEC, epochs=2, group=1, gang=Gang(2)),
+        workers=2,
+    )
+    it.link.receives.append(lambda: [done(it.link.work[0]), Gone(1, "gone")])
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert {work.unit.lease for work in it.link.work} == {1}
+    assert [type(message) for slot, message in it.link.sent if slot == 0] == [Examine, Work, GiveUpUnit]
 
 
 def test_a_host_that_cannot_keep_its_rows_costs_its_slots_and_not_the_run(

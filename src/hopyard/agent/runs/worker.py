@@ -95,8 +95,8 @@ class Worker:
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
         self._models: dict[int, ModelInfo] = {}
         """Trial → what its recipe returned."""
-        self._loaded: dict[str, Ref] = {}
-        """Key → the State that the built model holds now."""
+        self._loaded: dict[str, tuple[Ref, int]] = {}
+        """Key → the State that the built model holds now, and whose part of it (`_part`)."""
         self._state_bytes: dict[str, int] = {}
         self._warnings = WarningWatch(__name__)
         self.error: BaseException | None = None
@@ -184,7 +184,7 @@ class Worker:
         if exchange is not None and size > 1:
             parts = gathered(exchange, built.trainable, parts)
             if rank:
-                self._loaded[self._key(unit.trial)] = ref
+                self._loaded[self._key(unit.trial)] = ref, self._part
                 return []
         before = time.perf_counter()
         meter.enter("lay")
@@ -192,7 +192,7 @@ class Worker:
         if memory_key:
             self._checkpoints.keep(ref, memory_key, is_epoch_end)
         key = self._key(unit.trial)
-        self._loaded[key] = ref
+        self._loaded[key] = ref, self._part
         self._state_bytes[key] = size
         self._evict()
         hop += time.perf_counter() - before
@@ -369,6 +369,14 @@ class Worker:
             return self._member.enter(self._membership, unit.lease)
         return None if gang is msgspec.UNSET or gang.serial else alone(gang)
 
+    @property
+    def _part(self) -> int:
+        """The rank whose part of a State this worker takes. Only where parameters are averaged do members have parts:
+        else, and alone, it is that of rank 0."""
+        gang = self._plan.spec.gang
+        has_parts = gang is not msgspec.UNSET and gang.exchange == "parameters"
+        return self._membership.rank if has_parts and self._membership is not None else 0
+
     def _prepare_model(
         self, unit: Unit, config: Config, exchange: GangExchange | None = None
     ) -> tuple[Built, float, int]:
@@ -381,14 +389,14 @@ class Worker:
         if unit.start is None:
             return built, 0.0, 0
         key = self._key(unit.trial)
-        if self._loaded.get(key) == unit.start:
+        if self._loaded.get(key) == (unit.start, self._part):
             return built, 0.0, 0
         self._loaded.pop(key, None)
         begin = time.perf_counter()
         meter.enter("fetch")
         moved = self._state_bytes[key] = self._load(unit, built)
         self._evict()
-        self._loaded[key] = unit.start
+        self._loaded[key] = unit.start, self._part
         return built, time.perf_counter() - begin, moved
 
     def _load(self, unit: Unit, built: Built) -> int:

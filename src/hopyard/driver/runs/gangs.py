@@ -43,7 +43,8 @@ class GangMessages:
 
     def broken(self, message: Broken, now: float) -> list[Failed]:
         """Note that a member is out of its unit. Returns the failure, where all of them are and none says why."""
-        self._out = {lease: out for lease, out in self._out.items() if self._machine.leases.stands(lease)}
+        busy = {slot.busy for slot in self._machine.slots.values()}  # also with what counts no longer
+        self._out = {lease: out for lease, out in self._out.items() if lease in busy}
         slot = self._machine.workers.slot_of(message.slot)
         if slot is None or not slot.together or slot.busy != message.lease:
             return []

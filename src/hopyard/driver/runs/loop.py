@@ -302,7 +302,9 @@ class Loop:
         unit = command.unit
         config = self.machine.trials[unit.trial].config
         slot = self.machine.slots.get(command.slot)
-        members = slot.members if slot is not None and slot.together and slot.busy == unit.lease else ()
+        if slot is None or slot.busy != unit.lease:
+            return  # a later fact of the same receive took the unit back
+        members = slot.members if slot.together else ()
         for rank, worker in enumerate(members or (command.slot,)):
             release = self._workers.pop_releases(worker)
             gang = self._gangs.membership(command.slot, rank) if members else None

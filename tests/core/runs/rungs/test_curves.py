@@ -61,6 +61,16 @@ def test_a_synchronous_median_lets_trials_wait_for_each_other():
     assert run.machine.trials[2].reason == "rung 1: best 3, median of 4 trials 2.5"
 
 
+def test_a_synchronous_median_may_have_any_number_of_epochs():
+    """Bug: a rung asked the one before it, and so on, until Python had enough."""
+    run = search(Median(sync=True), trials=2, slots=2, epochs=1200)
+    run.folds = False
+    for _ in range(1100):
+        for trial in (0, 1):
+            curve(run, trial, [1.0])
+    assert [len(trial.history) for trial in run.machine.trials.values()] == [1100, 1100]
+
+
 @pytest.mark.parametrize(
     ("losses", "epochs"),
     [

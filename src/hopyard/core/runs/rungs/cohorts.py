@@ -50,12 +50,10 @@ class Cohort:
 
     def complete(self, level: int, exhausted: bool) -> bool:
         """Whether all its trials that can come to the rung of this level are there."""
-        if level == 0:
-            return self.closed(exhausted) and not self.missing(0)
         return (
-            self.complete(level - 1, exhausted)
-            and not self.bracket.rungs[level - 1].waiting
-            and not self.missing(level)
+            self.closed(exhausted)
+            and not any(self.missing(each) for each in range(level + 1))
+            and not any(rung.waiting for rung in self.bracket.rungs[:level])
         )
 
 

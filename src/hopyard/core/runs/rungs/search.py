@@ -187,6 +187,11 @@ class Search:
         """Return (name, step, trials that came, trials that went on) of each rung."""
         return [] if self._judge is None else self._judge.rungs()
 
+    @property
+    def slots(self) -> int:
+        """How many slots train: a gang is one, and a worker that waits for others to form one is none."""
+        return sum([slot.trains for slot in self._slots.values()])
+
     def earliest(self) -> float | None:
         """Return when `max_time` is over; None: never."""
         return None if self.closed else self._deadline
@@ -196,7 +201,7 @@ class Search:
     def decide(self, at: float) -> Iterator[Verdict | Closed]:
         """Yield what is to be decided now. Each decision depends on the one before it: carry it out first."""
         standing = self.standing
-        standing.at, standing.slots = at, len(self._slots)
+        standing.at, standing.slots = at, self.slots
         if not self.closed and self._reached:
             yield Closed(at=at, reason=f"{self._reached}, the goal was {self.spec.goal:g}")
         elif not self.closed and self._deadline is not None and at >= self._deadline:

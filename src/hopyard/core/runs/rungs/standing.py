@@ -26,7 +26,7 @@ class Standing:
         undecided: trial → step, for trials whose metrics at their target are in, and about which nothing is decided.
         paused: trials that wait at their target.
         exhausted: whether nothing more is proposed.
-        slots: how many slots there are.
+        slots: how many slots train.
         at: when the present event happened.
     """
 
