@@ -13,7 +13,7 @@ from hopyard.core.runs.events import Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.search.define import Defined, Suggestions
-from hopyard.search.kinds import open_sampler
+from hopyard.search.kinds import enqueued, open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.space import RandInt
 from jobs import dataset, journal, linear
@@ -103,6 +103,20 @@ def test_samplers_learn_in_the_parameters_own_terms() -> None:
         history.append(Observation(config, "completed", {1: value}, (value,), proposal.count, proposal.attributes))
     best = min(history[30:], key=lambda each: each.best).config
     assert 24 <= best["n"] <= 42 and best["x"] == 0.5
+
+
+def deep(trial: Suggestions) -> dict[str, Any]:
+    return {"units": [trial.suggest_int(f"units{n}", 1, 9) for n in range(trial.suggest_int("depth", 1, 3))]}
+
+
+def test_what_is_tried_first_has_what_the_function_returns() -> None:
+    """Bug: it had the parameters alone."""
+    first = enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3, "units1": 4}])
+    assert first.configs == ({"depth": 2, "units0": 3, "units1": 4, "units": [3, 4]},)
+    with pytest.raises(SpecError, match="has no 'units1', for which the space asks: give all parameters"):
+        enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3}])
+    with pytest.raises(SpecError, match="no parameter 'width'"):
+        enqueued(hy.Random(1), deep, [{"depth": 1, "units0": 3, "width": 1}])
 
 
 def test_another_function_is_another_run(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from hopyard.checks import no_such
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.search.define import Defined, Searched, searched
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
-from hopyard.space import Space
+from hopyard.space import Distribution
 from hopyard.spec import Config, Mode
 from hopyard.text import shown
 
@@ -54,12 +55,26 @@ def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
         raise SpecError(f"enqueue must be a list of configurations, which are dicts, got {shown(configs)}")
     if not configs:
         return search
-    plain = tuple([plain_config(config, "enqueue") for config in configs])
-    names = space.parameters if isinstance(space, Space) else None
-    for config in plain:
-        if names is not None and (wrong := [name for name in config if name not in names]):
-            raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
-    return Enqueued(search, plain)
+    return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), searched(space)) for config in configs]))
+
+
+def _completed(config: Config, space: Searched | None) -> Config:
+    """Return a configuration of the user with what the function of a space returns beside its parameters."""
+
+    def pick(name: str, distribution: Distribution) -> Any:
+        if name not in config:
+            raise SpecError(f"enqueue: {shown(config)} has no {name!r}, for which the space asks: give all parameters")
+        return config[name]
+
+    if space is None:
+        return config
+    whole = space.walk(pick) if isinstance(space, Defined) else config
+    names = whole if isinstance(space, Defined) else space.parameters
+    if wrong := [name for name in config if name not in names]:
+        raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
+    if missing := [name for name in names if name not in whole]:
+        raise SpecError(f"enqueue: {shown(config)} has no {missing[0]!r}, which is in the space: give all parameters")
+    return whole
 
 
 def batch_of(search: Search | Enqueued) -> int:

@@ -67,7 +67,8 @@ class Proposer:
                 events.append(Stopped(at=at, trial=number, reason=SAID))
             else:
                 target = min(trial.target + machine.spec.partitions, machine.spec.steps)
-                events.append(Granted(at=at, trial=number, target=target, reason="the function of stop= lets it go on"))
+                reason = "stop= raised, and is not asked" if self._stops is None else "stop= lets it go on"
+                events.append(Granted(at=at, trial=number, target=target, reason=reason))
         return events
 
     def _ends(self, number: int) -> bool:

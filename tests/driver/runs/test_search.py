@@ -264,6 +264,13 @@ def test_a_function_that_raises_stops_no_trial(tmp_path: Path, caplog: pytest.Lo
     run = search(tmp_path / "run", lambda trial, history: history["no such epoch"], search=hy.Random(2), epochs=2)
     assert [trial.status for trial in run.trials] == ["completed", "completed"]
     assert caplog.text.count("stop= raised KeyError: 'no such epoch': no trial is stopped from now on") == 1
+    assert {trial.reason for trial in run.trials} == {"stop= raised, and is not asked"}
+
+
+def test_what_is_no_answer_is_not_taken_for_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = search(tmp_path / "run", lambda trial, history: "no", search=hy.Random(2), epochs=2)
+    assert [trial.status for trial in run.trials] == ["completed", "completed"]
+    assert "what the function of stop= returns must be True or False, got 'no'" in caplog.text
 
 
 def test_patience_ends_a_fit(tmp_path: Path) -> None:
@@ -384,6 +391,7 @@ def test_what_depends_on_time_is_refused_or_said_once(
         ({"goal": float("nan")}, "goal must be a finite number, got nan"),
         ({"enqueue": [{"rate": 1}]}, "enqueue: {'rate': 1}: no parameter 'rate'; there are: 'lr'"),
         ({"enqueue": {"lr": 1}}, "enqueue must be a list of configurations"),
+        ({"enqueue": [{}]}, "enqueue: {} has no 'lr', which is in the space: give all parameters"),
         ({"search": hy.TPE}, "search must be hy.Grid"),
         ({"mode": "least"}, 'mode must be "min" or "max"'),
     ],

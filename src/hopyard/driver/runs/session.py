@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from hopyard import __version__
+from hopyard.checks import flag
 from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
@@ -198,7 +199,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
 
         def asked(number: int) -> bool:
             trial = run.trial(number)
-            return bool(inputs.stop(trial, trial.history))
+            answer = inputs.stop(trial, trial.history)
+            return answer is not None and flag("what the function of stop= returns", answer)
 
         proposer = Proposer(machine, sampler, engine.workers, None if inputs.stop is None else asked)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None

@@ -1,5 +1,7 @@
 """Median stopping, patience, the user's function, and budgets, as tables."""
 
+import math
+
 import pytest
 
 from hopyard.core.facts import Tick
@@ -44,6 +46,16 @@ def test_a_trial_that_fell_back_is_judged_by_its_best():
     curve(run, 0, [2.0, 2.0, 2.0])
     curve(run, 1, [1.0, 9.0, 9.0])
     assert run.machine.trials[1].status == "completed"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_trial_without_a_finite_value_is_stopped_whatever_the_others_have(sync):
+    """Bug: it was not worse than a median that was not finite either."""
+    run = search(Median(min_trials=2, sync=sync), trials=4, slots=4, epochs=2)
+    for trial, loss in enumerate((1.0, math.inf, math.inf, math.inf)):
+        curve(run, trial, [loss] * (1 if sync or trial == 3 else 2))
+    assert run.machine.trials[3].status == "stopped"
+    assert run.machine.trials[0].status != "stopped"
 
 
 def test_until_there_are_enough_to_compare_with_a_trial_goes_on():

@@ -221,6 +221,6 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
         value = best(spec, trial, rung.step // spec.partitions)
         middle = median(rung.order)
         compared = f"best {text(spec, value)}, median of {others + 1} trials {text(spec, middle)}"
-        return value <= middle, f"{rung.name}: {compared}"
+        return value <= middle and value < WORST, f"{rung.name}: {compared}"
 
     return keep, verdict
