@@ -54,7 +54,7 @@ def test_a_gang_gives_the_same_bits_however_units_are_grouped(
     assert not memory()
 
 
-@pytest.mark.parametrize(("what", "rank"), [("gradients", 0), ("parameters", 1)])
+@pytest.mark.parametrize(("what", "rank"), [pytest.param("gradients", 0, marks=pytest.mark.long), ("parameters", 1)])
 def test_a_member_that_is_killed_costs_no_bit(
     tmp_path: Path, undisturbed: dict[str, list[str]], what: str, rank: int
 ) -> None:

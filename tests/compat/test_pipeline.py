@@ -121,6 +121,7 @@ def test_types_and_dimensions_follow_the_signature(spark: Any, saved: Callable[[
     assert bytes(rows[2].bytes) == b"xx"
 
 
+@pytest.mark.long
 def test_an_output_of_unknown_rank_is_found_out_by_a_row(spark: Any, saved: Callable[[Any], str]) -> None:
     import tensorflow as tf
 
