@@ -73,6 +73,7 @@ class Gangs:
         slot = run.slots[first]
         slot.members, slot.trains, slot.group = line.members, True, 0
         run.scheduler.set_idle(slot)
+        run.search.changed = True  # one more slot trains, for which a trial may be promoted
 
     def _release_memory(self, record: SlotRecord) -> None:
         """Let a worker that becomes a follower drop the States in its memory: they count as gone."""

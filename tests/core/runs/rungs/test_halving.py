@@ -5,6 +5,7 @@ import math
 import pytest
 
 from hopyard.core.runs.events import Granted, Paused, Stopped
+from hopyard.core.runs.rungs.rung import Rung
 from hopyard.stopping import ASHA, Hyperband
 from machines import Run
 
@@ -212,3 +213,13 @@ def test_a_decision_is_taken_from_the_report_of_its_rung_alone():
     run.done(slot, sums={"loss": (5.0, 1.0)}, memory_key="")
     assert first.paused or first.target == 4
     assert first.history[0]["val_loss"] == 5.0
+
+
+def test_the_best_that_waits_is_found_after_one_began_anew():
+    """Bug: the heap was filtered and no heap any more."""
+    rung = Rung("rung 1", 1, 3, 0)
+    for trial, value in enumerate((0.1, 0.5, 0.2, 0.6, 0.7, 0.3, 0.4)):
+        rung.add(trial, value)
+    rung.promote(2)
+    rung.remove(0)
+    assert rung.best() == 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 WORST = math.inf
 """The key of a value that is missing or not finite."""
@@ -66,6 +66,7 @@ class Rung:
         self.waiting.pop(trial, None)
         self.order = [entry for entry in self.order if entry[1] != trial]
         self._heap = [entry for entry in self._heap if entry[1] != trial]
+        heapify(self._heap)
 
     def back(self, trial: int) -> bool:
         """Let a trial wait again whose value the rung has, as it failed here and is tried again. O(n)."""
