@@ -117,7 +117,7 @@ class LocalSGD:
         workers: workers of a gang; None: all that the engine has when the run starts.
         every: steps between two averages, τ.
         outer: `Nesterov(lr, momentum)`: an optimizer that takes a step along the mean change of a round; None: the mean
-            itself.
+            itself. One worker has no use for it.
         inner: what becomes of the workers' optimizers (momenta and the like) after a round: "keep": each goes on with
             its own; "average": all go on with their mean; "reset": all begin anew.
         compress: "bf16" or "int8": how parameters travel; None: as they are.

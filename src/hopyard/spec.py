@@ -304,6 +304,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         """How many workers train one model together, k."""
         return 1 if self.gang is msgspec.UNSET else self.gang.size
 
+    @property
+    def own_batches(self) -> int:
+        """How many workers have batches of their own in a step: k where parameters are averaged, else 1."""
+        return self.gang.size if self.gang is not msgspec.UNSET and self.gang.exchange == "parameters" else 1
+
 
 def with_members(spec: RunSpec, members: int) -> RunSpec:
     """Return the spec with so many workers in a gang."""
@@ -364,6 +369,8 @@ class RecipeContext:
     trial: int
     partition_rows: tuple[int, ...] = ()
     _epochs: int = field(default=1, repr=False)
+    _own_batches: int = field(default=1, repr=False)
+    """How many workers have batches of their own in a step."""
     _asked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -399,7 +406,7 @@ class RecipeContext:
     def batches(self, batch_size: int) -> int:
         """Return the number of optimizer steps in one epoch: each partition ends with a short batch of its own, but for
         a last batch of one row, which joins the batch before it. (`hy.torch.Model` takes no step for a batch in which
-        all rows weigh 0.)
+        all rows weigh 0.) Under `hy.LocalSGD` they are the steps of each worker, which has batches of its own.
 
         Args:
             batch_size: rows of a batch: that of `hy.torch.Model` or the config; 32 where neither names one.
@@ -407,5 +414,5 @@ class RecipeContext:
         Raises:
             SpecError: it is not an integer >= 1.
         """
-        size = whole("batch_size", batch_size, 1)
+        size = whole("batch_size", batch_size, 1) * self._own_batches
         return sum(rows // size + (rows % size > 1 or rows == 1) for rows in self.partition_rows)

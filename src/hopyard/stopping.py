@@ -114,7 +114,7 @@ class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         for s in range(most, -1, -1):
             trials = -(-(most + 1) * eta**s // (s + 1))  # rounded up
             rungs = [epochs // eta**i for i in range(s, 0, -1)]
-            brackets.append((trials, tuple(dict.fromkeys(rungs))))
+            brackets.append((trials, tuple(rungs)))
         return tuple(brackets)
 
     @property

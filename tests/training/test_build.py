@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import random
 import sys
@@ -11,6 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from hopyard.core.runs.order import build_seed
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader, sizes
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import RunSpec
+from hopyard.spec import Gang, RunSpec
 from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, undisturbed
 from hopyard.training.recipes import wants_context
 from jobs import WIDTH, dataset, linear
@@ -87,6 +89,15 @@ def test_the_context_counts_the_batches_of_an_epoch(batch_size: int) -> None:
         for partition in range(len(about.manifest.train))
     ]
     assert seen[0].batches(batch_size) == sum(1 for loader in loaders for _ in loader)
+
+
+def test_the_context_counts_the_steps_of_each_worker_where_parameters_are_averaged() -> None:
+    """Bug: it counted those of one worker, so a schedule over the run never came to its end."""
+    seen: list[Any] = []
+    about = plan(lambda config, ctx: seen.append(ctx) or linear(config))
+    for gang in (Gang(2), Gang(2, "parameters")):
+        build(dataclasses.replace(about, spec=msgspec.structs.replace(about.spec, gang=gang)), 0, {"lr": 0.1})
+    assert seen[0].batches(8) == seen[1].batches(4)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 18, 33])

@@ -92,7 +92,7 @@ def value_of(distribution: Distribution, parameter: Any) -> Any:
 
 
 def parameter_of(distribution: Distribution, value: Any) -> Any:
-    """The reverse of `_value`."""
+    """The reverse of `value_of`."""
     match distribution:
         case Choice(values):
             return values.index(value)

@@ -189,7 +189,8 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     if wants_context(recipe):
         rows = tuple([part.rows for part in manifest.train])
         shapes = _shapes(manifest.inputs)
-        context = RecipeContext(plan.device, shapes, manifest.classes, seed, trial, rows, plan.spec.epochs)
+        spec = plan.spec
+        context = RecipeContext(plan.device, shapes, manifest.classes, seed, trial, rows, spec.epochs, spec.own_batches)
         arguments.append(context)
     names = named(recipe)
     while True:

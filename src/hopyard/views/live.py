@@ -175,8 +175,9 @@ class Table:
             if isinstance(line, Checked) and machine.status == "running":
                 touched |= {trial.id: None for trial in machine.trials.values() if trial.status == "failed"}
                 slots = words.count(len(machine.workers), "worker")
-                gangs = f", in gangs of {machine.spec.members}" if machine.spec.members > 1 else ""
-                self._print(f"training: {self._scale(machine)}, on {slots}{gangs}")
+                if machine.spec.members > 1:
+                    slots = f"gangs of {machine.spec.members} workers"
+                self._print(f"training: {self._scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
             if mark.what in ("interrupted", "stopped"):

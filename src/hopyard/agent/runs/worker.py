@@ -163,7 +163,7 @@ class Worker:
             meter.enter("fetch")
             exchange.connect()
             rank, size = exchange.rank, exchange.size
-            batch_size *= size if exchange.gang.exchange == "parameters" else 1
+            batch_size *= spec.own_batches
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()
@@ -373,8 +373,7 @@ class Worker:
     def _part(self) -> int:
         """The rank whose part of a State this worker takes. Only where parameters are averaged do members have parts:
         else, and alone, it is that of rank 0."""
-        gang = self._plan.spec.gang
-        has_parts = gang is not msgspec.UNSET and gang.exchange == "parameters"
+        has_parts = self._plan.spec.own_batches > 1
         return self._membership.rank if has_parts and self._membership is not None else 0
 
     def _prepare_model(

@@ -231,7 +231,7 @@ def resume(
         epochs: epochs of each trial from now on, more than the run has so far. Trials that completed go on from their
             last State, to the same bits as in a run that had as many from the start. A learning-rate schedule of a
             fixed length (OneCycleLR) raises at its end, and so fails the trial, whose models remain; a recipe that
-            took the length from ctx.epochs is refused.
+            took the length from ctx.epochs is refused, and so is a run with stop=.
         search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32). New
             trials are trained with the recipe that the run was started with, not with the one of `recipe`.
         workers: workers of a gang from now on, of a run by AllReduce, LocalSGD or Hopper(gang=…). What was trained

@@ -70,7 +70,16 @@ def test_a_synchronous_median_lets_trials_wait_for_each_other():
         assert run.machine.trials[trial].status == "paused"
     curve(run, 3, [4.0])
     assert [trial.status for trial in run.machine.trials.values()] == ["running", "running", "stopped", "stopped"]
-    assert run.machine.trials[2].reason == "rung 1: best 3, median of 4 trials 2.5"
+    assert run.machine.trials[2].reason == "rung 1: best 3, median of the 3 others 2"
+
+
+def test_a_synchronous_median_is_that_of_the_others():
+    """Bug: the trial's own value was among them, which let it go on."""
+    run = search(Median(min_trials=2, sync=True), trials=3, slots=3, epochs=2)
+    for trial, loss in enumerate((0.0, 0.9, 1.0)):
+        curve(run, trial, [loss])
+    assert [trial.status for trial in run.machine.trials.values()] == ["running", "stopped", "stopped"]
+    assert run.machine.trials[1].reason == "rung 1: best 0.9, median of the 2 others 0.5"
 
 
 def test_a_synchronous_median_may_have_any_number_of_epochs():

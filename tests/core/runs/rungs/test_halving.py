@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from hopyard.core.runs.events import Granted, Paused, Stopped
+from hopyard.core.runs.events import Formed, Granted, Paused, Stopped
 from hopyard.core.runs.rungs.rung import Rung
+from hopyard.spec import Gang
 from hopyard.stopping import ASHA, Hyperband
 from machines import Run
 
@@ -216,10 +217,30 @@ def test_a_decision_is_taken_from_the_report_of_its_rung_alone():
 
 
 def test_the_best_that_waits_is_found_after_one_began_anew():
-    """Bug: the heap was filtered and no heap any more."""
+    """Bug: the heap was filtered and no heap any more, and the rung counted the one that was promoted."""
     rung = Rung("rung 1", 1, 3, 0)
     for trial, value in enumerate((0.1, 0.5, 0.2, 0.6, 0.7, 0.3, 0.4)):
         rung.add(trial, value)
-    rung.promote(2)
-    rung.remove(0)
+    for trial in (0, 2):
+        rung.promote(trial)
+    rung.remove(0, target=3)
     assert rung.best() == 5
+    assert rung.promoted == 1
+
+
+def test_a_gang_that_forms_promotes_a_trial_that_waits():
+    """Bug: nothing was decided when it formed, and with nothing else to come the run waited for ever."""
+    run = Run(trials=2, slots=3, epochs=4, partitions=1, validation=2, metric="val_loss", stop=ASHA(2), gang=Gang(2))
+    run.done(1)  # workers 1 and 2 are the gang
+    for _ in range(2):
+        run.done(0)
+    run.done(1)
+    assert [run.unit(slot).kind for slot in (0, 1)] == ["validate", "validate"]
+    run.durable(1, 0, 1, 1)
+    late = run.machine.slots[1].busy
+    run.lost(2)
+    run.failed(0, "user")
+    assert run.machine.trials[0].status == "paused"
+    commands = run.done(1, lease=late, partitions=(1,))
+    assert [type(command) for command in commands if isinstance(command, (Formed, Granted))] == [Formed, Granted]
+    assert run.unit(1).kind == "train"

@@ -121,9 +121,7 @@ class Cohorts:
         if not self._came(cohort, trial):
             cohort.out[_level(cohort, trial)] -= 1
         for rung in cohort.bracket.rungs if anew else ():
-            if any(number == trial.id for _, number in rung.order):
-                rung.remove(trial.id)
-                rung.promoted -= rung.step < trial.target
+            rung.remove(trial.id, trial.target)
         return False
 
     def decide(self, standing: Standing) -> Iterator[Verdict]:
@@ -218,9 +216,9 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
         others = len(rung.order) - 1
         if others < least:
             return True, f"{rung.name}: {others} of the {least} trials to compare with"
-        value = best(spec, trial, rung.step // spec.partitions)
-        middle = median(rung.order)
-        compared = f"best {text(spec, value)}, median of {others + 1} trials {text(spec, middle)}"
+        epochs = rung.step // spec.partitions
+        value, middle = best(spec, trial, epochs), median(rung.order, (average(spec, trial, epochs), trial.id))
+        compared = f"best {text(spec, value)}, median of the {others} others {text(spec, middle)}"
         return value <= middle and value < WORST, f"{rung.name}: {compared}"
 
     return keep, verdict

@@ -7,7 +7,7 @@ Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", K
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 
 from hopyard.core.runs.records import TrialRecord
@@ -34,10 +34,15 @@ def average(spec: RunSpec, trial: TrialRecord, epochs: int) -> float:
     return sum(values) / len(values) if values else WORST
 
 
-def median(order: Sequence[tuple[float, int]]) -> float:
-    """Return the median of sorted (key, trial): the mean of the two in the middle, where their number is even."""
-    middle = len(order) // 2
-    return order[middle][0] if len(order) % 2 else (order[middle - 1][0] + order[middle][0]) / 2
+def median(order: Sequence[tuple[float, int]], without: tuple[float, int] | None = None) -> float:
+    """Return the median of sorted (key, trial): the mean of the two in the middle, where their number is even.
+    `without`: an entry that is left out."""
+    count, left_out = len(order) - (without is not None), len(order) if without is None else bisect_left(order, without)
+
+    def key(number: int) -> float:
+        return order[number + (number >= left_out)][0]
+
+    return key(count // 2) if count % 2 else (key(count // 2 - 1) + key(count // 2)) / 2
 
 
 def text(spec: RunSpec, value: float) -> str:
@@ -145,7 +150,7 @@ def patience(spec: RunSpec, rule: Patience) -> EachEpoch:
     def verdict(trial: TrialRecord, epochs: int) -> tuple[bool, str]:
         top, since = WORST, 0
         for epoch, value in enumerate(keys(spec, trial, epochs), 1):
-            if value < top - rule.min_delta or (top == WORST and value < WORST):
+            if value < top - rule.min_delta:
                 top, since = value, epoch
         reason = f"epoch {epochs}: the best {spec.metric} is {text(spec, top)}, of epoch {since}"
         if top == WORST:

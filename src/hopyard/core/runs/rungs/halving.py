@@ -88,7 +88,7 @@ class Halving:
     def again(self, trial: TrialRecord, anew: bool) -> bool:
         """Remove its values, if it begins anew; else let it wait at its rung again, if it did."""
         for each in self._bracket(trial.id).rungs if anew else ():
-            each.remove(trial.id)
+            each.remove(trial.id, trial.target)
         rung = self._rung(trial.id, trial.target)
         return not anew and rung is not None and rung.back(trial.id)
 

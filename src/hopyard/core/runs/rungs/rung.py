@@ -61,10 +61,12 @@ class Rung:
         """Record that the trial waits no longer, and does not go on. Its value counts all the same."""
         self.waiting.pop(trial, None)
 
-    def remove(self, trial: int) -> None:
-        """Remove the trial with its value, as it begins anew. O(n)."""
+    def remove(self, trial: int, target: int) -> None:
+        """Remove the trial, which has come as far as `target`, with its value, as it begins anew. O(n)."""
+        came = len(self.order)
         self.waiting.pop(trial, None)
         self.order = [entry for entry in self.order if entry[1] != trial]
+        self.promoted -= len(self.order) < came and self.step < target
         self._heap = [entry for entry in self._heap if entry[1] != trial]
         heapify(self._heap)
 
