@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from jobs import driver, script
+from jobs import driver, free_port, script
 
 SPARK = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 HIDE = """
@@ -20,11 +19,6 @@ mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {folder} && hostname {name
 exec {command}
 """
 NAMES = ("alpha", "beta")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Network:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -228,6 +230,18 @@ from pathlib import Path
 import hopyard as hy
 from jobs import *
 """
+
+
+def free_port() -> int:
+    """A port on loopback that nobody has, below those that the kernel deals out to whoever asks for any."""
+    first_dealt = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10_000, first_dealt)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
 
 
 def script(path: Path, body: str) -> Path:

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hopyard.cli import app
+from jobs import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,8 +137,7 @@ def test_torch_ddp_prints_what_it_prints_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.long
 @needs("jax", "sklearn")
 def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     words = [sys.executable, str(STOCK / "jax_distributed.py"), address, "2"]
     first, second = (
         subprocess.Popen([*words, str(index)], env=environment(), stdout=subprocess.PIPE, text=True) for index in (0, 1)

@@ -24,7 +24,7 @@ from hopyard.driver.pickling import dump
 from hopyard.engines.spark import Executors, _explained
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
-from jobs import CONFIGS, agents, alive, digests, driver, gone, journal, memory, script, select, troubled
+from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, memory, script, select, troubled
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -252,8 +252,7 @@ def test_executors_whose_python_lacks_hopyard(tmp_path: Path, spark: Any, monkey
 
 
 def test_a_port_of_its_own(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     assert digests(select(tmp_path / "run", engine=hy.Spark(spark, workers=2, port=port))) == undisturbed
     with socket.create_server(("127.0.0.1", port)), pytest.raises(hy.ResourceError, match=f"port {port} on 127.0.0.1"):
         select(tmp_path / "again", engine=hy.Spark(spark, workers=2, port=port))

@@ -370,9 +370,7 @@ def attacked(
         listener.bind(str(unprotected / "socket"))
         (unprotected / "socket").chmod(0o666)
         listener.listen(CONNECTIONS)
-        free = socket.create_server(("127.0.0.1", 0))
-        free_port = int(free.getsockname()[1])
-        free.close()
+        free_port = jobs.free_port()
         own = ("127.0.0.1", int(server.getsockname()[1]))
         work = (
             [*paths, str(unprotected / "file")],
