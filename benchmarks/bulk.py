@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hopyard.certificate import make_certificate
 from hopyard.spec import Ref
 from hopyard.store.arena import Taken
-from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.client import Ask, Client, always
 from hopyard.store.bulk.connection import STALL_SECONDS, Credentials
 from hopyard.store.bulk.server import Server, Service

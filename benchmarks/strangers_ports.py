@@ -31,19 +31,20 @@ import zmq
 from hopyard.agent.connection import Connection
 from hopyard.agent.connection import dial as dial_driver
 from hopyard.agent.progress import Progress
+from hopyard.certificate import make_certificate
 from hopyard.core.delivery import Head
 from hopyard.core.messages import FRAME_LIMIT, Card, Examine, Hello, Ready, Setup, framed, pack
 from hopyard.driver import router
-from hopyard.engines import messages as lines
-from hopyard.engines import supervisor
-from hopyard.engines.supervisors import Supervisors
+from hopyard.engines.supervisors import messages as lines
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import dial as dial_from_host
+from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.feeds import receiver
 from hopyard.feeds.protocol import PICKLE, connect
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.sender import FeedConnection, Route
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.bulk import server as bulk
-from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.connection import dial as dial_states
@@ -199,7 +200,7 @@ def serve_supervisors(pipe: Pipe) -> None:
 
 
 def executor(address: Address, token: str) -> Iterator[None]:
-    with supervisor.dial(supervisor.Ticket(*address, token, b"", 1, {})) as connection:
+    with dial_from_host(Ticket(*address, token)).socket as connection:
         connection.sendall(lines.line_of(lines.Hello(token, "here", "here-1", (), 0, lines.FORMAT)))
         with connection.makefile("rb") as orders:
             while line := orders.readline():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pyspark
-import pytest
 
+from hosts import NAMES, Network
 from jobs import driver, free_port, script
 
 SPARK = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
@@ -18,43 +17,6 @@ HIDE = """
 mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {folder} && hostname {name} || exit 77
 exec {command}
 """
-NAMES = ("alpha", "beta")
-
-
-class Network:
-    """A bridge, with a host for each name behind it: an address, and loopback, of its own."""
-
-    def __init__(self) -> None:
-        number = os.getpid()
-        net = f"10.{200 + number % 50}.{number // 50 % 250}"
-        self.own = f"{net}.1"
-        self.addresses = {name: f"{net}.{2 + n}" for n, name in enumerate(NAMES)}
-        self._bridge = f"hyb{number}"
-        self._spaces = {name: f"hopyard-{number}-{name}" for name in NAMES}
-        self._ip("link", "add", self._bridge, "type", "bridge")
-        self._ip("addr", "add", f"{self.own}/24", "dev", self._bridge)
-        self._ip("link", "set", self._bridge, "up")
-        for n, name in enumerate(NAMES):
-            space, wire = self._spaces[name], f"hyv{number}.{n}"
-            self._ip("netns", "add", space)
-            self._ip("link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", wire, "master", self._bridge, "up")
-            self._ip("-n", space, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
-            for device in ("eth0", "lo"):
-                self._ip("-n", space, "link", "set", device, "up")
-
-    def enter(self, name: str) -> list[str]:
-        """What to put before a command that shall run on the host."""
-        return ["ip", "netns", "exec", self._spaces[name]]
-
-    def close(self) -> None:
-        for space in self._spaces.values():
-            self._ip("netns", "del", space)
-        self._ip("link", "del", self._bridge)
-
-    @staticmethod
-    def _ip(*command: str) -> None:
-        subprocess.run(["ip", *command], check=True, timeout=20)
 
 
 class Cluster:
@@ -103,12 +65,6 @@ class Cluster:
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def may_unshare(*spaces: str) -> None:
-    """Skip the test where namespaces cannot be made."""
-    if not shutil.which("unshare") or subprocess.run(["unshare", *spaces, "true"], check=False).returncode:
-        pytest.skip("no namespaces may be made here")
 
 
 HEAD = """

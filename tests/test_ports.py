@@ -31,10 +31,10 @@ from hopyard.core.messages import LIMIT, Hello, Ready, Setup, framed, pack
 from hopyard.driver import router as router_module
 from hopyard.driver import strangers as strangers_module
 from hopyard.driver.router import Router
-from hopyard.engines import supervisors as supervisors_module
-from hopyard.engines.messages import FORMAT, Start, line_of, order_of
-from hopyard.engines.messages import Hello as SupervisorHello
-from hopyard.engines.supervisors import Supervisors
+from hopyard.engines.supervisors import listener as supervisors_module
+from hopyard.engines.supervisors.messages import FORMAT, Start, line_of, order_of
+from hopyard.engines.supervisors.messages import Hello as SupervisorHello
+from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.feeds import protocol, receiver
 from hopyard.feeds.sender import Route, SendResult, send_partition
 from hopyard.spec import Ref, RunSpec

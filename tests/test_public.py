@@ -26,6 +26,7 @@ NAMES = {
         "Grid",
         "Hopper",
         "HopyardError",
+        "Hosts",
         "Inexact",
         "Inline",
     ),

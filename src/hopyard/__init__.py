@@ -32,6 +32,7 @@ _WHERE = {
     "Grid": "hopyard.search.listed",
     "Hopper": "hopyard.parallel",
     "HopyardError": "hopyard.errors",
+    "Hosts": "hopyard.engines.hosts",
     "Hyperband": "hopyard.stopping",
     "Inexact": "hopyard.errors",
     "Inline": "hopyard.engines.inline",
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from hopyard.driver.runs.trial import Trial as Trial
     from hopyard.driver.saved_model import SavedModel as SavedModel
     from hopyard.driver.saved_model import load_model as load_model
+    from hopyard.engines.hosts import Hosts as Hosts
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local
     from hopyard.engines.spark import Spark as Spark

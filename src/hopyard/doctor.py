@@ -26,6 +26,9 @@ from pathlib import Path
 import platformdirs
 
 from hopyard.data.keywords import CACHE_BYTES
+from hopyard.engines.hosts import Hosts
+from hopyard.engines.reach import unreached
+from hopyard.engines.ssh import ask_all
 from hopyard.errors import HopyardError
 from hopyard.spark.local import environment, java
 from hopyard.views import words
@@ -56,6 +59,8 @@ NEEDED = (
     "rich",
     "typer",
 )
+CLOCK_SECONDS = 2.0
+"""A clock that differs by more is reported."""
 SPARK_SECONDS = 180
 """Time limit for a Spark to start and pass one row on, which takes 10 to 20 s on an idle machine."""
 SPARK_JOB = """
@@ -75,6 +80,41 @@ def examine(*, spark: bool = True) -> list[Finding]:
         spark: also start a Spark, if one is installed; this takes 10 seconds or more, SPARK_SECONDS at most.
     """
     return [*_software(), *_hardware(), *_disk(), *_spark(os.environ, spark)]
+
+
+def examine_hosts(engine: Hosts) -> list[Finding]:
+    """Checks the hosts of an engine: whether they answer, what they have, their clocks, and who can dial whom."""
+    findings, there = [], []
+    began = time.monotonic()
+    for target, answer in zip(engine.targets, ask_all(engine.ssh, engine.targets, engine.python), strict=True):
+        if isinstance(answer, str):
+            findings.append(Finding(target.host, False, answer))
+            continue
+        there.append(target)
+        kinds = f"{len(answer.gpus)} GPUs" if answer.gpus else f"{answer.cores} cores, no GPU"
+        frameworks = ", ".join(answer.frameworks) or "no framework"
+        text = f"{words.count(answer.slots, 'worker')}; {kinds}; {frameworks}; it calls itself {answer.name}"
+        missing = not answer.frameworks
+        findings.append(Finding(target.host, not missing, text, "pip install hopyard[torch] there" if missing else ""))
+        ahead = abs(answer.clock) > CLOCK_SECONDS
+        if ahead:
+            text = f"{answer.clock:+.0f} s against this host"
+            findings.append(
+                Finding(f"{target.host}'s clock", False, text, "let NTP set both")
+            )
+    findings.append(Finding("ssh", bool(there), f"all have answered within {words.duration(time.monotonic() - began)}"))
+    if not there:
+        return findings
+    try:
+        host, port = engine.address
+        faults = unreached(engine.ssh, there, engine.python, host, port)
+    except (HopyardError, OSError) as error:
+        return [*findings, Finding("reach", False, str(error), "give address= and port=")]
+    advice = "open these ports, or give port= for fixed ones and address= for another interface"
+    findings += [Finding("reach", False, fault, advice) for fault in faults]
+    if not faults:
+        findings.append(Finding("reach", True, f"all dial this host at {host}, and each other"))
+    return findings
 
 
 def exports(environ: Mapping[str, str]) -> list[str]:

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.engines import supervisors as module
 from hopyard.engines.spark import Executors, Spark
+from hopyard.engines.supervisors import pool as module
 from hopyard.ports import LaunchInfo
 from jobs import alive, gone
 from played_spark import Session
@@ -156,7 +156,7 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
 def _is_of(placed: Placed, slot: int, pid: int) -> bool:
     """Whether the slot's agent is this supervisor's."""
     supervisor = placed.agents._supervisors._supervisor_of(slot)
-    return supervisor is not None and supervisor.connection.getpeername()[1] == _port(pid)
+    return supervisor is not None and supervisor.line.socket.getpeername()[1] == _port(pid)
 
 
 def _port(pid: int) -> int:

@@ -108,7 +108,7 @@ def test_a_worker_with_nothing_to_do_is_given_back(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, undisturbed: list[str]
 ) -> None:
     monkeypatch.setattr("hopyard.driver.runs.session.IDLE", 1.0)
-    monkeypatch.setattr("hopyard.engines.supervisors.SPARE_SECONDS", 0.2)
+    monkeypatch.setattr("hopyard.engines.supervisors.pool.SPARE_SECONDS", 0.2)
     configs = [CONFIGS[0], {**CONFIGS[1], "at": 15, "do": f"wait for {tmp_path / 'given back'}"}]
     run = select(tmp_path / "run", troubled, configs, engine=hy.Spark(spark, workers=2), wait=False)
     end = time.monotonic() + 60
@@ -279,13 +279,16 @@ def test_a_pickle_of_it_leaves_the_session_and_values_of_env_behind(
 
 
 def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
-    from hopyard.engines.supervisor import Ticket, supervise
+    from hopyard.engines.spark_task import supervise
+    from hopyard.engines.supervisors.messages import Prepare
+    from hopyard.engines.supervisors.ticket import Ticket
 
-    ticket = Ticket("127.0.0.1", 1, "the token", b'{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})
+    prepare = Prepare('{"secret_key": "the secret"}', 1, {"PASSWORD": "x"})
+    ticket = Ticket("127.0.0.1", 1, "the token", prepare)
     frame = spark.range(0, 1, 1, 1).mapInArrow(supervise(ticket), "host string")
     plan = frame._jdf.queryExecution().toString()
     assert "hopyard_slot" in plan
-    for text in (plan, repr(ticket)):
+    for text in (plan, repr(ticket), repr(prepare)):
         assert "the secret" not in text and "the token" not in text and "PASSWORD" not in text
 
 

@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hopyard.engines import supervisors as module
-from hopyard.engines.messages import (
+from hopyard.engines.supervisors import pool as module
+from hopyard.engines.supervisors.line import Line
+from hopyard.engines.supervisors.messages import (
     FORMAT,
     End,
     Ended,
@@ -31,13 +32,15 @@ from hopyard.engines.messages import (
     Free,
     Hello,
     Leave,
+    Prepare,
     Printed,
     Start,
     line_of,
     order_of,
 )
-from hopyard.engines.supervisor import Ticket, _AgentRunner, attend, dial, environment
-from hopyard.engines.supervisors import Supervisors
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial, environment
+from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
@@ -46,7 +49,7 @@ from jobs import alive, gone
 TOKEN = "the token"
 CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
     ("server_key", "public_key", "secret_key"), "0" * 40
-)}).encode()  # fmt: skip
+)})  # fmt: skip
 
 
 @pytest.fixture
@@ -279,7 +282,7 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
 
 
 def test_strangers_are_dropped_by_age_and_number(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.engines.supervisors.STRANGERS", 5)
+    monkeypatch.setattr("hopyard.engines.supervisors.listener.STRANGERS", 5)
     lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
     try:
         for line in lines[:7]:  # each one more ended the oldest
@@ -287,7 +290,7 @@ def test_strangers_are_dropped_by_age_and_number(supervisors: Supervisors, monke
         supervisors.start(0)
         one = Played(supervisors)
         assert one.hear() == Start(0)
-        monkeypatch.setattr("hopyard.engines.supervisors.HELLO_SECONDS", 0.5)
+        monkeypatch.setattr("hopyard.engines.supervisors.listener.HELLO_SECONDS", 0.5)
         for line in lines[8:]:  # nobody comes any more, and yet they are dropped
             assert line.recv(1) == b""
         one.say(Printed(0, "still here"))
@@ -315,8 +318,8 @@ def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
                 raise OSError(errno.EMFILE, "Too many open files")
             return self.listener.accept()
 
-    full = Full(supervisors._listener)
-    monkeypatch.setattr(supervisors, "_listener", full)
+    full = Full(supervisors._listener._socket)
+    monkeypatch.setattr(supervisors._listener, "_socket", full)
     supervisors.start(0)
     began = time.monotonic()
     one = Played(supervisors)
@@ -327,7 +330,7 @@ def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
         waits = max(waits, time.monotonic() - before)
     assert one.hear() == Start(0)
     assert time.monotonic() - began > 0.2 and caplog.text.count("Too many open files") == 3
-    monkeypatch.setattr(supervisors, "_listener", full.listener)
+    monkeypatch.setattr(supervisors._listener, "_socket", full.listener)
 
 
 def test_what_ends_the_thread_ends_the_run(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +339,9 @@ def test_what_ends_the_thread_ends_the_run(supervisors: Supervisors, monkeypatch
 
     monkeypatch.setattr(supervisors, "_receive", breaks)
     supervisors.start(0)
-    Played(supervisors)
+    one = Played(supervisors)
+    one.hear()
+    one.say(Printed(0, "x"))
     with pytest.raises(ResourceError, match="talk to supervisors no longer: RuntimeError: a defect"):
         while True:
             supervisors.lost()
@@ -361,14 +366,14 @@ def test_an_executor_with_another_version_ends_the_run_with_a_sentence(superviso
             json.dumps({"token": TOKEN, "host": "there", "executor": "", "gpus": [], "job": 0}).encode() + b"\n"
         )
         assert line.recv(1) == b""
-    with pytest.raises(ResourceError, match=r"executor on there has another version of Hopyard.*install the same one"):
+    with pytest.raises(ResourceError, match=r"there has another version of Hopyard.*install the same one"):
         supervisors.lost()
 
 
 def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     supervisor = next(iter(supervisors._supervisors.values()))
-    supervisor.connection.sendall(b'{"start": 7}\n')
+    supervisor.line.send(b'{"start": 7}\n')
     ((_, reason),) = until(supervisors.lost)
     assert "cannot read what the driver orders" in reason
     assert gone([pid], 5)
@@ -392,11 +397,10 @@ def test_devices(supervisors: Supervisors) -> None:
 
 
 def test_gpus_of_a_task_are_those_of_its_agent() -> None:
-    made = environment(Ticket("h", 1, "t", b"", 2, {"A": "b"}), ["3", "5"])
+    made = environment(Prepare("", 2, {"A": "b"}), ["3", "5"])
     assert made["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert (made["OMP_NUM_THREADS"], made["A"]) == ("2", "b")
-    assert "PYTHONHASHSEED" not in made
-    assert environment(Ticket("h", 1, "t", b"", 2, {"CUDA_VISIBLE_DEVICES": ""}), ["3"])["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment(Prepare("", 2, {"CUDA_VISIBLE_DEVICES": ""}), ["3"])["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.fixture
@@ -414,9 +418,11 @@ def sitting(
 ) -> Iterator[tuple[Supervisors, int]]:
     """A real supervisor in a thread of this process, with an agent that dials where nobody is: (supervisors, agent's
     pid)."""
-    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, Prepare(CARD, 1, {}))
     task, its = socket.socketpair()
-    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], os.getpid()))
+    thread = threading.Thread(
+        target=attend, args=(ticket, dial(ticket), Holder(os.getpid(), its, "executor", "Spark task"), [])
+    )
     before = set(children(os.getpid()))
     counts = threading.Event()
     watch = oom.Kills.watch
@@ -477,9 +483,9 @@ def test_a_real_supervisor_tells_whether_the_kernel_killed_its_agent_for_memory(
 
 def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors, kills: Path) -> None:
     """One of before is not told of the next."""
-    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
     line, its = socket.socketpair()
-    supervisor = _AgentRunner(ticket, line, its, [], os.getpid())
+    holder = Holder(os.getpid(), its, "executor", "Spark task")
+    supervisor = _AgentRunner(Prepare(CARD, 1, {}), Line(line), holder, [])
     told: list[Any] = []
     supervisor._send = told.append  # type: ignore[assignment]
     for slot, count in enumerate((4, 4, 5)):
@@ -581,9 +587,11 @@ def test_while_slots_are_aside(supervisors: Supervisors) -> None:
 
 TASK = """
 import json, sys
-from hopyard.engines.supervisor import Ticket, hold
+from hopyard.engines.spark_task import hold
+from hopyard.engines.supervisors.messages import Prepare
+from hopyard.engines.supervisors.ticket import Ticket
 port, token, card, executor = json.loads(sys.stdin.readline())
-hold(Ticket("127.0.0.1", port, token, card.encode(), 1, {}), [], executor)
+hold(Ticket("127.0.0.1", port, token, Prepare(card, 1, {})), [], executor)
 """
 
 
@@ -595,7 +603,7 @@ class Placed:
         self.task = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE)
         supervisors.start(slot)
         assert self.task.stdin is not None
-        self.task.stdin.write(json.dumps([supervisors.port, TOKEN, CARD.decode(), self.executor.pid]).encode() + b"\n")
+        self.task.stdin.write(json.dumps([supervisors.port, TOKEN, CARD, self.executor.pid]).encode() + b"\n")
         self.task.stdin.close()
         until(lambda: not supervisors.waits(slot))
         (self.supervisor,) = until(lambda: children(self.task.pid))
@@ -670,7 +678,7 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
     assert supervisors.due == 0
     assert alive([placed.supervisor, placed.agent]) == [placed.supervisor, placed.agent]
     if what == "line":  # as when the driver is killed
-        next(iter(supervisors._supervisors.values())).connection.shutdown(socket.SHUT_RDWR)
+        next(iter(supervisors._supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
     else:
         placed.kill(what)
     ((slot, reason),) = until(supervisors.lost)
@@ -682,9 +690,11 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
 
 def attended(supervisors: Supervisors, executor: int) -> tuple[threading.Thread, socket.socket]:
     """A supervisor in a thread, which has an agent, and the task's end of its socket."""
-    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, CARD, 1, {})
+    ticket = Ticket("127.0.0.1", supervisors.port, TOKEN, Prepare(CARD, 1, {}))
     task, its = socket.socketpair()
-    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), its, [], executor))
+    thread = threading.Thread(
+        target=attend, args=(ticket, dial(ticket), Holder(executor, its, "executor", "Spark task"), [])
+    )
     supervisors.start(7)
     thread.start()
     until(lambda: supervisors.occupied)
@@ -695,9 +705,9 @@ def attended(supervisors: Supervisors, executor: int) -> tuple[threading.Thread,
 def test_an_executor_that_takes_its_task_along_is_the_cause(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
-    monkeypatch.setattr("hopyard.engines.supervisor.CAUSE_SECONDS", 60.0)
+    monkeypatch.setattr("hopyard.engines.supervisors.supervisor.CAUSE_SECONDS", 60.0)
     if not watched:
-        monkeypatch.setattr("hopyard.engines.supervisor.watched", lambda pid: -1)
+        monkeypatch.setattr("hopyard.engines.supervisors.supervisor.watched", lambda pid: -1)
     executor = subprocess.Popen(["sleep", "60"])
     thread, task = attended(supervisors, executor.pid)
     task.close()
@@ -710,7 +720,7 @@ def test_an_executor_that_takes_its_task_along_is_the_cause(
 
 def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no descriptors of processes, they are looked at now and then."""
-    monkeypatch.setattr("hopyard.engines.supervisor.watched", lambda pid: -1)
+    monkeypatch.setattr("hopyard.engines.supervisors.supervisor.watched", lambda pid: -1)
     executor = subprocess.Popen(["sleep", "60"])
     thread, task = attended(supervisors, executor.pid)
     executor.kill()

@@ -14,9 +14,11 @@ import pytest
 
 import hopyard as hy
 from hopyard.engines.local import Processes
+from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
 from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
-from jobs import alive, gone
+from hosts import played_ssh
+from jobs import alive, free_port, gone
 
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
 NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
@@ -31,10 +33,12 @@ def launch(tmp_path: Path) -> LaunchInfo:
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
 
 
-@pytest.fixture(params=["local", *ON_SPARK])
-def agents(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Agents]:
+@pytest.fixture(params=["local", "hosts", "hosts, by hand", *ON_SPARK])
+def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "local": lambda: hy.Local(workers=2, devices=None),
+        "hosts": lambda: hy.Hosts(["a", "b:1"], ssh=played_ssh(tmp_path), devices=None),
+        "hosts, by hand": lambda: hy.Hosts(join=ticket(tmp_path), workers=2),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
         "spark, one beside the driver": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2, driver_workers=1),
     }
@@ -43,14 +47,21 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Agent
     assert engine.workers >= 1
     assert engine.threads == 1
     assert engine.env == {}
-    assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
+    if "by hand" not in request.param:  # there the ticket has fixed ports
+        assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
     assert engine.start_timeout == 120.0
-    assert engine.apart == (engine.name == "spark")
+    assert engine.apart == (engine.name != "local")
     assert engine.driver_workers == int("beside" in request.param)
     assert is_engine(engine) and starts_agents(engine)
     made = engine.open(launch)
     yield made
     made.close()
+
+
+def ticket(folder: Path) -> Path:
+    """Of a pool that nobody joins."""
+    write(folder / "ticket", new("127.0.0.1", free_port()))
+    return folder / "ticket"
 
 
 def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
@@ -179,8 +190,9 @@ def all_of(agents: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
+    from hopyard.engines.hosts import HostAgents
     from hopyard.engines.spark import Executors
     from hopyard.engines.split import Split
 
-    assert all_of(Processes) == all_of(Agents)
+    assert all_of(Processes) == all_of(HostAgents) == all_of(Agents)
     assert all_of(Executors) == all_of(Split) == all_of(ReleasesCores)

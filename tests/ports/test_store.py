@@ -13,10 +13,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from hopyard.certificate import make_certificate
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.client import Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hopyard import __version__
-from hopyard.cli import clean, diagnose, inspect, programs, runs
+from hopyard.cli import clean, diagnose, hosts, inspect, programs, runs
 
 app = typer.Typer(
     name="hopyard",
@@ -37,6 +37,8 @@ def options(
 
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(runs.run)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(programs.launch)
+app.command()(hosts.ticket)
+app.command()(hosts.agent)
 app.command()(runs.demo)
 app.command()(runs.resume)
 app.command()(runs.replay)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hopyard.cli.common import AsJson, as_text, columns, echo, verb
+from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
 
 
 @verb
@@ -47,15 +48,19 @@ def doctor(
     as_json: AsJson = False,
     env: Annotated[bool, typer.Option("--env", help='Only the lines to export for Spark: eval "$(… --env)".')] = False,
     spark: Annotated[bool, typer.Option(help="Start a Spark to see that it works; takes 10 s or more.")] = True,
+    hosts: HostNames = None,
+    python: HostPython = None,
+    ssh: HostSsh = "ssh",
 ) -> None:
-    """What is here, what is missing, and what to do about it."""
-    from hopyard.doctor import examine, exports
+    """What is here, or on other hosts, what is missing, and what to do about it."""
+    from hopyard.doctor import examine, examine_hosts, exports
 
     if env:
         for line in exports(os.environ):
             sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # for a shell: paths as they are
         return
-    findings = examine(spark=spark)
+    engine = engine_of(hosts, python, ssh)
+    findings = examine(spark=spark) if engine is None else examine_hosts(engine)
     if as_json:
         echo(as_text([asdict(finding) for finding in findings]))
         return

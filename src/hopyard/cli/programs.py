@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, verb
+from hopyard.cli.hosts import HostNames, HostPython, HostSsh
+from hopyard.cli.hosts import engine_of as hosts_engine
 from hopyard.errors import UsageError
 from hopyard.text import shown
 
@@ -45,15 +47,21 @@ def launch(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
     tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
+    hosts: HostNames = None,
+    python: HostPython = None,
+    ssh: HostSsh = "ssh",
 ) -> int:
     """Run a script as a distributed program, each task in a process of its own."""
     require_script(script, "launch")
+    on_hosts = hosts_engine(hosts, python, ssh)
+    if on_hosts is not None and (engine != "local" or master is not None):
+        raise UsageError("--hosts says where the tasks run; leave --engine and --master out")
     terminable()
     from hopyard.driver.programs import api
 
     tasks = roles_of(roles, gpus)
     with (
-        engine_of(engine, tasks, master) as placed,
+        engine_of(engine, tasks, master) if on_hosts is None else contextlib.nullcontext(on_hosts) as placed,
         api.launch(
             script,
             arguments or [],

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
-from hopyard.errors import HopyardError
+from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
+from hopyard.errors import HopyardError, UsageError
 
 
 @verb
@@ -22,10 +23,18 @@ def run(
         typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit."),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    hosts: HostNames = None,
+    python: HostPython = None,
+    ssh: HostSsh = "ssh",
 ) -> int:
     """Run a script; the exit code says how its runs ended."""
     require_script(script, "run")
+    engine = engine_of(hosts, python, ssh)
     terminable()
+    if engine is not None:  # for runs that name no engine
+        from hopyard.engines.default import choose
+
+        choose(engine)
     from hopyard.frameworks import quiet
 
     quiet()
@@ -97,6 +106,9 @@ def resume(
         int | None, typer.Option(metavar="WORKERS", help="Workers that train one net together from now on.")
     ] = None,
     trust: Trust = False,
+    hosts: HostNames = None,
+    python: HostPython = None,
+    ssh: HostSsh = "ssh",
     heartbeat_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
     ] = None,
@@ -115,10 +127,13 @@ def resume(
     from hopyard.driver.runs.api import resume as resume_run
     from hopyard.engines.local import Local
 
+    engine = engine_of(hosts, python, ssh)
+    if engine is not None and workers is not None:
+        raise UsageError("--workers is for processes of this host; with --hosts the numbers stand with the hosts: a:2")
     terminable()
     result = resume_run(
         run,
-        engine=None if workers is None else Local(workers=workers),
+        engine=engine if workers is None else Local(workers=workers),
         failed=failed,
         epochs=epochs,
         workers=gang,

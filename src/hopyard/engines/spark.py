@@ -1,4 +1,4 @@
-"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`supervisor.py`).
+"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`spark_task.py`).
 
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
 `mapInArrow`. Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or
@@ -25,9 +25,12 @@ from typing import Any
 from hopyard.checks import flag, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
+from hopyard.engines.spark_task import supervise, supervise_in_rdd
 from hopyard.engines.split import Split
-from hopyard.engines.supervisor import UNREACHED, Ticket, supervise, supervise_in_rdd
-from hopyard.engines.supervisors import Supervisors
+from hopyard.engines.supervisors.messages import Prepare
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import UNREACHED
+from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
@@ -166,7 +169,8 @@ class Executors:
         host, _ = engine.address
         token = secrets.token_hex(16)
         self._supervisors = Supervisors(host, engine.supervisors_port, token, launch.log)
-        self._ticket = Ticket(host, self._supervisors.port, token, launch.card(0), engine.threads, dict(engine.env))
+        prepare = Prepare(launch.card(0).decode(), engine.threads, dict(engine.env))
+        self._ticket = Ticket(host, self._supervisors.port, token, prepare)
         self._tag = f"hopyard-{secrets.token_hex(4)}"
         self._lock = threading.Condition()
         """Notified when a job has ended."""

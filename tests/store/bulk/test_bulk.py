@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from hopyard.certificate import make_certificate
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.arena import Taken
 from hopyard.store.bulk import client as bulk
 from hopyard.store.bulk import connection
 from hopyard.store.bulk import server as bulk_server
-from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from hopyard import certificate
+from hopyard.certificate import make_certificate, prove_same, tls
 from hopyard.spec import Ref
-from hopyard.store.bulk import certificate, connection
+from hopyard.store.bulk import connection
 from hopyard.store.bulk import server as bulk_server
-from hopyard.store.bulk.certificate import make_certificate, prove_same, tls
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,7 @@ from hopyard.core.messages import (
 )
 from hopyard.core.runs.events import Checked, Failed
 from hopyard.data.manifest import Manifest
+from hopyard.data.partitions.supply import supply
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
 from hopyard.store.arena import Arena, Folder
@@ -126,6 +128,8 @@ def assemble(
     guarded = Guarded(store, setup.store)
     checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
+    if network is not None and setup.bulk is not None:
+        supply(manifest, partial(network.rows, setup.bulk.depot))
     member = None
     if card is not None and setup.spec.gang is not msgspec.UNSET:
         driver = urlsplit(card.address).hostname or LOOPBACK

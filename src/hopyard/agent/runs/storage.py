@@ -66,6 +66,10 @@ class Network:
             log.warning("a peer cannot be asked for States, the store has to do: %s", error)
             return None
 
+    def rows(self, depot: str, name: str) -> memoryview:
+        """Return a file of rows that the driver has. Raises FileNotFoundError where it has none of that name."""
+        return self.client.ask(depot, Ask("rows", where=name))
+
     def _give(self, ask: Ask, data: memoryview) -> Taken:
         state = None if ask.ref is None else take(self._folder.path, ask.where, ask.ref)
         if state is None:

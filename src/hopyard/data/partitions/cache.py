@@ -35,8 +35,10 @@ import platformdirs
 
 from hopyard import meter
 from hopyard.data.columns import Columns, own, pack
+from hopyard.data.keywords import CACHE_BYTES
 from hopyard.data.manifest import FILE, ArrayInfo, Manifest, PartitionInfo, file_name, file_names, folder_name, gone
 from hopyard.data.npy import HEADER, compare, map_npy
+from hopyard.data.partitions.supply import SUPPLIES, bring
 from hopyard.data.shared.fetch import fetch
 from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -363,7 +365,7 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
     rows, entry, number = parts[partition].rows, manifest, partition
-    if manifest.stored is not None:
+    if manifest.stored is not None or (id(manifest) in SUPPLIES and not Path(manifest.path, FILE).exists()):
         entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
@@ -386,9 +388,11 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
 
 
 def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
-    """Return one partition of a materialisation as an entry of this host's cache, pinned while the result lives."""
-    assert manifest.stored is not None
+    """Return one partition that is elsewhere as an entry of this host's cache, pinned while the result lives."""
     key = f"{manifest.key}-{kind}-{partition:05d}"
+    if manifest.stored is None:
+        make = partial(bring, manifest=manifest, kind=kind, partition=partition)
+        return find_or_make(_host_root(""), key, make, CACHE_BYTES)
     make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
     return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
 

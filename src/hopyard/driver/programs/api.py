@@ -24,6 +24,7 @@ from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.program import Program
+from hopyard.engines.default import chosen
 from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies
@@ -66,7 +67,7 @@ def launch(
         roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (min, count) for programs
             that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
             hy.Role(2, gpus=1) for GPUs.
-        engine: hy.Local() (the default: a process for each task) or hy.Spark(spark, workers=…).
+        engine: hy.Local() (the default: a process for each task), hy.Hosts([…]) or hy.Spark(spark, workers=…).
         until: which tasks must end for the program to end: "chief" (the default where there is one; where there is none
             it means the task of rank 0, worker 0), "workers" (the default where there is no chief), "all", or the name
             of one task: "worker:0". In a role with a range, tasks below its least may be named. What then still runs
@@ -106,6 +107,7 @@ def launch(
         [{'answer': 42.0}, {'answer': 42.0}]
     """
     script = isinstance(main, (str, Path))
+    engine = chosen() if engine is None else engine
     user_engine = None if engine is None else _starting_agents(engine)
     if start_timeout is None:
         start_timeout = START_SECONDS if user_engine is None else user_engine.start_timeout
@@ -215,7 +217,8 @@ def _script(path: Path, args: Any) -> bytes:
 def _starting_agents(engine: Engine) -> AgentEngine:
     if not is_engine(engine) or not starts_agents(engine):
         raise SpecError(
-            f"engine must be hy.Local(…) or hy.Spark(…), got {shown(engine)}; a program has processes of its own"
+            f"engine must be hy.Local(…), hy.Hosts([…]) or hy.Spark(…), got {shown(engine)}; "
+            "a program has processes of its own"
         )
     return engine
 
@@ -231,9 +234,14 @@ def _engine(engine: AgentEngine | None, spec: ProgramSpec) -> AgentEngine:
             f"workers={spec.slots}"
         )
     if engine.workers < spec.least:
+        advice = (
+            "name more hosts, or more workers of one"
+            if engine.name == "hosts"
+            else (f"give {type(engine).__name__}(workers={spec.least})")
+        )
         raise SpecError(
-            f"roles need {spec.least} processes ({_role_counts(spec)}), the engine has workers={engine.workers}: give "
-            f"{type(engine).__name__}(workers={spec.least}), or ask for fewer"
+            f"roles need {spec.least} processes ({_role_counts(spec)}), the engine has workers={engine.workers}: "
+            f"{advice}, or ask for fewer"
         )
     return engine
 

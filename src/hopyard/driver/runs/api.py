@@ -15,6 +15,7 @@ from hopyard.driver.runs.request import Limits, RunRequest, objectives_of, rule_
 from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
+from hopyard.engines.default import chosen
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
@@ -82,7 +83,7 @@ def select(
         max_trials: at most so many trials, those of `enqueue` included.
         max_time: seconds after which the run ends with what it has, as completed; time without a driver does not count.
         goal: the value of `metric` at which the run ends, as completed.
-        engine: hy.Local() (the default), hy.Spark(spark, workers=…) or hy.Inline().
+        engine: hy.Local() (the default), hy.Hosts([…]), hy.Spark(spark, workers=…) or hy.Inline().
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
@@ -274,7 +275,9 @@ def resume(
 
 def _engine(engine: Engine | None) -> Engine:
     if engine is None:
-        return Local()
+        return chosen() or Local()
     if isinstance(engine, type) or not is_engine(engine):
-        raise SpecError(f"engine must be hy.Local(…), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}")
+        raise SpecError(
+            f"engine must be hy.Local(…), hy.Hosts([…]), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}"
+        )
     return engine

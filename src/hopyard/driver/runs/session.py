@@ -15,11 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from hopyard import __version__
+from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
+from hopyard.data.partitions.supply import serve
 from hopyard.data.shared.needed import need, spare
 from hopyard.driver.commit import Clock
 from hopyard.driver.directory import room
@@ -42,14 +44,14 @@ from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
 from hopyard.store import summary
 from hopyard.store.arena import Folder, memory_root, sweep
-from hopyard.store.bulk.certificate import make_certificate
 from hopyard.store.bulk.connection import Credentials
-from hopyard.store.bulk.server import Server, secured
+from hopyard.store.bulk.server import Server, Service, secured
+from hopyard.store.bulk.turns import Turns
 from hopyard.store.guard import Guarded
 from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
-from hopyard.store.remote import Depot
+from hopyard.store.remote import GETS, Depot
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.views.report import brief
 from hopyard.views.timeline import Chart
@@ -294,7 +296,7 @@ def _release_rows(manifest: Manifest, layout: Layout, machine: Machine) -> None:
 
 
 def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: contextlib.ExitStack) -> Bulk:
-    """Serve the store to workers that cannot reach it: they store and get States through this process."""
+    """Serve the store to workers that cannot reach it, and rows to hosts that do not share the data cache."""
 
     def warn() -> None:
         log.warning(
@@ -309,6 +311,7 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     host, _ = engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
+    services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), Turns(GETS), largest=0)
     server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=job.encrypt)
     stack.callback(server.close)
     return Bulk(server.address, token, certificate, job.encrypt)

@@ -23,7 +23,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from hopyard.store.bulk.certificate import prove_same, tls
+from hopyard.certificate import prove_same, tls
 from hopyard.store.bulk.tls import TlsSocket
 from hopyard.store.room import room
 from hopyard.system.network import keep_alive, parted

@@ -1,17 +1,18 @@
 """The messages between the driver and its supervisors: one line of JSON for each.
 
 A supervisor sends `Hello`; then the driver orders it to start and to end agents, and it reports what becomes of them.
-Both ends have one version of Hopyard: a supervisor with another one is not used.
+What its agents need comes before that: with its ticket, or by `Prepare`. Both ends have one version of Hopyard: a
+supervisor with another one is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-FORMAT = 1
-"""Version of these messages; the executors may have another version of Hopyard than the driver."""
+FORMAT = 2
+"""Version of these messages; hosts may have another version of Hopyard than the driver."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -20,15 +21,31 @@ class Hello(msgspec.Struct, frozen=True):
     token: str
     host: str = ""
     executor: str = ""
-    """Host, and process of the executor there."""
+    """Host, and process there to which it belongs: the executor, where Spark placed it."""
     gpus: tuple[str, ...] = ()
     job: int = -1
-    """Number of the job whose task started it."""
+    """Number of what placed it: the job whose task started it, where Spark did."""
     format: int = 0
+    version: str = ""
+    """Of Hopyard; empty: not said."""
+    python: str = ""
+    """Major and minor version; empty: not said."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """The base of all other messages."""
+
+
+class Prepare(Message, frozen=True):
+    """To a supervisor: what its agents get. It has keys and secrets, so it goes in TLS only, or with the ticket."""
+
+    card: str
+    """JSON of a `core.messages.Card`, for any slot."""
+    threads: int
+    env: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return "Prepare(…)"
 
 
 class Start(Message, frozen=True):
@@ -78,7 +95,7 @@ class Leaving(Message, frozen=True):
     reason: str
 
 
-Order = Start | End | EndTask | Leave
+Order = Prepare | Start | End | EndTask | Leave
 Report = Printed | Free | Ended | Leaving
 
 _encoder = msgspec.json.Encoder()

@@ -1,32 +1,33 @@
-"""Supervisors: places in somebody else's cluster where one agent each can run, as the driver sees them.
+"""The supervisors of one run, as the driver sees them: places where one agent each can run.
 
-A supervisor (`supervisor.py`) that was placed somewhere dials in. Slots that want an agent wait in a queue; supervisors
-that are free take them in turn. When the connection of a supervisor ends, its slot is lost; when an agent ends, its
-supervisor is free again, so a new agent needs nothing new from the cluster. A supervisor that does not follow its
-orders is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent and its
-successor have one name on the wire. Tasks of supervisors can be ordered to end alone while their agents go on, so that
-others find their cores free. The slot of such an agent is then held by no task, and later by that of another supervisor
-that is free. This module imports nothing of Spark, and does not know how supervisors are placed.
+A supervisor (`supervisor.py`) that was placed somewhere dials in (`listener.py`). Slots that want an agent wait in a
+queue; supervisors that are free take them in turn. When the connection of a supervisor ends, its slot is lost; when an
+agent ends, its supervisor is free again, so a new agent needs nothing new from the cluster. A supervisor that does not
+follow its orders is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent
+and its successor have one name on the wire. Tasks of supervisors can be ordered to end alone while their agents go on,
+so that others find their cores free. The slot of such an agent is then held by no task, and later by that of another
+supervisor that is free. This module does not know how supervisors are placed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
+from hopyard import __version__
 from hopyard.core.facts import UNREADABLE
-from hopyard.engines.messages import (
+from hopyard.engines.supervisors.line import Line
+from hopyard.engines.supervisors.listener import Listener
+from hopyard.engines.supervisors.logs import SlotLogs
+from hopyard.engines.supervisors.messages import (
     FORMAT,
     End,
     Ended,
@@ -36,31 +37,19 @@ from hopyard.engines.messages import (
     Leaving,
     Lines,
     Order,
+    Prepare,
     Printed,
     Report,
     Start,
-    hello_of,
     line_of,
     report_of,
 )
-from hopyard.engines.supervisor import lasting
+from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
-from hopyard.system.network import listen
 
 log = logging.getLogger(__name__)
 
-HELLO_BYTES = 1 << 16
-"""Bytes that a stranger may send before it must have shown the token."""
-HELLO_SECONDS = 10.0
-STRANGERS = 512
-"""Connections that may be about to show the token: all executors may come at once. One more ends the oldest."""
-LOOK_SECONDS = 1.0
-"""Time between two looks at strangers."""
-PAUSE_SECONDS = 0.1
-"""How long nobody is let in when no more files may be open."""
-WARN_SECONDS = 60.0
-"""The least time between two warnings about strangers."""
 END_SECONDS = 0.5
 """How long agents that were ordered to end have for it, until their supervisors end them."""
 CLOSE_SECONDS = 5.0
@@ -78,16 +67,15 @@ GONE_SECONDS = 15.0
 class Supervisor:
     """One supervisor, as the driver knows it."""
 
-    connection: socket.socket
+    line: Line
     since: float
     lines: Lines = field(default_factory=Lines)
-    admitted: bool = False
     host: str = ""
     executor: str = ""
-    """Host, and process of the executor there."""
+    """Host, and process there to which it belongs."""
     gpus: tuple[str, ...] = ()
     job: int = -1
-    """Number of the job whose task started it."""
+    """Number of what placed it: the job whose task started it, where Spark did."""
     task: bool = True
     """Whether its task is there; False: its core was released."""
     slot: int = -1
@@ -116,14 +104,30 @@ class Supervisors:
         port: 0: any that is free.
         token: lets supervisors in.
         log_of: slot → the file that takes what its agent prints.
+        certificate: of the supervisors' ticket; empty: connections are in clear.
+        prepare: what supervisors are sent for their agents; None: they have it with their ticket.
+        task_name: what holds the place of a supervisor, for messages.
+        keep_idle: keep supervisors that nobody needs at the moment: nothing else wants their place.
     """
 
-    def __init__(self, host: str, port: int, token: str, log_of: Callable[[int], Path]) -> None:
-        self._token = token
-        self._log_of = log_of
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        log_of: Callable[[int], Path],
+        *,
+        certificate: str = "",
+        prepare: Prepare | None = None,
+        task_name: str = "Spark task",
+        keep_idle: bool = False,
+    ) -> None:
+        self._prepare, self._task_name, self._keep_idle = prepare, task_name, keep_idle
+        self._logs = SlotLogs(log_of)
         self._lock = threading.Condition()
         """Notified when an agent or a supervisor is gone."""
         self._supervisors: dict[int, Supervisor] = {}
+        """By the descriptors of their connections."""
         self._queue: deque[int] = deque()
         self._released: set[int] = set()
         self._lost: list[tuple[int, str]] = []
@@ -131,30 +135,23 @@ class Supervisors:
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
         self._abandoned: set[int] = set()
         self._failure: str = ""
-        self._logs: dict[int, IO[bytes]] = {}
         self._open = True
         self._dismissed = False
         """Whether supervisors that come are to leave."""
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        self._listens = True
-        """Whether connections are accepted now: not while no more files may be open."""
         self.admitted_count = 0
         """How many supervisors were ever let in."""
-        self._refused_count = 0
-        self._warned = -WARN_SECONDS
+        self._select = selectors.DefaultSelector()
         try:
-            self._listener = listen(host, port)
-        except OSError as error:
-            raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
-        self.port = int(self._listener.getsockname()[1])
-        self._listener.setblocking(False)
+            self._listener = Listener(host, port, token, certificate, self._select, self._admit)
+        except BaseException:
+            self._select.close()
+            raise
+        self.port = self._listener.port
         self._lost_read, self._lost_write = os.pipe()
         """A pipe that is readable while `lost` has something to return."""
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
             os.set_blocking(end, False)
-        self._select = selectors.DefaultSelector()
-        self._select.register(self._listener, selectors.EVENT_READ, self._accept)
         self._select.register(self._wake_read, selectors.EVENT_READ, lambda: None)
         self._thread = threading.Thread(target=self._run, name="hopyard-supervisors", daemon=True)
         self._thread.start()
@@ -178,7 +175,7 @@ class Supervisors:
                 supervisor.ending, supervisor.ending_slot = True, slot
                 self._vacate(supervisor)
                 self._send(supervisor, End(slot))
-            self._close_log(slot)
+            self._logs.close(slot)
 
     def lost(self) -> list[tuple[int, str]]:
         """Return (slot, reason) of the agents that ended since the last call. Raises ResourceError after `give_up`."""
@@ -195,6 +192,8 @@ class Supervisors:
                         self._drop(supervisor, "")
                 elif (supervisor.ending or supervisor.leaving) and now - supervisor.since > AWAY_SECONDS:
                     self._give_up(supervisor)
+                elif self._keep_idle:
+                    continue
                 elif self._idle(supervisor) and not self._queue and now - supervisor.since > SPARE_SECONDS:
                     self._dismiss(supervisor)
             for job, since in list(self._taskless.items()):
@@ -273,8 +272,7 @@ class Supervisors:
             for supervisor in list(self._supervisors.values()):
                 self._drop(supervisor, "")
             self._lost.clear()
-            for slot in list(self._logs):
-                self._close_log(slot)
+            self._logs.close_all()
             self._listener.close()
             self._select.close()
             for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
@@ -313,106 +311,67 @@ class Supervisors:
     def _run(self) -> None:
         try:
             while self._open:
-                for key, _ in self._select.select(max(0.0, self._next_look - time.monotonic())):
+                for key, _ in self._select.select(max(0.0, self._listener.next_look - time.monotonic())):
                     with self._lock:
                         if self._open:
                             key.data()
-                if (now := time.monotonic()) >= self._next_look:
+                if (now := time.monotonic()) >= self._listener.next_look:
                     with self._lock:
-                        self._look(now)
+                        if self._open:
+                            self._listener.look(now)
         except Exception as error:  # whatever it is: else the run would wait for ever for slots that nobody brings
             log.exception("the thread that talks to supervisors ended")
             self.give_up(f"the driver can talk to supervisors no longer: {type(error).__name__}: {error}")
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:  # it is gone
-            return
-        except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
-            log.warning("a supervisor cannot be let in: %s", error)
-            self._select.unregister(self._listener)
-            self._listens, self._next_look = False, time.monotonic() + PAUSE_SECONDS
-            return
-        try:
-            lasting(connection)
-        except OSError:  # it is gone; macOS then allows no options any more
-            connection.close()
-            return
-        connection.setblocking(False)
-        now = time.monotonic()
-        strangers = [supervisor for supervisor in self._supervisors.values() if not supervisor.admitted]
-        if len(strangers) >= STRANGERS:
-            self._drop(min(strangers, key=lambda stranger: stranger.since), "")
-        supervisor = self._supervisors[connection.fileno()] = Supervisor(connection, now)
-        self._select.register(connection, selectors.EVENT_READ, lambda: self._receive(supervisor))
+    def _admit(self, line: Line, hello: Hello, texts: list[bytes], lines: Lines) -> None:
+        """Take a supervisor that was let in.
 
-    def _look(self, now: float) -> None:
-        """Drop strangers that are silent for too long, and listen again after a pause."""
-        if not self._open:
-            return
-        self._next_look = now + LOOK_SECONDS
-        for supervisor in list(self._supervisors.values()):
-            if not supervisor.admitted and now - supervisor.since > HELLO_SECONDS:
-                self._drop(supervisor, "")
-        if not self._listens:
-            self._listens = True
-            self._select.register(self._listener, selectors.EVENT_READ, self._accept)
-
-    def _receive(self, supervisor: Supervisor) -> None:
-        try:
-            data = supervisor.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(supervisor, _end_reason(supervisor))
-            return
-        try:
-            for text in supervisor.lines.add(data):
-                if supervisor.admitted:
-                    self._handle(supervisor, report_of(text))
-                elif not self._admit(supervisor, hello_of(text)):
-                    return
-        except UNREADABLE as error:
-            self._drop(supervisor, f"its supervisor on {supervisor.host} said what cannot be read: {error}")
-        if not supervisor.admitted and len(supervisor.lines) > HELLO_BYTES:
-            self._drop(supervisor, "")
-
-    def _admit(self, supervisor: Supervisor, hello: Hello) -> bool:
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            self._refuse(supervisor)
-            return False
-        if hello.format != FORMAT:
-            self.give_up(
-                f"the executor on {hello.host} has another version of Hopyard than this process (messages of format "
-                f"{hello.format}, not {FORMAT}): install the same one for all"
-            )
-            self._drop(supervisor, "")
-            return False
-        supervisor.admitted = True
+        Args:
+            line: its connection.
+            hello: what it said of itself.
+            texts: lines that it has sent since.
+            lines: takes the rest.
+        """
+        supervisor = self._supervisors[line.fileno()] = Supervisor(line, time.monotonic(), lines)
         supervisor.host, supervisor.executor, supervisor.job = hello.host, hello.executor, hello.job
         supervisor.gpus = hello.gpus
+        self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
+        if fault := _version_fault(hello):
+            self.give_up(fault)
+            supervisor.task = False  # nobody waits for its end
+            self._drop(supervisor, "")
+            return
         self.admitted_count += 1
         self._taskless.pop(supervisor.job, None)
         if self._dismissed:
             self._dismiss(supervisor)
+        elif self._prepare is not None:
+            self._send(supervisor, self._prepare)
         self._fill()
-        return True
+        self._read(supervisor, texts)
 
-    def _refuse(self, supervisor: Supervisor) -> None:
-        self._drop(supervisor, "")
-        self._refused_count += 1
-        if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
-            self._warned = now
-            log.warning(
-                "a stranger dialled the port of supervisors; it was not let in (%d so far)", self._refused_count
-            )
+    def _receive(self, supervisor: Supervisor) -> None:
+        try:
+            data = supervisor.line.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._read(supervisor, supervisor.lines.add(data))
+        elif data is not None:
+            self._drop(supervisor, self._end_reason(supervisor))
+
+    def _read(self, supervisor: Supervisor, texts: Iterable[bytes]) -> None:
+        try:
+            for text in texts:
+                self._handle(supervisor, report_of(text))
+        except UNREADABLE as error:
+            self._drop(supervisor, f"its supervisor on {supervisor.host} said what cannot be read: {error}")
 
     def _handle(self, supervisor: Supervisor, report: Report) -> None:
         if isinstance(report, Printed):
-            return self._write(report.slot, report.text)
+            return self._logs.write(report.slot, report.text, self._supervisor_of(report.slot) is not None)
         if isinstance(report, Leaving):
             supervisor.reason = report.reason
             return
@@ -458,8 +417,7 @@ class Supervisors:
     @staticmethod
     def _idle(supervisor: Supervisor) -> bool:
         return (
-            supervisor.admitted
-            and supervisor.task
+            supervisor.task
             and max(supervisor.slot, supervisor.held_slot) < 0
             and not supervisor.ending
             and not supervisor.leaving
@@ -480,7 +438,7 @@ class Supervisors:
 
     def _give_up(self, supervisor: Supervisor) -> None:
         """Let its job be cancelled. Should it go on all the same, it finds the order to leave in its socket."""
-        log.warning("a supervisor on %s does not answer: its Spark job is cancelled", supervisor.host)
+        log.warning("a supervisor on %s does not answer: it is given up", supervisor.host)
         supervisor.given_up, supervisor.leaving = True, True
         supervisor.since, supervisor.held_slot = time.monotonic(), -1
         if supervisor.task:
@@ -501,19 +459,19 @@ class Supervisors:
 
     def _send(self, supervisor: Supervisor, order: Order) -> None:
         try:
-            supervisor.connection.sendall(line_of(order))
+            supervisor.line.send(line_of(order))
         except OSError:  # no room for a few bytes: nobody reads there any more
-            self._drop(supervisor, f"its Spark task on {supervisor.host} does not listen")
+            self._drop(supervisor, f"its {self._task_name} on {supervisor.host} does not listen")
 
     def _drop(self, supervisor: Supervisor, reason: str) -> None:
-        if self._supervisors.pop(supervisor.connection.fileno(), None) is None:
+        if self._supervisors.pop(supervisor.line.fileno(), None) is None:
             return
         with contextlib.suppress(KeyError, ValueError):
-            self._select.unregister(supervisor.connection)
-        supervisor.connection.close()
+            self._select.unregister(supervisor.line)
+        supervisor.line.close()
         self._lock.notify_all()
         supervisor.leaving, supervisor.ending_slot = True, -1
-        if supervisor.admitted and supervisor.task and not supervisor.given_up:
+        if supervisor.task and not supervisor.given_up:
             self._taskless[supervisor.job] = time.monotonic()
         if (slot := supervisor.slot) >= 0:
             self._vacate(supervisor)
@@ -522,32 +480,23 @@ class Supervisors:
             self._fill()
 
     def _report_lost(self, slot: int, reason: str) -> None:
-        self._close_log(slot)
+        self._logs.close(slot)
         self._lost.append((slot, reason))
         self._signal(self._lost_write)
 
     def _supervisor_of(self, slot: int) -> Supervisor | None:
         return next((supervisor for supervisor in self._supervisors.values() if supervisor.slot == slot >= 0), None)
 
-    def _write(self, slot: int, text: str) -> None:
-        file = self._logs.get(slot)
-        try:
-            if self._supervisor_of(slot) is None:  # its last output
-                with self._log_of(slot).open("ab") as ended:
-                    ended.write(text.encode())
-                return
-            if file is None:
-                path = self._log_of(slot)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = self._logs[slot] = path.open("ab", buffering=0)
-            file.write(text.encode())
-        except OSError as error:  # the journal says so too, if the disk is full; training need not end for a log
-            log.warning("slot %d: its log cannot be written: %s", slot, error)
-
-    def _close_log(self, slot: int) -> None:
-        file = self._logs.pop(slot, None)
-        if file is not None:
-            file.close()
+    def _end_reason(self, supervisor: Supervisor) -> str:
+        """Return why its connection ended, as far as that is known."""
+        if not supervisor.reason:
+            return f"its {self._task_name if supervisor.task else 'supervisor'} on {supervisor.host} ended"
+        note = (
+            ""
+            if supervisor.task
+            else " (no task held it then: with dynamic allocation, Spark removes executors that are idle)"
+        )
+        return supervisor.reason + note
 
     @staticmethod
     def _signal(end: int) -> None:
@@ -555,13 +504,16 @@ class Supervisors:
             os.write(end, b"x")
 
 
-def _end_reason(supervisor: Supervisor) -> str:
-    """Return why its connection ended, as far as that is known."""
-    if not supervisor.reason:
-        return f"its {'Spark task' if supervisor.task else 'supervisor'} on {supervisor.host} ended"
-    note = (
-        ""
-        if supervisor.task
-        else " (no task held it then: with dynamic allocation, Spark removes executors that are idle)"
-    )
-    return supervisor.reason + note
+def _version_fault(hello: Hello) -> str:
+    """Return why a supervisor cannot work for this process; empty: it can."""
+    if hello.format != FORMAT or (hello.version and hello.version != __version__):
+        return (
+            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}, messages of "
+            f"format {hello.format}; here {__version__}, {FORMAT}): install the same one for all"
+        )
+    if hello.python and hello.python != PYTHON:
+        return (
+            f"{hello.host} runs agents with Python {hello.python}, and this process is {PYTHON}: neither reads the "
+            "other's pickles; use the same minor version for all"
+        )
+    return ""

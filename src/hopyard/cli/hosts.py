@@ -1,0 +1,80 @@
+"""Hosts of one's own: the option --hosts of several verbs, and the verbs `ticket` and `agent`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hopyard.cli.common import echo, say, verb
+from hopyard.errors import UsageError
+
+if TYPE_CHECKING:
+    from hopyard.engines.hosts import Hosts
+
+HostNames = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="a,b:4", help="Hosts whose workers do it, by ssh; behind a colon how many."),
+]
+HostPython = Annotated[
+    str | None, typer.Option("--python", metavar="PATH", help="The Python on the hosts. Default: this one's path.")
+]
+HostSsh = Annotated[str, typer.Option("--ssh", metavar="COMMAND", help="OpenSSH's client, with options.")]
+
+
+def engine_of(hosts: str | None, python: str | None, ssh: str) -> Hosts | None:
+    """Return the engine that the options name; None: no hosts.
+
+    Raises:
+        UsageError: --python or --ssh is given without --hosts.
+        SpecError: they are no hosts.
+    """
+    if hosts is None:
+        if python is not None or ssh != "ssh":
+            raise UsageError("--python and --ssh go with --hosts a,b:4, which is missing")
+        return None
+    from hopyard.engines.hosts import Hosts
+
+    return Hosts([host.strip() for host in hosts.split(",")], python=python, ssh=ssh)
+
+
+@verb
+def ticket(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file; only you may read it.")],
+    address: Annotated[
+        str,
+        typer.Option(metavar="HOST", help="Name or address by which they dial the host that runs are started on."),
+    ],
+    port: Annotated[
+        int, typer.Option(min=1, max=65533, help="Port of that host for workers; the two after it are used too.")
+    ] = 7700,
+) -> None:
+    """Make a ticket: hosts that have it may join runs of hy.Hosts(join=FILE) with `hopyard agent --join FILE`."""
+    from hopyard.engines.supervisors import ticket as tickets
+
+    tickets.write(file, tickets.new(address, port))
+    echo(f"{file}: copy it to each host (scp keeps its mode), and run there: hopyard agent --join {file}")
+
+
+@verb
+def agent(
+    join: Annotated[Path, typer.Option(metavar="FILE", help="The ticket that `hopyard ticket` made.")],
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Number of workers. Default: one for each GPU, or for each core.")
+    ] = None,
+    devices: Annotated[
+        Literal["auto", "none"], typer.Option(help="auto: workers get the GPUs in turn; none: they use the CPU.")
+    ] = "auto",
+) -> int:
+    """Offer this host's workers to the runs of a ticket, one run after the other, until it is ended."""
+    from hopyard.engines.supervisors import ticket as tickets
+    from hopyard.engines.supervisors.host import Host, shares
+    from hopyard.system.network import joined
+
+    pool = tickets.read(join)
+    gpus_of = shares(slots, devices)
+    say(f"{len(gpus_of)} workers for runs at {joined(pool.host, pool.port - 1)}; Ctrl-C ends this")
+    sys.stderr.flush()
+    return Host(pool, gpus_of, standing=True).run()

@@ -1,0 +1,404 @@
+"""Agents on hosts that have nothing but Python, Hopyard and ssh; or whose supervisors were started by hand.
+
+Each host has one process that is started by ssh (`supervisors/host.py`), with a supervisor for each slot, which dials
+this process. Or hosts run `hopyard agent --join TICKET` by themselves: then no login is needed, and they may come and
+go. A host that vanishes costs its slots; one by ssh is logged in to again, sooner at first, then once a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hopyard.certificate import make_certificate
+from hopyard.checks import one_of, path, seconds, whole
+from hopyard.engines.environment import refuse_missing, worker_environment
+from hopyard.engines.ssh import Surveyed, address_for, command_of, default_python, explained, remote, survey, targets
+from hopyard.engines.supervisors import ticket as tickets
+from hopyard.engines.supervisors.host import UNREACHED_CODE
+from hopyard.engines.supervisors.messages import Prepare
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.errors import SpecError
+from hopyard.ports import Agents, LaunchInfo
+from hopyard.system.network import is_loopback, joined
+from hopyard.text import shown
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 1.0
+"""Time before the first new login to a host whose login ended; it doubles with each."""
+MOST_SECONDS = 60.0
+"""The longest time between two logins."""
+STEADY_SECONDS = 60.0
+"""A login that lasted so long was no failure: the next one comes soon."""
+END_SECONDS = 5.0
+"""How long hosts may take to end what runs there."""
+LINES = 20
+"""Lines of a host's errors that are kept."""
+
+
+class Hosts:
+    """Worker processes on several hosts that have Python, Hopyard and ssh.
+
+    Args:
+        hosts: for example ["a", "b:4", "user@c"]: what ssh is given, and behind a colon how many workers; without it,
+            one for each GPU, or where there is none for each core. IPv6 addresses with a number stand in brackets.
+        join: path of a ticket (`hopyard ticket` makes one) in the place of `hosts`: whoever runs `hopyard agent --join`
+            with it takes workers. Such hosts may come and go.
+        workers: how many workers, where `join` is given.
+        python: the Python to run on the hosts; None: the same path as this process's.
+        ssh: OpenSSH's client, with options if there are any: "ssh -p 2222 -J gate", or a list of words. It asks no
+            questions: keys and known hosts must be set up. It may be another command that takes the same options.
+        threads: intra-op threads of each worker. Results may depend on it, so it is fixed and recorded.
+        env: more environment for the workers, as for `hy.Local`. It goes to hosts by TLS alone.
+        devices: "auto": each worker of a host gets one of its GPUs, in turn, where there are GPUs; None: the CPU.
+        address: name or address of this host that the others can dial; None: the one that connections to them have. An
+            address of this host is the only one that is listened on.
+        port: to listen on for workers, for their supervisors the next one, for States the one after that; 0: any that
+            are free. With `join` the ticket has both.
+        start_timeout: seconds to wait for the first worker, until the run ends with an error.
+
+    Raises:
+        SpecError: a value is not allowed.
+        UsageError: the ticket cannot be read, or others may read it.
+    """
+
+    name = "hosts"
+    apart = True
+    in_process = False
+    driver_workers = 0
+
+    def __init__(
+        self,
+        hosts: Any = None,
+        *,
+        join: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        python: str | None = None,
+        ssh: Any = "ssh",
+        threads: int = 1,
+        env: Mapping[str, str] | None = None,
+        devices: Any = "auto",
+        address: str | None = None,
+        port: int = 0,
+        start_timeout: float = 120.0,
+    ) -> None:
+        if (hosts is None) == (join is None):
+            raise SpecError('Hosts(…) must be given either a list of hosts, such as ["a", "b:4"], or join=, a ticket')
+        self.targets = () if hosts is None else targets("Hosts(hosts)", hosts)
+        self.join = None if join is None else path("Hosts(join=)", join, "the path of a ticket")
+        self.ticket: Ticket | None = None
+        if self.join is not None:
+            if workers is None:
+                raise SpecError("Hosts(join=…, workers=…): say how many workers; those that come first are taken")
+            if address is not None or port:
+                raise SpecError("Hosts(join=…): the ticket has address and port; leave address= and port= out")
+            self.ticket = tickets.read(Path(self.join))
+        elif workers is not None:
+            raise SpecError('Hosts(workers=…) goes with join=; of a listed host the number stands with it: "a:4"')
+        if address is not None and (not isinstance(address, str) or not address):
+            raise SpecError(f"Hosts(address=…) must be a name or address that hosts can dial, got {shown(address)}")
+        self.python = default_python() if python is None else path("Hosts(python=)", python, "the path of a Python")
+        self.ssh = command_of("Hosts(ssh=)", ssh)
+        self.threads = whole("Hosts(threads=)", threads, 1)
+        self.env = worker_environment("Hosts(env=)", {} if env is None else env)
+        self.devices = one_of("Hosts(devices=)", devices, ("auto", None))
+        self.start_timeout = seconds("Hosts(start_timeout=)", start_timeout)
+        self._address, self._port = address, whole("Hosts(port=)", port, 0, 65533)
+        self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
+        self._surveyed: list[Surveyed] | None = None
+
+    def __repr__(self) -> str:
+        if self.join is not None:
+            return f"Hosts(join={self.join!r}, workers={self._joined_workers})"
+        names = [
+            target.destination if target.slots is None else joined(target.destination, target.slots)
+            for target in self.targets
+        ]
+        return f"Hosts({names!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has what was asked for, not what hosts answered."""
+        return _again, (
+            {
+                "hosts": None
+                if self.join is not None
+                else [
+                    target.destination if target.slots is None else joined(target.destination, target.slots)
+                    for target in self.targets
+                ],
+                "join": self.join,
+                "workers": self._joined_workers or None,
+                "python": self.python,
+                "ssh": list(self.ssh),
+                "threads": self.threads,
+                "env": self.env,
+                "devices": self.devices,
+                "address": self._address,
+                "port": self._port,
+                "start_timeout": self.start_timeout,
+            },
+        )
+
+    @property
+    def surveyed(self) -> list[Surveyed]:
+        """What the listed hosts have. They are asked once, all at the same time.
+
+        Raises:
+            ResourceError: one cannot be reached, or lacks something; one sentence for each such host.
+        """
+        if self._surveyed is None:
+            self._surveyed = survey(self.ssh, self.targets, self.python) if self.targets else []
+        return self._surveyed
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are; hosts that are listed are asked. Raises ResourceError as `surveyed` does."""
+        return self._joined_workers or sum(host.slots for host in self.surveyed)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) that workers dial.
+
+        Raises:
+            SpecError: hosts are reached from several addresses of this one, or none is known.
+        """
+        if self.ticket is not None:
+            return self.ticket.host, self.ticket.port - 1
+        if self._address is None:
+            self._address = self._own_address()
+        return self._address, self._port
+
+    @property
+    def supervisors_port(self) -> int:
+        """The port that supervisors dial."""
+        return self.address[1] + 1 if self.address[1] else 0
+
+    @property
+    def states_port(self) -> int:
+        """The port at which States are stored and read."""
+        return self.address[1] + 2 if self.address[1] else 0
+
+    def open(self, launch: LaunchInfo) -> Agents:
+        """Return the agents, of which none is started yet.
+
+        Raises:
+            SpecError: this engine comes from a pickle, which has no values of env=.
+            ResourceError: a host lacks something, or a port is taken.
+        """
+        refuse_missing(self.env, "Hosts")
+        return HostAgents(self, launch)
+
+    def _own_address(self) -> str:
+        towards = {target.host: address_for(self.ssh, target) for target in self.targets}
+        if unknown := [host for host, address in towards.items() if not address]:
+            raise SpecError(
+                f"Hosts(…): {', '.join(unknown)} is no name that this host can look up, so the address by which it "
+                "reaches this one is not known: give address="
+            )
+        addresses = {address for address in towards.values() if not is_loopback(address)} or set(towards.values())
+        if len(addresses) > 1:
+            listed = ", ".join(f"{host} is reached from {address}" for host, address in towards.items())
+            raise SpecError(f"Hosts(…): {listed}: give address= one that all of them can dial")
+        return addresses.pop()
+
+
+def _again(arguments: dict[str, Any]) -> Hosts:
+    """Make an engine of a pickle."""
+    return Hosts(arguments.pop("hosts"), **arguments)
+
+
+class HostAgents:
+    """The agents of one run on hosts. Owner of the logins."""
+
+    def __init__(self, engine: Hosts, launch: LaunchInfo) -> None:
+        self._engine = engine
+        host, _ = engine.address
+        given = engine.ticket
+        token = secrets.token_hex(16) if given is None else given.token
+        certificate = make_certificate() if given is None else given.certificate
+        self._supervisors = Supervisors(
+            host,
+            engine.supervisors_port,
+            token,
+            launch.log,
+            certificate=certificate,
+            prepare=Prepare(launch.card(0).decode(), engine.threads, dict(engine.env)),
+            task_name="supervisor",
+            keep_idle=True,
+        )
+        ticket = Ticket(host, self._supervisors.port, token, certificate=certificate)
+        self._logins = [Login(engine, surveyed, ticket) for surveyed in engine.surveyed]
+        self._opened = time.monotonic()
+        self._begun = self._closed = False
+
+    def start(self, slot: int) -> None:
+        """Ask for an agent; the first call logs in to all hosts."""
+        self._supervisors.start(slot)
+        if not self._begun:
+            self._begun = True
+            for login in self._logins:
+                login.begin()
+
+    def end(self, slot: int) -> None:
+        """End the agent of this slot."""
+        self._supervisors.end(slot)
+
+    def lost(self) -> list[tuple[int, str]]:
+        """Return (slot, reason) of the agents that ended since the last call.
+
+        Raises:
+            ResourceError: no host can run agents.
+        """
+        if not self._closed and not self._supervisors.admitted_count:
+            faults = [login.fault for login in self._logins]
+            if faults and all(faults):
+                self._supervisors.give_up("; ".join(faults))
+            elif self._begun and time.monotonic() - self._opened > self._engine.start_timeout:
+                self._supervisors.give_up(self._nobody())
+        self._supervisors.abandoned()  # hosts see to supervisors that do not answer
+        return self._supervisors.lost()
+
+    def watch(self) -> list[int]:
+        """Return a descriptor that is readable when an agent has ended."""
+        return self._supervisors.watch()
+
+    def waits(self, slot: int) -> bool:
+        """Whether no host has taken this slot yet."""
+        return self._supervisors.waits(slot)
+
+    def device(self, slot: int) -> str:
+        """Return "cuda" where the slot has a GPU, else "cpu"."""
+        return self._supervisors.device(slot)
+
+    def close(self) -> None:
+        """End all agents, and what runs on the hosts."""
+        if self._closed:
+            return
+        self._closed = True
+        for login in self._logins:
+            login.closing.set()
+        self._supervisors.close()
+        deadline = time.monotonic() + END_SECONDS
+        for login in self._logins:
+            login.close(deadline)
+
+    def _nobody(self) -> str:
+        limit = f"{self._engine.start_timeout:.0f} seconds (Hosts(start_timeout=…))"
+        host, _ = self._engine.address
+        at = joined(host, self._supervisors.port)
+        if self._engine.join is not None:
+            return (
+                f"no host has joined within {limit}: run `hopyard agent --join {self._engine.join}` on each; they dial "
+                f"{at}"
+            )
+        faults = "; ".join(login.fault for login in self._logins if login.fault)
+        return f"no host has dialled {at} within {limit}{': ' if faults else ''}{faults}"
+
+
+class Login:
+    """One host's process, started by ssh, and again when it ends. Owner of the ssh process.
+
+    Args:
+        engine: whose host it is.
+        surveyed: the host.
+        ticket: goes to the host on standard input.
+    """
+
+    def __init__(self, engine: Hosts, surveyed: Surveyed, ticket: Ticket) -> None:
+        self._engine, self._target, self._ticket = engine, surveyed.target, ticket
+        devices = "none" if engine.devices is None else "auto"
+        words = [engine.python, "-P", "-m", "hopyard.engines.supervisors", str(surveyed.slots), devices]
+        self._command = remote(engine.ssh, surveyed.target, words)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self.closing = threading.Event()
+        """Set when the login is not to be renewed."""
+        self.fault = ""
+        """Why the last login ended; empty: it has not."""
+        self._thread = threading.Thread(target=self._run, name=f"hopyard-login-{surveyed.target.host}", daemon=True)
+
+    def begin(self) -> None:
+        """Log in, and again when the login ends, until `closing` is set."""
+        self._thread.start()
+
+    def close(self, deadline: float) -> None:
+        """End the login; it may end by itself until the deadline."""
+        self.closing.set()
+        if not self._thread.ident:
+            return
+        self._thread.join(max(0.0, (deadline - time.monotonic()) / 2))
+        with self._lock:
+            process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # its host process ends all when it sees that
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if process is not None and self._thread.is_alive():
+            log.warning("%s does not end its processes; the login is cut", self._target.host)
+            process.kill()
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = AGAIN_SECONDS
+        while not self.closing.is_set():
+            began = time.monotonic()
+            code, errors = self._login()
+            if self.closing.is_set():
+                return
+            self.fault = self._explained(code, errors)
+            if time.monotonic() - began > STEADY_SECONDS:
+                pause = AGAIN_SECONDS
+            log.warning("%s; it is logged in to again in %.0f s", self.fault, pause)
+            self.closing.wait(pause)
+            pause = min(2 * pause, MOST_SECONDS)
+
+    def _login(self) -> tuple[int, str]:
+        """Stay logged in for as long as the host's process lives; return ssh's exit code and the last errors."""
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's
+            )
+        except OSError as error:
+            return 255, f"{self._command[0]} cannot be run: {error.strerror}"
+        with process:
+            with self._lock:
+                self._process = process
+            assert process.stdin is not None and process.stderr is not None
+            with contextlib.suppress(OSError):  # it has ended; its errors say why
+                process.stdin.write(tickets.line_of(self._ticket))
+                process.stdin.flush()
+            lines: deque[str] = deque(maxlen=LINES)
+            for line in process.stderr:
+                lines.append(line.decode(errors="replace"))
+            code = process.wait()
+            with self._lock:
+                self._process = None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        return code, "".join(lines)
+
+    def _explained(self, code: int, errors: str) -> str:
+        if code == UNREACHED_CODE:
+            last = (errors.strip().splitlines() or ["it cannot reach this process"])[-1]
+            return (
+                f"{self._target.host}: {last}: give hy.Hosts(address=…) an address of this host that it can dial, and "
+                "port=… where a firewall lets three ports in a row through"
+            )
+        if code == 0:
+            return f"{self._target.host}: its processes ended, as their connections to this one did"
+        return explained(self._engine.ssh, self._target, self._engine.python, code, errors)

@@ -1,0 +1,218 @@
+"""A host of one's own: a supervisor for each of its slots, each in a process of its own, until the driver ends them.
+
+It is started by ssh, which brings the ticket on standard input and keeps that open (`python -m
+hopyard.engines.supervisors`), or by hand or systemd with the ticket in a file (`hopyard agent --join`). It is what the
+executor is to supervisors on Spark: its end ends all. A supervisor that was killed, or stopped for some seconds, gets a
+successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hopyard.engines.local import cores, gpus
+from hopyard.engines.supervisors.supervisor import Holder, attend, continue_when_parent_ends, dial
+from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.system.processes import state_of, watched
+
+UNREACHED_CODE = 3
+"""Exit code where the driver cannot be dialled."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at supervisors."""
+STOPPED_SECONDS = 5.0
+"""A supervisor that is stopped for so long is ended; the driver has given it up by then."""
+AGAIN_SECONDS = 1.0
+"""Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
+END_SECONDS = 3.0
+"""How long supervisors may take to end their agents and themselves."""
+
+
+@dataclass(slots=True)
+class Child:
+    """The process of a supervisor."""
+
+    number: int
+    task: socket.socket
+    """Its end tells the supervisor that this process is gone."""
+    watch: int
+    stopped_at: float = 0.0
+    """Since when it is stopped; 0: it is not."""
+
+
+def shares(slots: int | None, devices: str) -> list[list[str]]:
+    """Return the GPUs of each slot of this host.
+
+    Args:
+        slots: how many; None: one for each GPU, or, where there is none, for each core.
+        devices: "auto": the GPUs in turn; "none".
+    """
+    names = gpus() if devices == "auto" else []
+    return [[names[number % len(names)]] if names else [] for number in range(slots or len(names) or cores())]
+
+
+class Host:
+    """Owner of the supervisors of this host.
+
+    Args:
+        ticket: the driver's.
+        gpus_of: slot → its GPUs.
+        standing: dial again when the driver has ended, or is not there yet.
+        input_file: a descriptor whose end means that all must end; -1: none.
+    """
+
+    def __init__(
+        self, ticket: Ticket, gpus_of: Sequence[list[str]], *, standing: bool = False, input_file: int = -1
+    ) -> None:
+        self._ticket, self._gpus_of, self._standing, self._input = ticket, gpus_of, standing, input_file
+        self._wait = selectors.DefaultSelector()
+        self._children: dict[int, Child] = {}
+        self._due: list[tuple[float, int]] = []
+        """When which slot gets another supervisor."""
+        self._unreached = False
+        self._open = True
+
+    def run(self) -> int:
+        """Run until nothing is left to do; return the exit code."""
+        if self._input >= 0:
+            self._wait.register(self._input, selectors.EVENT_READ, self._read)
+        try:
+            for number in range(len(self._gpus_of)):
+                self._start(number)
+            while self._open and (self._children or self._due):
+                for key, _ in self._wait.select(LOOK_SECONDS):
+                    key.data()
+                self._look(time.monotonic())
+        finally:
+            self._end()
+            self._wait.close()
+        return UNREACHED_CODE if self._unreached else 0
+
+    def _read(self) -> None:
+        """Notice the end of the input; what else comes there means nothing."""
+        try:
+            self._open = bool(os.read(self._input, 4096))
+        except OSError:
+            self._open = False
+
+    def _look(self, now: float) -> None:
+        for pid, child in list(self._children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._forget(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._unreached = self._unreached or code == UNREACHED_CODE
+                if code not in (0, UNREACHED_CODE):
+                    self._due.append((now + AGAIN_SECONDS, child.number))
+            elif state_of(pid) not in "Tt":
+                child.stopped_at = 0.0
+            elif not child.stopped_at:
+                child.stopped_at = now
+            elif now - child.stopped_at > STOPPED_SECONDS:
+                os.kill(pid, signal.SIGKILL)
+        for at, number in [due for due in self._due if due[0] <= now]:
+            self._due.remove((at, number))
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        task, supervisor_end = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            task.close()
+            self._run_child(number, supervisor_end)
+        supervisor_end.close()
+        child = self._children[pid] = Child(number, task, watched(pid))
+        if child.watch >= 0:
+            self._wait.register(child.watch, selectors.EVENT_READ, lambda: None)
+
+    def _forget(self, pid: int) -> None:
+        child = self._children.pop(pid)
+        child.task.close()
+        if child.watch >= 0:
+            self._wait.unregister(child.watch)
+            os.close(child.watch)
+
+    def _end(self) -> None:
+        """End all supervisors, which end their agents."""
+        for child in self._children.values():
+            child.task.close()
+        deadline = time.monotonic() + END_SECONDS
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        while self._children and time.monotonic() < deadline:
+            for pid in list(self._children):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    self._forget(pid)
+            time.sleep(0.01)
+        for pid in list(self._children):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._forget(pid)
+
+    def _run_child(self, number: int, task: socket.socket) -> NoReturn:
+        """Run a supervisor in the forked process."""
+        code, parent = 1, os.getppid()
+        try:
+            os.setsid()  # Ctrl-C in a terminal is for the parent
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            continue_when_parent_ends()
+            gc.freeze()
+            self._wait.close()
+            for child in self._children.values():
+                child.task.close()
+            if self._input >= 0:
+                null = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(null, self._input)
+                os.close(null)
+            code = supervise(self._ticket, self._gpus_of[number], task, parent, standing=self._standing)
+        except BaseException:  # noqa: BLE001 - standard error is the only place to say it
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                os.kill(parent, signal.SIGCONT)  # one that is stopped would stay behind
+            os._exit(code)
+
+
+def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, parent: int, *, standing: bool) -> int:
+    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does.
+
+    Args:
+        ticket: the driver's.
+        gpus_of_slot: names of the GPUs of this slot.
+        task: its end is the parent's.
+        parent: number of the parent process.
+        standing: dial again when the driver has ended, or is not there yet.
+
+    Returns:
+        The exit code.
+    """
+    fault = ""
+    while True:
+        try:
+            line = dial(ticket)
+        except ConnectionError as error:
+            if str(error) != fault and not (standing and isinstance(error.__context__, ConnectionRefusedError)):
+                fault = str(error)
+                print(fault, file=sys.stderr, flush=True)  # noqa: T201 - read by the driver, or by people
+            if not standing:
+                return UNREACHED_CODE
+        else:
+            fault = ""
+            holder = Holder(parent, task.dup(), "parent process", "parent process")
+            if not attend(ticket, line, holder, gpus_of_slot) or not standing:
+                return 0
+        if select.select([task], [], [], AGAIN_SECONDS)[0]:
+            return 0

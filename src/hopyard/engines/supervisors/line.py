@@ -1,0 +1,133 @@
+"""One end of the connection between the driver and a supervisor: a socket, in TLS 1.3 where both have a certificate.
+
+It is used by a selector: `receive` takes what has come, `send` what is short. The one certificate is shown by both
+ends, so that whoever dials knows that it is the driver that answers, and the driver that a ticket was there.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+
+from hopyard.certificate import prove_same, tls
+from hopyard.system.network import keep_alive
+
+BLOCK = 1 << 16
+"""Bytes that are received at once."""
+_SILENT = 20
+"""Seconds after which a connection to a host that vanished counts as cut."""
+
+
+class Security:
+    """What TLS needs of one end, made once.
+
+    Args:
+        certificate: what `make_certificate` returned.
+        server: whether it is for the end that is dialled.
+    """
+
+    def __init__(self, certificate: str, *, server: bool) -> None:
+        self.certificate, self.server = certificate, server
+        self.context = tls(certificate, server=server)
+
+
+class Line:
+    """Owner of the socket.
+
+    Args:
+        connection: a connected socket, blocking or not.
+        security: None: in clear.
+    """
+
+    def __init__(self, connection: socket.socket, security: Security | None = None) -> None:
+        self.socket = connection
+        self._security = security
+        self.agreed = security is None
+        """Whether both ends have shown what they must; before that nothing can be sent."""
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = None
+        if security is not None:
+            self._tls = security.context.wrap_bio(self._in, self._out, server_side=security.server)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self.socket.fileno()
+
+    def agree(self, seconds: float) -> None:
+        """Be the end that dials: agree on TLS within so many seconds.
+
+        Raises:
+            OSError: the other end has not this certificate, or takes too long.
+        """
+        deadline = time.monotonic() + seconds
+        self._handshake()
+        while not self.agreed:
+            self.socket.settimeout(max(0.1, deadline - time.monotonic()))
+            data = self.socket.recv(BLOCK)
+            if not data or time.monotonic() > deadline:
+                raise ConnectionError("the connection ended, or time did, before TLS was agreed on")
+            self._in.write(data)
+            self._handshake()
+        self.socket.settimeout(None)
+
+    def receive(self) -> bytes | None:
+        """Return what has come; empty: the connection ended; None: nothing that is whole.
+
+        Raises:
+            BlockingIOError: nothing has come.
+            OSError: the connection broke, or the other end has not this certificate.
+        """
+        data = self.socket.recv(BLOCK)
+        if self._tls is None or not data:
+            return data
+        self._in.write(data)
+        if not self.agreed:
+            self._handshake()
+            if not self.agreed:
+                return None
+        text = b""
+        try:
+            while piece := self._tls.read(BLOCK):
+                text += piece
+        except ssl.SSLWantReadError:
+            return text or None
+        return text
+
+    def send(self, data: bytes) -> None:
+        """Send all of this. Raises OSError when it cannot be sent at once, or the connection is gone."""
+        if self._tls is None:
+            self.socket.sendall(data)
+            return
+        self._tls.write(data)
+        self._flush()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
+
+    def _handshake(self) -> None:
+        assert self._tls is not None and self._security is not None
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError:
+            self._flush()  # so that the other end learns why
+            raise
+        prove_same(self._tls.getpeercert(binary_form=True) or b"", self._security.certificate)
+        self._flush()
+        self.agreed = True
+
+    def _flush(self) -> None:
+        if self._out.pending:
+            self.socket.sendall(self._out.read())
+
+
+def lasting(connection: socket.socket) -> None:
+    """Let the kernel find out when the other side's host has vanished."""
+    connection.settimeout(None)
+    keep_alive(connection)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT * 1000)

@@ -1,0 +1,349 @@
+"""A supervisor, on its host: it runs one agent, as the driver orders.
+
+A supervisor dials the driver (one socket, let in by the token of its ticket) and reports where it is (`messages.py`).
+The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and reports when it
+ended. Whatever ends first ends the rest at once: the connection (the driver is gone, or has no work), what holds the
+supervisor's place, the agent. Only where the driver orders so does the task end alone that holds the place: supervisor
+and agent go on, until a task of a second supervisor holds a slot for them again.
+
+It does not know how it was placed, and not what agents do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopyard import __version__
+from hopyard.core.facts import UNREADABLE
+from hopyard.engines.local import AGENT, THREADS, python_path, story
+from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
+from hopyard.engines.supervisors.messages import (
+    FORMAT,
+    End,
+    Ended,
+    EndTask,
+    Free,
+    Hello,
+    Leave,
+    Leaving,
+    Lines,
+    Order,
+    Prepare,
+    Printed,
+    Report,
+    Start,
+    line_of,
+    order_of,
+)
+from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.system import oom
+from hopyard.system.network import joined, parted
+from hopyard.system.processes import ended, watched
+from hopyard.text import escaped
+
+DIAL_SECONDS = 10.0
+"""A host that has not connected after this time cannot reach the driver."""
+UNREACHED = "cannot reach the driver"
+"""Part of the error of a host whose driver cannot be dialled."""
+CAUSE_SECONDS = 0.5
+"""A process that ends within this time after its task is named as the cause."""
+_PR_SET_PDEATHSIG = 1
+"""Number of an option of `prctl` on Linux."""
+POLL_SECONDS = 0.2
+"""Time between two looks at processes, where the system has no descriptors of them."""
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What holds the place of a supervisor: a process, whose end ends all, and a task in it or below it, which may end
+    alone.
+
+    Attributes:
+        process: its number.
+        task: a socket whose other end the task has: its end is the task's, and one byte lets the task go.
+        process_name, task_name: what people call them.
+    """
+
+    process: int
+    task: socket.socket
+    process_name: str
+    task_name: str
+
+
+def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> bool:
+    """Run agents until the driver orders to leave, or until it or the holder is gone. Closes line and task.
+
+    Args:
+        ticket: the driver's.
+        line: to the driver.
+        holder: what holds the place of this supervisor.
+        gpus: names of the GPUs that belong to it.
+
+    Returns:
+        Whether the holder is still there.
+    """
+    with contextlib.closing(line), holder.task:
+        host = socket.gethostname()
+        hello = Hello(
+            ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, FORMAT, __version__, PYTHON
+        )
+        with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection shows it
+            line.send(line_of(hello))
+        return _AgentRunner(ticket.prepare, line, holder, gpus).run()
+
+
+def dial(ticket: Ticket) -> Line:
+    """Return a connection to the driver. Raises ConnectionError, which names both ends."""
+    try:
+        connection = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
+    except OSError as error:
+        raise ConnectionError(_unreached(ticket.host, ticket.port, error)) from None
+    lasting(connection)
+    line = Line(connection, Security(ticket.certificate, server=False) if ticket.certificate else None)
+    try:
+        if not line.agreed:
+            line.agree(DIAL_SECONDS)
+    except OSError as error:
+        line.close()
+        raise ConnectionError(
+            f"{socket.gethostname()}: who answers at {joined(ticket.host, ticket.port)} is not the driver of this "
+            f"ticket ({error})"
+        ) from None
+    return line
+
+
+def continue_when_parent_ends() -> None:
+    """Let this process, if it is stopped (SIGSTOP), go on when its parent ends: it sees that, and ends its agent. So
+    ending what holds the place of a supervisor that does not answer ends its agent too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def _unreached(host: str, port: int, error: OSError) -> str:
+    return f"{socket.gethostname()} {UNREACHED} at {joined(host, port)} ({error})"
+
+
+class _AgentRunner:
+    """Owner of one agent at a time."""
+
+    def __init__(self, prepare: Prepare | None, line: Line, holder: Holder, gpus: list[str]) -> None:
+        self._prepare, self._line, self._holder, self._gpus = prepare, line, holder, gpus
+        self._wait = selectors.DefaultSelector()
+        self._wait.register(line, selectors.EVENT_READ, self._receive)
+        self._wait.register(holder.task, selectors.EVENT_READ, self._task_ended)
+        self._holder_watch = watched(holder.process)
+        if self._holder_watch >= 0:
+            self._wait.register(self._holder_watch, selectors.EVENT_READ, self._holder_ended)
+        self._lines = Lines()
+        self._slot = -1
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._kills = oom.Kills()
+        """It counts since the agent began: earlier kills are not of this agent."""
+        self._counter: tuple[Path, int] | None = None
+        self._agent_watch = -1
+        self._open = True
+        self._held = True
+
+    def run(self) -> bool:
+        """Run until it leaves; return whether the holder is still there."""
+        try:
+            while self._open:
+                notified = self._holder_watch >= 0 and (self._agent_watch >= 0 or self._agent is None)
+                for key, _ in self._wait.select(None if notified else POLL_SECONDS):
+                    key.data()
+                if self._agent_watch < 0 and self._agent is not None and self._agent.poll() is not None:
+                    self._ended()
+                if self._holder_watch < 0 and ended(self._holder.process):
+                    self._holder_ended()
+        finally:
+            self._end()
+            self._wait.close()
+            if self._holder_watch >= 0:
+                os.close(self._holder_watch)
+        return self._held
+
+    def _leave(self, cause: str = "") -> None:
+        """Leave because `cause` ended; "": the driver knows why."""
+        if cause and self._open:
+            self._send(Leaving(f"its {cause} on {socket.gethostname()} ended"))
+        self._open = False
+
+    def _holder_ended(self) -> None:
+        self._held = False
+        self._leave(self._holder.process_name)
+
+    def _task_ended(self) -> None:
+        """Leave. A process that dies ends its task too, which may be seen first: the process is the cause then."""
+        self._held = False
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while not (process_ended := ended(self._holder.process)) and time.monotonic() < deadline:
+            time.sleep(0.02)  # polled, as the system may have no descriptors of processes
+        self._leave(self._holder.process_name if process_ended else self._holder.task_name)
+
+    def _end_task(self) -> None:
+        """Let the task end alone."""
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._wait.unregister(self._holder.task)
+            self._holder.task.sendall(b".")
+        self._holder.task.close()
+
+    def _receive(self) -> None:
+        """Do as the driver orders; the connection's end is an order to leave."""
+        try:
+            data = self._line.receive()
+        except OSError:
+            data = b""
+        if data is None:
+            return
+        if not data:
+            self._leave()
+            return
+        try:
+            for text in self._lines.add(data):
+                self._handle(order_of(text))
+        except UNREADABLE as error:
+            self._send(
+                Leaving(
+                    escaped(f"its supervisor on {socket.gethostname()} cannot read what the driver orders: {error}")
+                )
+            )
+            self._leave()
+
+    def _handle(self, order: Order) -> None:
+        match order:
+            case Prepare():
+                self._prepare = order
+                self._reach(order)
+            case Start():
+                self._start(order.slot)
+            case End() if order.slot == self._slot:
+                self._end()
+                self._send(Free(order.slot))
+            case EndTask():
+                self._end_task()
+            case Leave():
+                self._leave()
+            case End():
+                pass  # of a slot whose agent is not here any more
+
+    def _reach(self, prepare: Prepare) -> None:
+        """Leave where agents cannot reach the driver: they would dial for ever."""
+        host, port = parted(json.loads(prepare.card)["address"])
+        try:
+            socket.create_connection((host, port), DIAL_SECONDS).close()
+        except OSError as error:
+            self._send(Leaving(_unreached(host, port, error)))
+            self._leave()
+
+    def _start(self, slot: int) -> None:
+        self._end()
+        if not self._open:
+            return
+        if self._prepare is None:
+            self._send(Ended(slot, "the driver has not said what its agents get"))
+            return
+        self._slot = slot
+        try:
+            self._agent = agent = subprocess.Popen(
+                AGENT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment(self._prepare, self._gpus),
+                start_new_session=True,  # what it starts ends with it, by its process group
+            )
+        except OSError as error:
+            self._send(Ended(slot, escaped(f"no process could be started: {error}")))
+            return
+        assert agent.stdin is not None and agent.stdout is not None
+        self._kills = oom.Kills()
+        self._counter = self._kills.watch(agent.pid)  # before its card, without which it does nothing
+        card = json.loads(self._prepare.card) | {"slot": slot}
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.write(json.dumps(card).encode() + b"\n")
+            agent.stdin.flush()
+        os.set_blocking(agent.stdout.fileno(), False)
+        self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
+        self._agent_watch = watched(agent.pid)
+        if self._agent_watch >= 0:
+            self._wait.register(self._agent_watch, selectors.EVENT_READ, self._ended)
+
+    def _printed(self) -> None:
+        """Pass on what the agent printed."""
+        agent = self._agent
+        if agent is None or agent.stdout is None:
+            return
+        try:
+            data = os.read(agent.stdout.fileno(), BLOCK)
+        except BlockingIOError:
+            return
+        if data:
+            self._send(Printed(self._slot, data.decode(errors="replace")))
+        else:
+            self._wait.unregister(agent.stdout)
+
+    def _ended(self) -> None:
+        """The agent ended by itself, or was killed."""
+        if self._agent is None:
+            return
+        slot, pid, code = self._slot, self._agent.pid, self._agent.wait()
+        memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
+        self._end()
+        reason = f"process {pid} on {socket.gethostname()} {story(code)}{oom.RAN_OUT if memory else ''}"
+        self._send(Ended(slot, reason, memory))
+
+    def _end(self) -> None:
+        """End the agent, and all that it started; pass on its last output."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.kill()
+        agent.wait()
+        assert agent.stdin is not None and agent.stdout is not None
+        with contextlib.suppress(KeyError):
+            self._wait.unregister(agent.stdout)
+        if self._agent_watch >= 0:
+            self._wait.unregister(self._agent_watch)
+            os.close(self._agent_watch)
+            self._agent_watch = -1
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(agent.stdout.fileno(), BLOCK):
+                self._send(Printed(self._slot, data.decode(errors="replace")))
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()
+        agent.stdout.close()
+        self._slot = -1
+
+    def _send(self, report: Report) -> None:
+        try:
+            self._line.send(line_of(report))
+        except OSError:
+            self._open = False
+
+
+def environment(prepare: Prepare, gpus: list[str]) -> Mapping[str, str]:
+    """Return the environment of an agent: that of this process, and what the driver adds."""
+    variables = dict(os.environ)
+    variables.update(dict.fromkeys(THREADS, str(prepare.threads)))
+    variables["PYTHONPATH"] = python_path()
+    variables["PYTHONUNBUFFERED"] = "1"
+    if gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    variables.update(prepare.env)
+    return variables

@@ -1,0 +1,236 @@
+"""Two hosts that share nothing but the network, each with a real sshd (`hosts.py`): runs on them give the digests of
+`Local` whatever breaks, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Done, Joined
+from hosts import Hosts
+from jobs import CONFIGS, digests, driver, gone, journal, script, select, troubled
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    shared = tmp_path_factory.mktemp("shared")
+    made = Hosts(tmp_path_factory.mktemp("hosts"), shared=[shared])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return digests(select(tmp_path_factory.mktemp("inline") / "run", configs=MANY, epochs=2))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(hosts: Hosts) -> Iterator[None]:
+    yield
+    assert hosts.nothing_left(), {name: hosts.hopyard(name) for name in hosts.names}
+
+
+def engine(hosts: Hosts, **more: Any) -> hy.Hosts:
+    return hy.Hosts(["alpha:1", "beta:1"], ssh=hosts.ssh, **more)
+
+
+def waiting(hosts: Hosts, name: str) -> list[dict[str, Any]]:
+    """Trials of which the first two wait, in the middle of their epochs, for a file on what the hosts share."""
+    configs = [dict(config) for config in MANY]
+    for n in range(2):
+        configs[n] |= {"at": 8, "do": f"wait for {hosts.shared / name}"}
+    return configs
+
+
+def until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def joined(directory: Path, count: int) -> dict[str, Joined]:
+    """Host → its worker, once so many are there."""
+    return until(lambda: found if len(found := _joined(directory)) >= count else None)
+
+
+def _joined(directory: Path) -> dict[str, Joined]:
+    try:
+        return {line.host: line for line in journal(directory) if isinstance(line, Joined)}
+    except (FileNotFoundError, hy.HopyardError):
+        return {}
+
+
+def lost(directory: Path) -> list[str]:
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+def test_a_selection_gives_the_same_bits_on_hosts_that_share_nothing(
+    hosts: Hosts, tmp_path: Path, expected: list[str]
+) -> None:
+    met = hosts.shared / "met"
+    met.mkdir()
+    configs = [{**config, "at": 3, "do": f"meet {met}"} for config in MANY]
+    run = select(tmp_path / "run", troubled, configs, engine=engine(hosts))
+    assert digests(run) == expected
+    assert set(_joined(tmp_path / "run")) == {"alpha", "beta"} and not lost(tmp_path / "run")
+    assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
+
+
+@pytest.mark.parametrize("what", ["agent", "agent, frozen", "supervisor", "host process", "sshd", "cut off"])
+def test_a_host_costs_its_slot_and_the_run_goes_on(
+    hosts: Hosts, tmp_path: Path, expected: list[str], what: str
+) -> None:
+    """Whatever is killed, stopped or cut, on one of them."""
+    go = hosts.shared / f"go {what}"
+    run = select(
+        tmp_path / "run",
+        troubled,
+        waiting(hosts, go.name),
+        engine=engine(hosts),
+        wait=False,
+        heartbeat_timeout=3.0 if "frozen" in what else 15.0,
+    )
+    joined(tmp_path / "run", 2)
+    tree = hosts.tree("beta")
+    try:
+        if what == "cut off":
+            hosts.network.cut("beta")
+        else:
+            part = what.partition(",")[0]
+            os.kill(tree[part], signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
+        until(lambda: lost(tmp_path / "run"))
+        if what == "cut off":  # before it is there again
+            assert hosts.nothing_left(["beta"], seconds=30)
+    finally:
+        hosts.network.mend("beta")
+    go.touch()
+    run.wait(timeout=100)
+    assert digests(run) == expected
+    assert len(lost(tmp_path / "run")) == 1
+    assert gone([pid for name, pid in tree.items() if name != "sshd"], 3)
+
+
+@pytest.mark.parametrize("goes_on", ["on the hosts", "here"])
+def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(
+    hosts: Hosts, tmp_path: Path, expected: list[str], goes_on: str
+) -> None:
+    go = hosts.shared / f"go {goes_on}"
+    body = (
+        f"engine = hy.Hosts(['alpha:1', 'beta:1'], ssh={hosts.ssh!r})\n"
+        f"select(Path('run'), troubled, {waiting(hosts, go.name)!r}, engine=engine)"
+    )
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    joined(tmp_path / "run", 2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert hosts.nothing_left()
+    go.touch()
+    run = hy.resume(tmp_path / "run", engine=None if goes_on == "on the hosts" else hy.Local(1))
+    assert digests(run) == expected
+
+
+def test_a_wrong_key_a_refused_login_and_a_wrong_python(hosts: Hosts, tmp_path: Path) -> None:
+    """One sentence with the host's name, before anything is started."""
+    (tmp_path / "known").write_text((hosts.folder / "known").read_text().replace("beta", "gamma"))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    cases = {
+        "beta: Host key verification failed": {"ssh": f"{hosts.ssh} -o UserKnownHostsFile={tmp_path / 'known'}"},
+        "beta: root@.*Permission denied": {"ssh": f"{hosts.ssh} -i {tmp_path / 'other'} -o IdentityFile=none"},
+        "beta has no Python at /nowhere/python": {"python": "/nowhere/python"},
+        "beta has Python 2": {"python": "/opt/hopyard-sshd/python"},
+        "connect to host .* port 1: Connection refused": {"ssh": f"{hosts.ssh} -p 1"},
+    }
+    hosts.run("beta", "sh", "-c", """
+mkdir -p /opt/hopyard-sshd
+echo '#!/bin/sh
+echo "hopyard-host {\\"python\\": \\"2.7\\", \\"host\\": \\"b\\", \\"time\\": 0}"' > /opt/hopyard-sshd/python
+chmod 755 /opt/hopyard-sshd/python""")  # fmt: skip
+    for message, more in cases.items():
+        with pytest.raises(hy.ResourceError, match=message):
+            select(tmp_path / "run", engine=hy.Hosts(["beta:1"], **{"ssh": hosts.ssh} | more))
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(hy.ResourceError, match=r"gamma: .*not resolve hostname"):
+        hy.Hosts(["gamma"], ssh=hosts.ssh).workers  # noqa: B018
+
+
+def test_hosts_join_with_a_ticket_and_no_login(hosts: Hosts, tmp_path: Path, expected: list[str]) -> None:
+    """They stand by, and take part in one run after the other; one comes in the middle."""
+    path = hosts.shared / "pool.ticket"
+    hopyard = [sys.executable, "-P", "-m", "hopyard"]
+    made = subprocess.run(
+        [*hopyard, "ticket", str(path), "--address", hosts.network.own, "--port", "7700"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "hopyard agent --join" in made.stdout
+    pool = [hosts.start("alpha", *hopyard, "agent", "--join", str(path), "--slots", "1")]
+    try:
+        for number in range(2):
+            configs = [{**config, "at": 3, "do": f"meet {hosts.shared / f'met {number}'}"} for config in MANY]
+            (hosts.shared / f"met {number}").mkdir()
+            run = select(
+                tmp_path / f"run {number}", troubled, configs, engine=hy.Hosts(join=path, workers=2), wait=False
+            )
+            if not number:
+                joined(tmp_path / "run 0", 1)
+                pool.append(hosts.start("beta", *hopyard, "agent", "--join", str(path), "--slots", "1"))
+            run.wait(timeout=100)
+            assert digests(run) == expected and not lost(tmp_path / f"run {number}")
+            assert set(_joined(tmp_path / f"run {number}")) == {"alpha", "beta"}
+    finally:
+        for process in pool:
+            process.kill()
+            process.wait()
+
+
+def test_the_command_line(hosts: Hosts, tmp_path: Path) -> None:
+    """`run` and `doctor`."""
+    hopyard = [sys.executable, "-P", "-m", "hopyard"]
+    on = ["--hosts", "alpha:1,beta:1", "--ssh", hosts.ssh]
+    job = script(tmp_path / "job.py", "select(Path('run'), engine=None)")
+    done = subprocess.run([*hopyard, "run", *on, str(job)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(_joined(tmp_path / "run")) <= {"alpha", "beta"}
+    done = subprocess.run([*hopyard, "doctor", *on], capture_output=True, text=True, check=False)
+    assert re.search(r"ok +alpha +1 worker; .* cores?, no GPU; torch.*it calls itself alpha", done.stdout), done.stdout
+    assert re.search(rf"ok +reach +all dial this host at {re.escape(hosts.network.own)}, and each other", done.stdout)
+    hosts.network.block("alpha", "beta")
+    try:
+        done = subprocess.run([*hopyard, "doctor", *on], capture_output=True, text=True, check=False)
+    finally:
+        hosts.network.unblock("alpha", "beta")
+    assert re.search(r"warn +reach +beta cannot dial alpha at 10\.\S+:\d+: ", done.stdout), done.stdout
+
+
+TASK = """
+import os, sys
+print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=True)
+"""
+
+
+@pytest.mark.programs
+def test_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    program = hy.launch(
+        tmp_path / "task.py", [], roles={"worker": 2}, engine=engine(hosts), directory=tmp_path / "program"
+    ).wait(timeout=60)
+    assert program.status == "completed"
+    assert {task["host"] for task in program.summary()["tasks"]} == {"alpha", "beta"}

@@ -1,0 +1,274 @@
+"""Hosts: which values it takes, what it says of hosts that cannot be used, and runs by a command that plays ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.facts import Lost
+from hopyard.core.runs.events import Joined
+from hopyard.engines import ssh as module
+from hopyard.engines.ssh import Target, targets
+from hopyard.engines.supervisors import ticket as tickets
+from hopyard.ports import LaunchInfo
+from hosts import played_ssh
+from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, script, select, troubled
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> str:
+    return played_ssh(tmp_path)
+
+
+def test_how_hosts_are_named() -> None:
+    assert targets("Hosts(hosts)", ["a", "b:4", "user@c", "user@d.lab:2", "[2001:db8::1]:3", "::1", "u@fe80::2"]) == (
+        Target("a", None),
+        Target("b", 4),
+        Target("user@c", None),
+        Target("user@d.lab", 2),
+        Target("2001:db8::1", 3),
+        Target("::1", None),
+        Target("u@fe80::2", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "message"),
+    [
+        ("a,b", {}, r"Hosts\(hosts\) must be a list of hosts .*, got 'a,b'"),
+        ([], {}, r"Hosts\(hosts\) must be a list of hosts"),
+        (["a", 3], {}, r"Hosts\(hosts\) must be a list of hosts"),
+        (["-oProxyCommand=x"], {}, r"got '-oProxyCommand=x'"),
+        (["a b"], {}, "got 'a b'"),
+        (["a:0"], {}, "got 'a:0'"),
+        (["a", "a:2"], {}, r"'a' appears twice; a:4 are four workers"),
+        (["a"], {"workers": 2}, r'the number stands with it: "a:4"'),
+        (["a"], {"threads": 0}, r"Hosts\(threads=\) must be .*, got 0"),
+        (["a"], {"ssh": ""}, r"Hosts\(ssh=\) must be a command"),
+        (["a"], {"ssh": "ssh 'x"}, r"Hosts\(ssh=\): .* is no command"),
+        (["a"], {"devices": [0]}, r'Hosts\(devices=\) must be "auto" or None'),
+        (["a"], {"port": 65534}, r"Hosts\(port=\) must be .*, got 65534"),
+        (["a"], {"address": ""}, r"Hosts\(address=…\) must be .*, got ''"),
+        (["a"], {"python": ""}, r"Hosts\(python=\) must be the path"),
+        (["a"], {"env": {"A": 1}}, r"Hosts\(env=\)\['A'\], of type int"),
+        (None, {}, "either a list of hosts"),
+        (["a"], {"join": "x"}, "either a list of hosts"),
+        (None, {"join": "x"}, "say how many workers"),
+        (None, {"join": "x", "workers": 1, "port": 3}, "the ticket has address and port"),
+    ],
+)
+def test_values_that_are_not_allowed(hosts: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(hy.SpecError, match=message):
+        hy.Hosts(hosts, **more)
+
+
+def test_a_pickle_has_no_secrets_and_asks_hosts_again(ssh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = hy.Hosts(["a:2", "[::1]:3"], ssh=ssh, env={"PASSWORD": "the secret"}, port=7000, threads=2)
+    data = pickle.dumps(engine)
+    assert b"the secret" not in data and "the secret" not in repr(engine)
+    monkeypatch.setenv("PASSWORD", "x")
+    again = pickle.loads(data)
+    assert repr(again) == repr(engine) == "Hosts(['a:2', '[::1]:3'])"
+    assert (again.ssh, again.threads, again.address[1], again.env) == (engine.ssh, 2, 7000, {"PASSWORD": "x"})
+    assert (again.supervisors_port, again.states_port, again.workers) == (7001, 7002, 5)
+
+
+def answer(**fields: Any) -> str:
+    """What a host answers, as a line of a shell."""
+    line = json.dumps({"python": module.PYTHON, "host": "b", "time": 0} | fields)
+    return f"echo; echo 'hopyard-host {line}'"
+
+
+def said(tmp_path: Path, body: str, **more: Any) -> str:
+    """What is said of a host whose login does `body`."""
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o700)
+    with pytest.raises(hy.ResourceError) as caught:
+        hy.Hosts(["beta:1"], ssh=str(path), **more).workers  # noqa: B018
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+HEAVY = 'shift $(($# - 1)); exec sh -c "$1"'
+"""Runs the command."""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("echo banner >&2; echo 'Host key verification failed.' >&2; exit 255",
+         r"beta: Host key verification failed\.; try `.*/ssh beta true`"),
+        ("echo 'root@beta: Permission denied (publickey).' >&2; exit 255", r"beta: root@beta: Permission denied"),
+        ("exit 255", r"beta: exit code 255; try"),
+        ("echo 'sh: 1: /opt/py: not found' >&2; exit 127",
+         r"beta has no Python at .*not found\); give hy\.Hosts\(python="),
+        (answer(python="3.9"),
+         r"beta has Python 3\.9 as .*, and this process is \d\.\d+: .*give hy\.Hosts\(python=…\) a Python"),
+        (answer(fault="No module named msgspec"),
+         r"beta has no Hopyard in .* \(No module named msgspec\): install it there \(pip install hopyard=="),
+        (answer(version="0.0.1"),
+         r"beta has Hopyard 0\.0\.1 in .*, and this process \d.*: install the same on both"),
+        ("echo 'hopyard-host {}'", "beta answers what cannot be read"),
+        ("echo Traceback >&2; echo 'ValueError: x' >&2; exit 1", "beta: ValueError: x"),
+        ("printf 'a\\033[31mb\\n' >&2; exit 255", r"beta: a\\x1b\[31mb"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_host_that_cannot_be_used(tmp_path: Path, body: str, message: str) -> None:
+    assert re.search(message, said(tmp_path, body))
+
+
+def test_what_is_said_of_a_command_that_is_not_there() -> None:
+    with pytest.raises(hy.ResourceError, match=r"a: /nowhere/ssh cannot be run: .*; b: /nowhere/ssh cannot be run"):
+        hy.Hosts(["a:1", "b:1"], ssh="/nowhere/ssh").workers  # noqa: B018
+
+
+def test_what_a_real_python_says_of_itself(tmp_path: Path, ssh: str) -> None:
+    (tmp_path / "hopyard.py").write_text("raise SystemExit(9)")  # in the folder of the login: no concern of ours
+    (host,) = hy.Hosts(["user@beta"], ssh=ssh, python=sys.executable).surveyed
+    assert host.slots == (len(host.gpus) or len(os.sched_getaffinity(0))) and abs(host.clock) < 5
+    assert "torch" in host.frameworks
+    assert re.search(r"has no Python at /nowhere/python \(.*not found", said(tmp_path, HEAVY, python="/nowhere/python"))
+
+
+def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    towards = {"a": "10.0.0.1", "b": "10.0.0.1", "c": "192.168.0.1", "d": "", "here": "127.0.0.1"}
+    monkeypatch.setattr("hopyard.engines.hosts.address_for", lambda ssh, target: towards[target.host])
+    assert hy.Hosts(["a", "b", "here"]).address == ("10.0.0.1", 0)
+    assert hy.Hosts(["here"], port=7000).address == ("127.0.0.1", 7000)
+    assert hy.Hosts(["a", "c"], address="head.lab").address == ("head.lab", 0)
+    with pytest.raises(
+        hy.SpecError, match=r"a is reached from 10\.0\.0\.1, c is reached from 192\.168\.0\.1: give addr"
+    ):
+        hy.Hosts(["a", "c"]).address  # noqa: B018
+    with pytest.raises(hy.SpecError, match=r"d is no name that this host can look up.*give address="):
+        hy.Hosts(["a", "d"]).address  # noqa: B018
+
+
+# ------------------------------------------------------------------------------------------ tickets
+
+
+def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pool.ticket"
+    ticket = tickets.new("head.lab", 7700)
+    tickets.write(path, ticket)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert tickets.read(path) == ticket and ticket.port == 7701
+    assert ticket.token not in repr(ticket) and "PRIVATE" not in repr(ticket)
+    assert hy.Hosts(join=path, workers=2).address == ("head.lab", 7700)
+    with pytest.raises(hy.UsageError, match="is there already"):
+        tickets.write(path, ticket)
+    path.chmod(0o640)
+    with pytest.raises(hy.UsageError, match=r"has mode 0640: others may read it.*chmod 600"):
+        tickets.read(path)
+    path.chmod(0o600)
+    path.write_text("[]")
+    with pytest.raises(hy.UsageError, match=r"pool\.ticket: this is no ticket"):
+        hy.Hosts(join=path, workers=2)
+    with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
+        tickets.read(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+
+def on_hosts(directory: Path, ssh: str, **more: Any) -> Any:
+    return select(directory, engine=hy.Hosts(["a:1", "b:1"], ssh=ssh), **more)
+
+
+@pytest.mark.slow
+def test_a_selection_and_a_worker_that_is_killed(tmp_path: Path, ssh: str) -> None:
+    configs = [dict(config) for config in CONFIGS]
+    configs[1] |= {"at": 15, "do": "kill", "once": str(tmp_path / "once")}
+    run = on_hosts(tmp_path / "run", ssh, recipe=troubled, configs=configs)
+    assert digests(run) == digests(select(tmp_path / "inline"))
+    (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
+    assert re.search(r"process \d+ on \S+ was killed by SIGKILL", lost.reason)
+    assert gone(agents(tmp_path / "run"), 2)
+
+
+def launch(tmp_path: Path) -> LaunchInfo:
+    card = b'{"slot": 0, "address": "tcp://127.0.0.1:%d", "server_key": "", "public_key": "", "secret_key": ""}\n'
+    return LaunchInfo(lambda slot: card % free_port(), lambda slot: tmp_path / f"{slot}.log")
+
+
+@pytest.mark.slow
+def test_hosts_that_cannot_reach_the_driver_are_named_with_its_address(tmp_path: Path) -> None:
+    """As behind a firewall: the login works, and the ports are closed."""
+    path = tmp_path / "ssh"
+    path.write_text("""#!/bin/sh
+shift $(($# - 1)); case "$1" in *supervisors*) read ticket; sed -E 's/"port":[0-9]+/"port":1/' <<EOF | sh -c "$1"
+$ticket
+EOF
+exit 3;; *) exec sh -c "$1"; esac
+""")
+    path.chmod(0o700)
+    agents = hy.Hosts(["beta:1"], ssh=str(path), address="127.0.0.1").open(launch(tmp_path))
+    try:
+        agents.start(0)
+        with pytest.raises(
+            hy.ResourceError, match=r"beta: \S+ cannot reach the driver at 127\.0\.0\.1:1 \(.*refused\): give"
+        ):
+            for _ in range(1000):
+                agents.lost()
+                time.sleep(0.01)
+    finally:
+        agents.close()
+
+
+@pytest.mark.slow
+def test_agents_that_cannot_reach_the_driver_do_not_dial_for_ever(tmp_path: Path, ssh: str) -> None:
+    """The port of supervisors is open, that of messages is not."""
+    agents = hy.Hosts(["beta:1"], ssh=ssh).open(launch(tmp_path))
+    try:
+        agents.start(0)
+        end = time.monotonic() + 20
+        while not (lost := agents.lost()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert re.search(r"cannot reach the driver at 127\.0\.0\.1:\d+ \(.*refused\)", lost[0][1])
+    finally:
+        agents.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["driver", "ssh"])
+def test_nothing_stays_when_the_driver_or_the_line_is_killed(tmp_path: Path, ssh: str, what: str) -> None:
+    """The run goes on after the line, as hosts are logged in to again, and after the driver by `resume`."""
+    configs = [dict(config) for config in CONFIGS]
+    configs[0] |= {"at": 15, "do": f"wait for {tmp_path / 'go'}"}
+    body = f"select(Path('run'), troubled, {configs!r}, engine=hy.Hosts(['a:1'], ssh={ssh!r}))"
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    end = time.monotonic() + 30
+    while not (started := [line.pid for line in journal(tmp_path / "run") if isinstance(line, Joined)]
+               if (tmp_path / "run" / "journal.jsonl").exists() else []):  # fmt: skip
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.02)
+    (agent,) = started
+    supervisor = parent(agent)
+    host = parent(supervisor)
+    os.kill(process.pid if what == "driver" else host, signal.SIGKILL)
+    assert gone([agent, supervisor, host], 3)
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=60)
+    if what == "driver":
+        hy.resume(tmp_path / "run")
+    else:
+        assert process.returncode == 0, errors
+        assert "it is logged in to again" in errors
+    assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline"))
+    assert not alive(agents(tmp_path / "run"))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
