@@ -121,7 +121,7 @@ HEAVY = 'shift $(($# - 1)); exec sh -c "$1"'
          r"beta has Hopyard 0\.0\.1 in .*, and this process \d.*: install the same on both"),
         ("echo 'hopyard-host {}'", "beta answers what cannot be read"),
         ("echo Traceback >&2; echo 'ValueError: x' >&2; exit 1", "beta: ValueError: x"),
-        ("printf 'a\\033[31mb\\n' >&2; exit 255", r"beta: a\\x1b\[31mb"),
+        ("printf 'a\\007b\\n' >&2; exit 255", r"beta: a\\x07b"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_host_that_cannot_be_used(tmp_path: Path, body: str, message: str) -> None:

@@ -1,5 +1,5 @@
-"""What holds of supervisors however they are placed: by a Spark task, a login, or by hand with a ticket. Real processes;
-their agents dial a port where nobody answers."""
+"""What holds of supervisors however they are placed: by a Spark task, a login, or by hand with a ticket. They are real
+processes, and their agents dial a port where nobody answers."""
 
 from __future__ import annotations
 
