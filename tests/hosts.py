@@ -93,6 +93,15 @@ class Network:
             for device in ("eth0", "lo"):
                 self._ip("-n", space, "link", "set", device, "up")
 
+    def add_ipv6(self) -> None:
+        """Give this host and the others addresses of IPv6 as well."""
+        prefix = f"fd00:{os.getpid() & 0xFFFF:x}:"
+        self.own_six = f"{prefix}:1"
+        self.six = {name: f"{prefix}:{2 + n}" for n, name in enumerate(self.addresses)}
+        self._ip("addr", "add", f"{self.own_six}/64", "dev", self._bridge, "nodad")
+        for name, address in self.six.items():
+            self._ip("-n", self._spaces[name], "addr", "add", f"{address}/64", "dev", "eth0", "nodad")
+
     def enter(self, name: str) -> list[str]:
         """What to put before a command that shall run on the host."""
         return ["ip", "netns", "exec", self._spaces[name]]

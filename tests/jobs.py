@@ -95,7 +95,7 @@ def do(what: str) -> None:
         time.sleep(60)
     if what.startswith("meet "):  # wait until a second worker is there as well
         folder = Path(what.removeprefix("meet "))
-        (folder / str(os.getpid())).touch()
+        (folder / f"{socket.gethostname()}-{os.getpid()}").touch()  # hosts may number their processes alike
         end = time.monotonic() + 30
         while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
             time.sleep(0.01)

@@ -93,7 +93,20 @@ def test_a_selection_gives_the_same_bits_on_hosts_that_share_nothing(
     assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
 
 
-@pytest.mark.parametrize("what", ["agent", "agent, frozen", "supervisor", "host process", "sshd", "cut off"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "agent",
+        pytest.param("agent, frozen", marks=LONG),
+        pytest.param("supervisor", marks=LONG),
+        "host process",
+        pytest.param("sshd", marks=LONG),
+        pytest.param("cut off", marks=LONG),
+    ],
+)
 def test_a_host_costs_its_slot_and_the_run_goes_on(
     hosts: Hosts, tmp_path: Path, expected: list[str], what: str
 ) -> None:
@@ -127,6 +140,7 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
     assert gone([pid for name, pid in tree.items() if name != "sshd"], 3)
 
 
+@LONG
 @pytest.mark.parametrize("goes_on", ["on the hosts", "here"])
 def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(
     hosts: Hosts, tmp_path: Path, expected: list[str], goes_on: str
@@ -150,9 +164,11 @@ def test_a_wrong_key_a_refused_login_and_a_wrong_python(hosts: Hosts, tmp_path: 
     """One sentence with the host's name, before anything is started."""
     (tmp_path / "known").write_text((hosts.folder / "known").read_text().replace("beta", "gamma"))
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    settings = (hosts.folder / "config").read_text().replace(str(hosts.folder / "id"), str(tmp_path / "other"))
+    (tmp_path / "config").write_text(settings)
     cases = {
         "beta: Host key verification failed": {"ssh": f"{hosts.ssh} -o UserKnownHostsFile={tmp_path / 'known'}"},
-        "beta: root@.*Permission denied": {"ssh": f"{hosts.ssh} -i {tmp_path / 'other'} -o IdentityFile=none"},
+        "beta: root@.*Permission denied": {"ssh": f"ssh -F {tmp_path / 'config'}"},
         "beta has no Python at /nowhere/python": {"python": "/nowhere/python"},
         "beta has Python 2": {"python": "/opt/hopyard-sshd/python"},
         "connect to host .* port 1: Connection refused": {"ssh": f"{hosts.ssh} -p 1"},
@@ -201,6 +217,7 @@ def test_hosts_join_with_a_ticket_and_no_login(hosts: Hosts, tmp_path: Path, exp
             process.wait()
 
 
+@LONG
 def test_the_command_line(hosts: Hosts, tmp_path: Path) -> None:
     """`run` and `doctor`."""
     hopyard = [sys.executable, "-P", "-m", "hopyard"]
@@ -224,6 +241,17 @@ TASK = """
 import os, sys
 print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=True)
 """
+
+
+@LONG
+def test_over_ipv6(hosts: Hosts, tmp_path: Path) -> None:
+    """Addresses that go into URLs, certificates and messages have colons."""
+    hosts.network.add_ipv6()
+    names = [f"[{hosts.network.six[name]}]:1" for name in hosts.names]
+    six = hy.Hosts(names, ssh=f"{hosts.ssh} -o HostKeyAlias=alpha")
+    assert six.address == (hosts.network.own_six, 0)
+    run = select(tmp_path / "run", engine=six)
+    assert digests(run) == digests(select(tmp_path / "inline"))
 
 
 @pytest.mark.programs

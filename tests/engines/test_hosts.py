@@ -242,7 +242,7 @@ def test_agents_that_cannot_reach_the_driver_do_not_dial_for_ever(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["driver", "ssh"])
+@pytest.mark.parametrize("what", ["driver", pytest.param("ssh", marks=pytest.mark.long)])
 def test_nothing_stays_when_the_driver_or_the_line_is_killed(tmp_path: Path, ssh: str, what: str) -> None:
     """The run goes on after the line, as hosts are logged in to again, and after the driver by `resume`."""
     configs = [dict(config) for config in CONFIGS]

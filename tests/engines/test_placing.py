@@ -217,6 +217,7 @@ def test_a_host_process_that_is_stopped_does_not_stay_behind(tmp_path: Path) -> 
         placed.close()
 
 
+@pytest.mark.long
 def test_a_supervisor_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     placed = Placed("login", tmp_path)
     try:

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +23,17 @@ from typing import Any
 from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
-from hopyard.engines.ssh import Surveyed, address_for, command_of, default_python, explained, remote, survey, targets
+from hopyard.engines.ssh import (
+    FRAMEWORKS,
+    Surveyed,
+    address_for,
+    command_of,
+    default_python,
+    explained,
+    remote,
+    survey,
+    targets,
+)
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.host import UNREACHED_CODE
 from hopyard.engines.supervisors.messages import Prepare
@@ -197,6 +208,13 @@ class Hosts:
             ResourceError: a host lacks something, or a port is taken.
         """
         refuse_missing(self.env, "Hosts")
+        here = [name for name in FRAMEWORKS if name in sys.modules]
+        for host in self.surveyed:
+            if missing := [name for name in here if name not in host.frameworks]:
+                log.warning(
+                    "%s has no %s in %s, which this process has imported: a recipe that needs it cannot run there",
+                    *(host.target.host, " and no ".join(missing), self.python),
+                )
         return HostAgents(self, launch)
 
     def _own_address(self) -> str:

@@ -34,6 +34,8 @@ ASK_SECONDS = 60.0
 """How long a host may take to say what it has."""
 FAILED = 255
 """Exit code of ssh itself; others are those of what it runs."""
+FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
+"""Those that a host is asked for."""
 MARK = "hopyard-host "
 """Begins the line that a host answers: what its shell prints at a login is skipped."""
 ASK = f"""
@@ -46,8 +48,7 @@ try:
     if have["version"] == sys.argv[1] and have["python"] == sys.argv[2]:
         from hopyard.engines.local import cores, gpus
         have["cores"], have["gpus"] = cores(), gpus()
-        names = "torch", "tensorflow", "jax", "keras"
-        have["frameworks"] = [name for name in names if importlib.util.find_spec(name) is not None]
+        have["frameworks"] = [name for name in {FRAMEWORKS} if importlib.util.find_spec(name) is not None]
 except Exception as error:
     have["fault"] = str(error)
 have["time"] = time.time()

@@ -138,9 +138,11 @@ def assemble(
     return UnitService(worker, checkpoints, arena, folder, network, member)
 
 
-def unfit(slot: int, error: Exception) -> Unfit:
-    """Return the message to the driver after `assemble` has raised."""
+def unfit(slot: int, error: Exception, place: str = "") -> Unfit:
+    """Return the message to the driver after `assemble` has raised. `place`: the name of this host, where hosts may
+    differ."""
     reason = str(error) if isinstance(error, HopyardError) else f"{type(error).__name__}: {error}"
+    reason = f"{place}: {reason}" if place and place not in reason else reason
     host = isinstance(error, ResourceError) or (isinstance(error, OSError) and error.errno in BROKEN)
     return Unfit(slot, escaped(reason), host)
 
@@ -154,7 +156,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
     try:
         service = assemble(slot, setup, connection.send, card)
     except Exception as error:  # noqa: BLE001 - reported to the user, who must see it
-        connection.send(unfit(slot, error))
+        connection.send(unfit(slot, error, "" if setup.bulk is None else socket.gethostname()))
         traceback.print_exc()
         return
     progress.folder = service.folder.path

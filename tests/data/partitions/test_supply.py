@@ -1,0 +1,91 @@
+"""Partitions that only the driver's cache has: brought file by file, compared by digest; no other file is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import hopyard as hy
+from hopyard.data.manifest import Manifest, file_names
+from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.supply import SUPPLIES, serve, supply
+from hopyard.errors import DataError
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 3)).astype(np.float32), rng.integers(0, 2, 60)
+    return hy.Dataset.numpy(x, y, weight=np.ones(60), validation=0.2, partitions=2).prepare()
+
+
+def elsewhere(manifest: Manifest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Manifest:
+    """The same manifest on a host that does not see the entry."""
+    monkeypatch.setattr("hopyard.data.partitions.cache.default_root", lambda: cache)
+    return _moved(manifest)
+
+
+def _moved(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, path="/nowhere/" + manifest.key)
+
+
+def test_a_partition_is_brought_once(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = elsewhere(manifest, monkeypatch, tmp_path)
+    asked = []
+
+    def get(name: str) -> memoryview:
+        asked.append(name)
+        return serve(manifest, name)
+
+    supply(there, get)
+    for kind in ("train", "validate"):
+        for partition in range(len(getattr(manifest, kind))):
+            ours, brought = open_partition(manifest, kind, partition), open_partition(there, kind, partition)
+            assert np.array_equal(ours.inputs, brought.inputs) and np.array_equal(ours.targets, brought.targets)
+            assert np.array_equal(ours.weights, brought.weights)
+    parts = len(manifest.train) + len(manifest.validate)
+    assert len(asked) == len(set(asked)) == parts * len(file_names(manifest.fields)) == parts * 3
+    again = _moved(manifest)  # another process of that host
+    supply(again, get)
+    open_partition(again, "train", 1)
+    assert len(asked) == parts * 3
+    number = id(again)
+    del again
+    assert number not in SUPPLIES
+
+
+def test_what_cannot_be_brought(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = elsewhere(manifest, monkeypatch, tmp_path)
+
+    def gone(name: str) -> memoryview:
+        raise FileNotFoundError(name)
+
+    supply(there, gone)
+    with pytest.raises(DataError, match=r"has no rows of train partition 0, and the driver has them no longer"):
+        open_partition(there, "train", 0)
+
+    def damaged(name: str) -> memoryview:
+        return memoryview(bytes(serve(manifest, name))[:-4] + b"\0\1\2\3")
+
+    supply(there, damaged)
+    with pytest.raises(DataError):
+        open_partition(there, "train", 0)
+    supply(there, lambda name: serve(manifest, name))
+    open_partition(there, "train", 0)
+
+
+def test_a_host_that_sees_the_entry_asks_nobody(manifest: Manifest) -> None:
+    supply(manifest, lambda name: pytest.fail("the rows are here"))
+    open_partition(manifest, "train", 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../secret", "train-00000/../../manifest.json", "train-00009/inputs-0.npy", "manifest.json", "", "/etc/x"],
+)
+def test_no_other_file_is_served(manifest: Manifest, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file of a partition"):
+        serve(manifest, name)
