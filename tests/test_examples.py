@@ -18,6 +18,7 @@ import hopyard as hy
 import hopyard.demo as demo
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
+from hosts import played_ssh
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +181,13 @@ def test_digits_cnn(script: Callable[..., Any], capsys: pytest.CaptureFixture[st
     assert run.status == "completed"
     assert run.best.metrics["val_accuracy"] > 0.7
     assert "should be [0 1 2 3 4 5 6 7 8 9]" in capsys.readouterr().out
+
+
+@needs("torch", "sklearn")
+def test_hosts(tmp_path: Path) -> None:
+    run = example("hosts").main(["a:1", "b:1"], trials=2, epochs=2, ssh=played_ssh(tmp_path))
+    assert run.status == "completed"
+    assert run.best.metrics["val_accuracy"] > 0.6
 
 
 @needs("torch", "sklearn")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,10 +18,12 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+import programs
+from gang_jobs import network
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Done, Joined
 from hosts import Hosts
-from jobs import CONFIGS, digests, driver, gone, journal, script, select, troubled
+from jobs import CONFIGS, dataset, digests, driver, gone, journal, script, select, troubled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -244,6 +248,18 @@ print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=
 
 
 @LONG
+def test_a_gang_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    """Its members meet over the run's wire, and exchange gradients from host to host."""
+    arguments = {"epochs": 2, "parallel": hy.AllReduce()}
+    run = hy.fit(network, {"lr": 0.05}, dataset(), engine=engine(hosts), directory=tmp_path / "run", **arguments)
+    assert set(_joined(tmp_path / "run")) == {"alpha", "beta"}
+    local = hy.fit(
+        network, {"lr": 0.05}, dataset(), engine=hy.Local(2, devices=None), directory=tmp_path / "local", **arguments
+    )
+    assert digests(run) == digests(local)
+
+
+@LONG
 def test_over_ipv6(hosts: Hosts, tmp_path: Path) -> None:
     """Addresses that go into URLs, certificates and messages have colons."""
     hosts.network.add_ipv6()
@@ -255,6 +271,20 @@ def test_over_ipv6(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
+@LONG
+def test_a_program_is_fed_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    program = hy.launch(
+        programs.collects, roles={"worker": 2}, engine=engine(hosts), directory=tmp_path / "program", until="all"
+    )
+    program.feed([{"a": n} for n in range(1000)])
+    assert program.wait(timeout=60).status == "completed"
+    tasks = program.summary()["tasks"]
+    assert sum(task["values"]["rows"] for task in tasks) == 1000
+    assert sum(task["values"]["total"] for task in tasks) == sum(range(1000))
+    assert {task["host"] for task in tasks} == {"alpha", "beta"}
+
+
+@pytest.mark.programs
 def test_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
     program = hy.launch(
@@ -262,3 +292,61 @@ def test_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
     ).wait(timeout=60)
     assert program.status == "completed"
     assert {task["host"] for task in program.summary()["tasks"]} == {"alpha", "beta"}
+
+
+SLOW = """
+import time
+class Slow(Linear):
+    def train(self, batch):
+        time.sleep(0.05)
+        return super().train(batch)
+def slow(config):
+    return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1200)
+def test_thirty_random_faults_over_three_hosts(tmp_path: Path) -> None:
+    """Hosts are cut off and mended; agents, supervisors, host processes, logins and drivers are killed or frozen."""
+    rng, faults = random.Random(7), 0
+    made = Hosts(tmp_path, names=("alpha", "beta", "gamma"))
+    try:
+        body = (
+            f"{SLOW}\nengine = hy.Hosts(['alpha:1', 'beta:1', 'gamma:1'], ssh={made.ssh!r})\n"
+            "if Path('run', 'journal.jsonl').exists():\n    hy.resume('run', engine=engine)\n"
+            f"else:\n    select(Path('run'), slow, {MANY!r}, epochs=30, engine=engine, heartbeat_timeout=3.0)\n"
+        )
+        job = str(script(tmp_path / "job.py", body))
+        process = driver([job], tmp_path)
+        while process.poll() is None:
+            time.sleep(rng.uniform(0.5, 4.0))
+            name = rng.choice(made.names)
+            what = rng.choice(["agent", "agent, frozen", "supervisor", "host process", "sshd", "cut off", "driver"])
+            if faults >= 30:
+                process.wait(600)
+                break
+            if what == "driver":
+                process.kill()
+                process.communicate()
+                process = driver([job], tmp_path)
+            elif what == "cut off":
+                made.network.cut(name)
+                time.sleep(rng.uniform(0.5, 30.0))
+                made.network.mend(name)
+            else:
+                try:
+                    tree = made.tree(name)
+                except ValueError:  # it is being started
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(tree[what.partition(",")[0]], signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
+            faults += 1
+            print(f"{faults}: {what} on {name}", flush=True)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-3000:]
+        assert faults == 30, f"the run was over after {faults} faults"
+        assert made.nothing_left()
+        assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline", configs=MANY, epochs=30))
+    finally:
+        made.close()

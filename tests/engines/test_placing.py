@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from hopyard.certificate import make_certificate
+from hopyard.engines.local import cores
 from hopyard.engines.supervisors import host as module
 from hopyard.engines.supervisors.messages import FORMAT, Hello, Prepare, line_of
 from hopyard.engines.supervisors.pool import Supervisors
@@ -229,6 +230,15 @@ def test_a_supervisor_that_is_stopped_is_replaced(tmp_path: Path) -> None:
         placed.supervisor, placed.agent = placed.pair()
     finally:
         placed.close()
+
+
+def test_gpus_of_a_host_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert module.shares(None, "auto") == [["4"], ["6"]]
+    assert module.shares(3, "auto") == [["4"], ["6"], ["4"]]
+    assert module.shares(2, "none") == [[], []]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert module.shares(None, "auto") == [[]] * cores()
 
 
 def test_only_who_has_the_certificate_and_the_token_is_let_in(tmp_path: Path) -> None:
