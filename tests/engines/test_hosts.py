@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import hopyard as hy
+from hopyard.cli import app
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Joined
+from hopyard.doctor import examine_hosts
 from hopyard.engines import ssh as module
 from hopyard.engines.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
@@ -177,6 +182,54 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
         hy.Hosts(join=path, workers=2)
     with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
         tickets.read(tmp_path / "none")
+
+
+def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:
+    path = tmp_path / "pool.ticket"
+    made = CliRunner().invoke(app, ["ticket", str(path), "--address", "head.lab"])
+    assert made.exit_code == 0 and f"hopyard agent --join {path}" in made.stdout
+    path.chmod(0o644)
+    refused = CliRunner().invoke(app, ["agent", "--join", str(path)])
+    assert refused.exit_code == 2 and "has mode 0644: others may read it" in refused.stderr
+
+
+# ------------------------------------------------------------------------------------------ the command line
+
+
+@pytest.mark.slow
+def test_doctor_looks_at_hosts(tmp_path: Path, ssh: str) -> None:
+    found = examine_hosts(hy.Hosts(["a:1", "b:2"], ssh=ssh, port=free_ports()))
+    assert [finding.name for finding in found] == ["a", "b", "ssh", "reach"]
+    assert all(finding.ok for finding in found)
+    assert found[1].text.startswith("2 workers; ") and "all dial this host at 127.0.0.1" in found[3].text
+    (*_, reach) = examine_hosts(hy.Hosts(["a:1"], ssh=ssh, address="192.0.2.1"))  # of a network for examples
+    assert not reach.ok
+
+
+def free_ports() -> int:
+    """The first of three that are free."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for n in (1, 2):
+                stack.enter_context(socket.create_server(("127.0.0.1", port + n)))
+            return port
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--hosts", "a:0"], "got 'a:0'"),
+        (["run", "--python", "/x"], "--python and --ssh go with --hosts"),
+        (["launch", "--roles", "worker=1", "--hosts", "a:1", "--engine", "spark"], "leave --engine and --master out"),
+        (["resume", "--hosts", "a:1", "--workers", "2"], "the numbers stand with the hosts: a:2"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, words: list[str], message: str) -> None:
+    path = tmp_path / "script.py"
+    path.touch()
+    refused = CliRunner().invoke(app, [*words, str(path)])
+    assert refused.exit_code == 2 and message in refused.stderr
 
 
 # ------------------------------------------------------------------------------------------ runs
