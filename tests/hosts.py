@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import itertools
 import os
 import shutil
 import signal
@@ -70,17 +71,21 @@ exec sleep infinity'
 """
 
 
+_networks = itertools.count()
+"""So many were made in this process."""
+
+
 class Network:
     """A bridge, with a host for each name behind it: an address, and loopback, of its own."""
 
     def __init__(self, names: Sequence[str] = NAMES) -> None:
-        number = os.getpid()
-        net = f"10.{200 + number % 50}.{number // 50 % 250}"
+        number, count = os.getpid(), next(_networks)
+        net = f"10.{200 + (number + count) % 50}.{number // 50 % 250}"
         self.own = f"{net}.1"
         self.addresses = {name: f"{net}.{2 + n}" for n, name in enumerate(names)}
-        self._bridge = f"hyb{number}"
-        self._spaces = {name: f"hopyard-{number}-{name}" for name in names}
-        self._wires = {name: f"hyv{number}.{n}" for n, name in enumerate(names)}
+        self._bridge = f"hyb{number}.{count}"
+        self._spaces = {name: f"hopyard-{number}.{count}-{name}" for name in names}
+        self._wires = {name: f"hyv{number}.{count}.{n}" for n, name in enumerate(names)}
         self._ip("link", "add", self._bridge, "type", "bridge")
         self._ip("addr", "add", f"{self.own}/24", "dev", self._bridge)
         self._ip("link", "set", self._bridge, "up")

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
@@ -292,61 +290,3 @@ def test_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
     ).wait(timeout=60)
     assert program.status == "completed"
     assert {task["host"] for task in program.summary()["tasks"]} == {"alpha", "beta"}
-
-
-SLOW = """
-import time
-class Slow(Linear):
-    def train(self, batch):
-        time.sleep(0.05)
-        return super().train(batch)
-def slow(config):
-    return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
-"""
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(1200)
-def test_thirty_random_faults_over_three_hosts(tmp_path: Path) -> None:
-    """Hosts are cut off and mended; agents, supervisors, host processes, logins and drivers are killed or frozen."""
-    rng, faults = random.Random(7), 0
-    made = Hosts(tmp_path, names=("alpha", "beta", "gamma"))
-    try:
-        body = (
-            f"{SLOW}\nengine = hy.Hosts(['alpha:1', 'beta:1', 'gamma:1'], ssh={made.ssh!r})\n"
-            "if Path('run', 'journal.jsonl').exists():\n    hy.resume('run', engine=engine)\n"
-            f"else:\n    select(Path('run'), slow, {MANY!r}, epochs=30, engine=engine, heartbeat_timeout=3.0)\n"
-        )
-        job = str(script(tmp_path / "job.py", body))
-        process = driver([job], tmp_path)
-        while process.poll() is None:
-            time.sleep(rng.uniform(0.5, 4.0))
-            name = rng.choice(made.names)
-            what = rng.choice(["agent", "agent, frozen", "supervisor", "host process", "sshd", "cut off", "driver"])
-            if faults >= 30:
-                process.wait(600)
-                break
-            if what == "driver":
-                process.kill()
-                process.communicate()
-                process = driver([job], tmp_path)
-            elif what == "cut off":
-                made.network.cut(name)
-                time.sleep(rng.uniform(0.5, 30.0))
-                made.network.mend(name)
-            else:
-                try:
-                    tree = made.tree(name)
-                except ValueError:  # it is being started
-                    continue
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(tree[what.partition(",")[0]], signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
-            faults += 1
-            print(f"{faults}: {what} on {name}", flush=True)
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors[-3000:]
-        assert faults == 30, f"the run was over after {faults} faults"
-        assert made.nothing_left()
-        assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline", configs=MANY, epochs=30))
-    finally:
-        made.close()
