@@ -118,14 +118,14 @@ class Rounds:
 
         Returns:
             What this member has of its own; None: what rank 0 has, which is the model's. It is that for all where the
-            State is of a gang with another number of members.
+            State is of a gang with fewer members; where it had more, what the last ones had is dropped.
         """
         self.others = []
         rank, size = (0, 1) if self.exchange is None else (self.exchange.rank, self.exchange.size)
         own = error = None
         if tree is not None and rank == 0:
             error = tree["error"]
-        elif tree is not None and len(tree["others"]) == size - 1:
+        elif tree is not None and len(tree["others"]) >= size - 1:
             own = tree["others"][rank - 1]
             error = own["error"]
         self.error = None if error is None else copy(error)
