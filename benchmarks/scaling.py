@@ -202,8 +202,10 @@ def tutorial(args: dict[str, Any], ctx: Any) -> None:
         ready = tf.get_variable("ready", [], tf.int32, initializer=tf.zeros_initializer(), trainable=False)
         arrive = ready.assign_add(1, use_locking=True)
         rows, targets = tf.placeholder(tf.float32, [None, 64]), tf.placeholder(tf.int64, [None])
-        hidden = tf.layers.dense(tf.layers.dense(rows, width, tf.nn.relu), width, tf.nn.relu)
-        loss = tf.losses.sparse_softmax_cross_entropy(targets, tf.layers.dense(hidden, 10))
+        shapes = [(64, width), (width, width), (width, 10)]
+        weights = [tf.get_variable(f"weights_{n}", shape) for n, shape in enumerate(shapes)]
+        hidden = tf.nn.relu(tf.nn.relu(rows @ weights[0]) @ weights[1])
+        loss = tf.losses.sparse_softmax_cross_entropy(targets, hidden @ weights[2])
         optimizer, hooks = tf.train.GradientDescentOptimizer(0.01), []
         if args["aggregate"]:
             optimizer = tf.train.SyncReplicasOptimizer(optimizer, args["aggregate"], total_num_replicas=workers)
@@ -223,8 +225,8 @@ def tutorial(args: dict[str, Any], ctx: Any) -> None:
         log_step_count_steps=None,
         stop_grace_period_secs=2,
     ) as session:
-        session.run_step_fn(lambda context: context.session.run(arrive))
-        while session.run_step_fn(lambda context: context.session.run(ready)) < workers:
+        session.run_step_fn(lambda step_context: step_context.session.run(arrive))
+        while session.run_step_fn(lambda step_context: step_context.session.run(ready)) < workers:
             time.sleep(0.1)
         end = time.time() + args["seconds"]
         while time.time() < end:
