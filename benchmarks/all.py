@@ -1,5 +1,5 @@
-"""Every benchmark in turn, each with its figures; it takes about an hour. A machine that does other work at the same
-time spoils them. `chaos.py` is not among them: it is a campaign of hours.
+"""Every benchmark in turn, each with its figures; it takes an hour and a half. A machine that does other work at the
+same time spoils them. `chaos.py` is not among them: it is a campaign of hours.
 
     python benchmarks/all.py [NAME …]
 """
@@ -28,7 +28,16 @@ ALL = (
     "journal",
     "samplers",
     "exact",
+    "sparknet",
+    "allreduce",
+    "rounds",
+    "scaling",
 )
+SHORT = {
+    "rounds": ["--workers", "2,5", "--every", "1,10,50", "--delays", "0,50"],
+    "scaling": ["--workers", "1,2,8"],
+}
+"""Arguments with which a benchmark takes a few minutes."""
 
 
 def main() -> int:
@@ -38,7 +47,8 @@ def main() -> int:
         print(f"== {name}", flush=True)
         began = time.perf_counter()
         script = Path(__file__).with_name(f"{name}.py")
-        code = subprocess.run([sys.executable, "-W", "ignore", script], check=False).returncode
+        command = [sys.executable, "-W", "ignore", script, *SHORT.get(name, ())]
+        code = subprocess.run(command, check=False).returncode
         print(f"-- {name}: {time.perf_counter() - began:.0f} s, exit code {code}", flush=True)
         worst = max(worst, code)
     return worst

@@ -35,10 +35,15 @@ def boards(size: int) -> list[Board]:
     return made
 
 
-def exchanges(gang: Gang, number: int = 1) -> list[GangExchange]:
+def exchanges(gang: Gang, number: int = 1, one_host: bool = False) -> list[GangExchange]:
+    """`one_host`: whether they share memory, as those of one host do."""
     made = boards(gang.size)
+
+    def connect(rank: int) -> Group:
+        return Group(rank, gang.size, made[rank], number, LOOPBACK, one_host)
+
     return [
-        GangExchange(rank, gang.size, gang, lambda rank=rank: Group(rank, gang.size, made[rank], number, LOOPBACK))
+        GangExchange(rank, gang.size, gang, lambda rank=rank: connect(rank))  # type: ignore[misc]
         for rank in range(gang.size)
     ]
 

@@ -11,8 +11,9 @@ import pytest
 import hopyard as hy
 from gang_jobs import network
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined, Resumed
+from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined, Resumed, Shrunk
 from hopyard.driver.runs.replay import replay
+from hopyard.engines.local import Processes
 from jobs import agents, alive, dataset, digests, driver, gone, journal, linear, memory, script
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
@@ -153,6 +154,33 @@ def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     units = [line for line in journal(run.directory) if isinstance(line, Dispatch)]
     (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
     assert {line.slot for line in units if line.unit.kind == "train"} == {formed.slot}
+
+
+class Scarce(hy.Local):
+    """An engine that has no more workers than those it began with."""
+
+    def open(self, launch: Any) -> Any:
+        return ScarceProcesses(self, launch)
+
+
+class ScarceProcesses(Processes):
+    def start(self, slot: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if slot >= self._engine.workers:
+                patch.setattr("hopyard.engines.local.AGENT", ("false",))
+            super().start(slot)
+
+
+def test_a_gang_that_may_get_smaller_goes_on_without_a_lost_member(tmp_path: Path) -> None:
+    alone = fit(tmp_path / "alone", engine=hy.Inline(), parallel=hy.Hopper())
+    config = trouble(1, 11, "kill", tmp_path / "once")
+    parallel = hy.AllReduce(min_workers=1)
+    run = fit(tmp_path / "run", config=config, engine=Scarce(2, devices=None), parallel=parallel)
+    assert run.status == "completed"
+    assert run.best.history[2] == pytest.approx(alone.best.history[2], rel=1e-9)
+    assert [line.members for line in journal(run.directory) if isinstance(line, Shrunk)] == [1]
+    with pytest.raises(hy.SpecError, match="min_workers= and the loss of a worker has changed how many"):
+        replay(run.directory)
 
 
 def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:

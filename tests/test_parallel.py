@@ -28,6 +28,8 @@ from jobs import dataset, digests, journal, linear
         (lambda: hy.Nesterov(0.7, 1), r"Nesterov\(momentum=\) must be a number in \[0, 1\), got 1"),
         (lambda: hy.Nesterov(True, 0.5), "lr=.* got True"),
         (lambda: hy.Hopper(gang=0), r"Hopper\(gang=\) must be an integer >= 1, got 0"),
+        (lambda: hy.AllReduce(min_workers=0), r"AllReduce\(min_workers=\) must be an integer >= 1, got 0"),
+        (lambda: hy.LocalSGD(2, min_workers=3), r"LocalSGD\(min_workers=\) must be at most workers=2, got 3"),
     ],
 )
 def test_what_is_not_allowed_is_refused_when_it_is_made(make, words):
@@ -47,6 +49,8 @@ def spec_of(parallel, workers=3):
         hy.Hopper(3),
         hy.Hopper("off", gang=2),
         hy.AllReduce(2, 3, "fp16"),
+        hy.AllReduce(3, min_workers=2),
+        hy.LocalSGD(3, min_workers=1),
         hy.LocalSGD(2, 7, hy.Nesterov(0.7, 0.9), "average", "int8"),
         hy.LocalSGD(1, 7, warmup=3),
     ],
@@ -54,6 +58,16 @@ def spec_of(parallel, workers=3):
 def test_a_run_knows_what_it_was_started_with(parallel):
     spec = spec_of(parallel)
     assert parallel_of(msgspec.json.decode(msgspec.json.encode(spec), type=RunSpec)) == parallel
+
+
+def test_a_gang_does_not_grow():
+    with pytest.raises(hy.SpecError, match="min_workers must be at most 3, the workers of the engine, got 4"):
+        gang_of(hy.AllReduce(min_workers=4), 3)
+
+
+def test_a_gang_that_may_get_smaller_is_not_exact():
+    with pytest.raises(hy.Inexact, match="exact=True: with min_workers=1 a gang goes on with fewer workers"):
+        hy.fit(linear, {}, dataset(), epochs=1, engine=hy.Local(2), parallel=hy.AllReduce(min_workers=1), exact=True)
 
 
 def test_without_a_number_a_gang_has_all_workers():

@@ -65,6 +65,8 @@ class AllReduce:
         accumulate: pieces into which each worker cuts its share of a batch, which take turns in memory; their gradients
             are added up.
         compress: "fp16": gradients travel in half precision; None: as they are.
+        min_workers: with how few workers a gang goes on after a loss, where the engine has no more; None: it waits for
+            others, or the run ends. What comes out then depends on what happened.
 
     Source: Sergeev, Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799, §3.
     We differ: shares are weighted by their rows, so the last batch may be uneven.
@@ -73,6 +75,7 @@ class AllReduce:
     workers: int | None = None
     accumulate: int = 1
     compress: Literal["fp16"] | None = None
+    min_workers: int | None = None
 
     def __post_init__(self) -> None:
         _check_workers("AllReduce", self)
@@ -123,6 +126,7 @@ class LocalSGD:
         compress: "bf16" or "int8": how parameters travel; None: as they are.
         warmup: the first so many steps of training are averaged one by one, and without `outer`; only then rounds begin
             (post-local SGD).
+        min_workers: as in `AllReduce`. With `inner="keep"`, what the last workers' optimizers had is dropped.
 
     Source: Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016, algorithm 1 (τ); Douillard et al.,
     "DiLoCo", arXiv:2311.08105 (outer); Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, §3
@@ -135,6 +139,7 @@ class LocalSGD:
     inner: Literal["keep", "average", "reset"] = "keep"
     compress: Literal["bf16", "int8"] | None = None
     warmup: int = 0
+    min_workers: int | None = None
 
     def __post_init__(self) -> None:
         _check_workers("LocalSGD", self)
@@ -153,8 +158,14 @@ CHOICES = "hy.Hopper(), hy.TaskParallel(), hy.AllReduce() or hy.LocalSGD()"
 
 
 def _check_workers(name: str, value: Any) -> None:
-    if value.workers is not None:
-        object.__setattr__(value, "workers", whole(f"{name}(workers=)", value.workers, 1))
+    for each in ("workers", "min_workers"):
+        if (count := getattr(value, each)) is not None:
+            object.__setattr__(value, each, whole(f"{name}({each}=)", count, 1))
+    if value.workers is not None and value.min_workers is not None and value.min_workers > value.workers:
+        raise SpecError(
+            f"{name}(min_workers=) must be at most workers={value.workers}, got {value.min_workers}: gangs only get "
+            "smaller"
+        )
 
 
 def any_workers(parallel: Parallel | None) -> bool:
@@ -168,9 +179,13 @@ def gang_of(parallel: Parallel, workers: int) -> Gangs:
         return msgspec.UNSET
     if isinstance(parallel, Hopper):
         return msgspec.UNSET if parallel.gang == 1 else Gang(parallel.gang)
-    size = workers if parallel.workers is None else parallel.workers
+    size, least = workers if parallel.workers is None else parallel.workers, parallel.min_workers or 0
+    if least > size:
+        raise SpecError(
+            f"min_workers must be at most {size}, the workers of the engine, got {least}: gangs only get smaller"
+        )
     if isinstance(parallel, AllReduce):
-        return Gang(size, accumulate=parallel.accumulate, compress=parallel.compress or "")
+        return Gang(size, accumulate=parallel.accumulate, compress=parallel.compress or "", least=least)
     outer = None if parallel.outer is None else Outer(parallel.outer.lr, parallel.outer.momentum)
     return Gang(
         size,
@@ -180,6 +195,7 @@ def gang_of(parallel: Parallel, workers: int) -> Gangs:
         outer=outer,
         inner=parallel.inner,
         compress=parallel.compress or "",
+        least=least,
     )
 
 
@@ -200,8 +216,9 @@ def parallel_of(spec: RunSpec) -> Parallel:
     gang, group = spec.gang, spec.group or ("auto" if spec.group_seconds else "off")
     if gang is msgspec.UNSET or (group != "auto" and gang == Gang(gang.size)):
         return Hopper(group, spec.members)  # type: ignore[arg-type]
+    least = gang.least or None
     if gang.exchange == "gradients":
-        return AllReduce(gang.size, gang.accumulate, gang.compress or None)  # type: ignore[arg-type]
+        return AllReduce(gang.size, gang.accumulate, gang.compress or None, least)  # type: ignore[arg-type]
     outer = None if gang.outer is None else Nesterov(gang.outer.lr, gang.outer.momentum)
     compress: Any = gang.compress or None
-    return LocalSGD(gang.size, gang.every, outer, gang.inner, compress, gang.warmup)
+    return LocalSGD(gang.size, gang.every, outer, gang.inner, compress, gang.warmup, least)

@@ -197,6 +197,11 @@ class Exchange(Protocol):
         arrays before does not count. `compress`: whether they travel in fewer bytes, if the gang does that."""
         ...
 
+    def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
+        """Add the mean of what has changed to the arrays `before`, which all members have alike. It never travels in
+        fewer bytes. Returns the rows of all members."""
+        ...
+
     def rounded(self, array: Any) -> Any:
         """Return an array with the precision in which `mean` sends it to the other members."""
         ...

@@ -191,6 +191,8 @@ class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
     """What becomes of the members' own optimizers at a round's end."""
     compress: Literal["", "fp16", "bf16", "int8"] = ""
     """The numbers that travel; empty: those that are there."""
+    least: int = 0
+    """With how few members gangs go on where the engine has no more; 0: with no fewer than `size`."""
 
     @property
     def serial(self) -> bool:

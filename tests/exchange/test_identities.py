@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 import hopyard as hy
 from gang_identities import UNEVEN, Identities
-from gang_threads import exchanges, partitions, trained
+from gang_threads import exchanges, partitions, together, trained
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.spec import Gang, Outer
 
@@ -124,3 +126,58 @@ def test_a_state_of_two_members_is_taken_by_three():
         member.load(two[0].state())
         assert IDENTITIES.equal(member, two[0])
         assert (member.member_state()["error"] is None) == (exchange.rank > 0)
+
+
+def test_of_a_state_of_three_members_two_take_their_own_part():
+    """Where a gang has become smaller, what the last ones had is dropped."""
+    gang = Gang(3, "parameters", every=2)
+    three = [member for member, _ in trained(lambda: model("Adam"), partitions([12]), 2, gang)]
+    three[0].set_members([member.member_state() for member in three[1:]])
+    for exchange, before in zip(exchanges(Gang(2, "parameters")), three, strict=False):
+        member = model("Adam")
+        member.set_exchange(exchange)
+        member.load(three[0].state())
+        moments = [made.optimizer.state_dict()["state"][0]["exp_avg"] for made in (member, before)]
+        assert torch.equal(*moments)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.exchange.buffers.PIECE_BYTES", 512)
+    monkeypatch.setattr("hopyard.exchange.shared.PIECE_BYTES", 512)
+    monkeypatch.setattr("hopyard.exchange.buffers.BLOCK", 64)
+    monkeypatch.setattr("hopyard.exchange.group.SHARED_BYTES", 1)
+
+
+def changes(kind: str) -> list[list[Any]]:
+    """Before, and after a change, an array in pieces, one that is not contiguous, and a number."""
+    rng = np.random.default_rng(0)
+    before = [rng.random(300), rng.random((5, 7)), np.array(0.25)]
+    now = [np.asarray(each + rng.integers(0, 2, each.shape)) for each in before]
+    both = [[torch.from_numpy(each).to(getattr(torch, kind)) for each in arrays] for arrays in (before, now)]
+    both = [[arrays[0], arrays[1].T, arrays[2]] for arrays in both]
+    return both if kind == "bfloat16" else [[each.numpy() for each in arrays] for arrays in both]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("one_host", [False, True])
+def test_the_mean_change_is_added_in_place(kind: str, one_host: bool, small_pieces: None) -> None:
+    """The last of three members has no rows, and others' changes."""
+
+    def work(exchange: Any) -> list[torch.Tensor]:
+        before, now = changes(kind)
+        if exchange.rank == 1:
+            now = before
+        total = exchange.mean_change(before, now, [3.0, 1.0, 0.0][exchange.rank])
+        assert total == 4.0
+        return [torch.as_tensor(each) for each in before]
+
+    members = together(work, exchanges(Gang(3), one_host=one_host))
+    before, now = [[torch.as_tensor(each) for each in arrays] for arrays in changes(kind)]
+    for number, (one, other) in enumerate(zip(before, now, strict=True)):
+        mean = (one.double() + 0.75 * (other.double() - one.double())).to(one)
+        for member in members:
+            assert torch.equal(member[number], members[0][number])
+            assert torch.allclose(member[number], mean, rtol={"float64": 1e-15}.get(kind, 1e-2))
+            still = one == other
+            assert torch.equal(member[number][still], one[still])

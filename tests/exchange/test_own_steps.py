@@ -67,7 +67,8 @@ def test_memory_is_kept_for_the_last_few_models_alone():
     def work(exchange):
         for width in range(1, 60):
             exchange.mean([np.zeros(1000 * width)], 1.0)
-        return sum(flat.memory.numel() for flats in exchange._buffers._flats.values() for _, flat in flats)
+        layouts = exchange._layouts._layouts.values()
+        return sum(layout.memory.numel() for some in layouts for _, layout in some)
 
     assert max(together(work, exchanges(Gang(2)))) < 9 * 60_000
 

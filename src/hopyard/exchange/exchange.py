@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hopyard.exchange.buffers import Buffers, tensor_of
+from hopyard.exchange.buffers import Flat, Layout, Layouts, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.group import Group
 from hopyard.spec import Gang
@@ -31,7 +31,7 @@ class GangExchange:
         self.rank, self.size, self.gang = rank, size, gang
         self._connect = connect
         self._connected: Group | None = None
-        self._buffers = Buffers()
+        self._layouts = Layouts()
 
     def connect(self) -> None:
         """Connect the members, if they are not; waits until all of them are there.
@@ -71,25 +71,80 @@ class GangExchange:
         tensors = [tensor_of(array) for array in arrays]
         if compress and self.gang.compress in _ROUNDED:
             return self._mean_of_rounded(tensors, rows)
-        half = torch.float16 if compress and self.gang.compress else None
-        total = self._total(rows) if half is not None else 0.0
-        for positions, flat in self._buffers.of(tensors):
-            mine = [tensors[position] for position in positions]
-            memory = flat.memory
-            if rows:
-                flat.load(mine, rows if half is None else rows / total)
+        if compress and self.gang.compress:
+            return self._mean_in_half(tensors, rows)
+        total = 0.0
+        for positions, layout in self._layouts.of(tensors):
+            total = self._average(layout, [tensors[position] for position in positions], None, rows)
+        return total
+
+    def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
+        """Add to `before` the mean over all members, weighted by rows, of what has changed: it becomes before +
+        Σ rows · (now − before) / Σ rows. Numbers that have changed nowhere stay as they are to the bit.
+
+        Args:
+            before: arrays of NumPy or torch with equal bits on all members; changed in place.
+            now: arrays like them.
+            rows: as for `mean`.
+
+        Returns:
+            Σ rows over all members; where that is 0 `before` stays as it is.
+        """
+        bases, tensors = [tensor_of(array) for array in before], [tensor_of(array) for array in now]
+        if self.size == 1:
+            for base, tensor in zip(bases, tensors, strict=True):
+                base.copy_(tensor)
+            return rows
+        total = 0.0
+        for positions, layout in self._layouts.of(bases):
+            changed = [tensors[position] for position in positions]
+            total = self._average(layout, [bases[position] for position in positions], changed, rows)
+        return total
+
+    def _average(
+        self, layout: Layout, tensors: list[torch.Tensor], now: list[torch.Tensor] | None, rows: float
+    ) -> float:
+        """Replace tensors of one layout by their means; or add to them the mean of what has changed, where there is
+        `now`. Returns the rows of all members."""
+        flat, total = Flat(tensors, layout.dtype), 0.0
+        changed = None if now is None else Flat(now, layout.dtype).arrays
+
+        def load(number: int, piece: torch.Tensor) -> None:
+            if not rows:
+                piece.zero_()
+            elif changed is None:
+                layout.load(number, piece, flat.arrays, rows)
             else:
-                memory.zero_()
-            if half is None or memory.dtype is not torch.float32:
-                self._group.add(memory)
-            else:
-                small = memory.to(half)
-                self._group.add(small)
-                memory.copy_(small)
-            if half is None:
-                total = float(memory[0])
+                layout.load_changes(number, piece, changed, flat.arrays, rows)
+
+        def store(number: int, piece: torch.Tensor) -> None:
+            nonlocal total
+            if not number:
+                total = float(piece[0])
             if total:
-                flat.store(mine, total if half is None else 1.0)
+                (layout.store if changed is None else layout.add_to)(number, piece, flat.arrays, total)
+
+        self._group.reduce(layout, load, store)
+        if total:
+            flat.finish()
+        return total
+
+    def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
+        """As `mean`; numbers of single precision travel in half precision."""
+        total = self._total(rows)
+        for positions, layout in self._layouts.of(tensors):
+            flat, memory = Flat([tensors[position] for position in positions], layout.dtype), layout.memory
+            pieces = torch.split(memory, layout.pieces)
+            for number, piece in enumerate(pieces) if rows else ():
+                layout.load(number, piece, flat.arrays, rows / total)
+            if not rows:
+                memory.zero_()
+            small = memory.to(torch.float16) if layout.dtype is torch.float32 else memory
+            self._group.add(small)
+            memory.copy_(small)
+            for number, piece in enumerate(pieces) if total else ():
+                layout.store(number, piece, flat.arrays, 1.0)
+            flat.finish()
         return total
 
     def rounded(self, array: Any) -> Any:

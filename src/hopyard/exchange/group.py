@@ -17,9 +17,13 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from hopyard.exchange.board import Board, GangBroken
+from hopyard.exchange.buffers import PIECE_BYTES, Layout, Piecewise
+from hopyard.exchange.shared import SharedMemory, share
 
 CONNECT_SECONDS = 30.0
 """Time for the members to connect, once all of them are there."""
+SHARED_BYTES = 1 << 18
+"""Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
 """Time that one operation waits for others: a member that makes no progress is noticed by the driver before."""
 
@@ -58,13 +62,16 @@ class Group:
         board: where the members meet.
         number: the number of the group on the board.
         address: the address of this host by which the other members reach it.
+        one_host: whether all members are on this host.
 
     Raises:
         GangBroken: the members could not be connected.
     """
 
-    def __init__(self, rank: int, size: int, board: Board, number: int, address: str) -> None:
+    def __init__(self, rank: int, size: int, board: Board, number: int, address: str, one_host: bool = False) -> None:
         self.rank, self.size = rank, size
+        self._one_host = one_host
+        self._shared: SharedMemory | None = None
         self._group: Any = None
         if size == 1:
             return
@@ -78,9 +85,42 @@ class Group:
         self._group._set_default_timeout(timedelta(seconds=SILENT_SECONDS))
 
     def add(self, flat: torch.Tensor) -> None:
-        """Replace a tensor on the host by the sum over all members, with the same bits everywhere."""
+        """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
         if self.size > 1:
-            self._guarded(lambda: self._alive().allreduce(flat).wait())
+            for work in [self._begin(piece) for piece in torch.split(flat, PIECE_BYTES // flat.element_size())]:
+                self._guarded(work.wait)
+
+    def reduce(self, layout: Layout, load: Piecewise, store: Piecewise) -> None:
+        """Add up the pieces of a layout over all members, with the same bits everywhere. `load` fills a piece, `store`
+        takes the sum, which it must not change."""
+        shared = self._shared_memory(layout)
+        if shared is not None:
+            shared.reduce(layout.pieces, layout.dtype, load, store)
+            return
+        works = []
+        pieces = torch.split(layout.memory, layout.pieces)
+        for number, piece in enumerate(pieces):
+            load(number, piece)
+            works.append(self._begin(piece))
+        for number, (piece, work) in enumerate(zip(pieces, works, strict=True)):
+            self._guarded(work.wait)
+            store(number, piece)
+
+    def _begin(self, piece: torch.Tensor) -> Any:
+        return self._guarded(lambda: self._alive().allreduce(piece))
+
+    def _shared_memory(self, layout: Layout) -> SharedMemory | None:
+        """Return the memory through which the members exchange this layout; None: they do not."""
+        small = sum(layout.pieces) * layout.dtype.itemsize < SHARED_BYTES
+        if not self._one_host or small or not SharedMemory.takes(layout.dtype):
+            return None
+        if self._shared is None:
+            self._shared = share(self.rank, self.size, self.gather, self._barrier)
+            self._one_host = self._shared is not None
+        return self._shared
+
+    def _barrier(self) -> None:
+        self._guarded(lambda: self._alive().barrier().wait())
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Replace a tensor on the host by that of rank 0."""
@@ -103,7 +143,7 @@ class Group:
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
-        self._group = None
+        self._group = self._shared = None
 
     def _alive(self) -> Any:
         if self._group is None:

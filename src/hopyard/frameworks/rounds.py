@@ -16,13 +16,12 @@ from typing import Any
 from hopyard.ports import Exchange, Tree
 
 
-def mean_change(exchange: Exchange, before: Sequence[Any], now: Sequence[Any], rows: float) -> list[Any]:
-    """Return `before` plus the mean over all members of what has changed since, weighted by the rows of each. It never
-    travels compressed: what rounding takes would be lost, and make a small mean of squares negative."""
-    changes = _difference(now, before)
-    if changes:
-        exchange.mean(changes, rows, compress=False)
-    return [one + change for one, change in zip(before, changes, strict=True)]
+def mean_change(exchange: Exchange, before: list[Any], now: Sequence[Any], rows: float) -> list[Any]:
+    """Return `before`, to which the mean over all members of what has changed since was added, weighted by the rows of
+    each. It never travels compressed: what rounding takes would be lost, and make a small mean of squares negative."""
+    if before:
+        exchange.mean_change(before, now, rows)
+    return before
 
 
 class Rounds:
@@ -63,7 +62,7 @@ class Rounds:
         return self._steps > 0
 
     def begin(self, start: list[Any]) -> None:
-        """Begin a round. `start`: copies of the parameters."""
+        """Begin a round. `start`: copies of the parameters, or what `mean` has returned."""
         self._start, self._steps, self.rows = start, 0, 0.0
         self._warm = self.exchange is not None and self._trained < self.exchange.gang.warmup
 
@@ -74,14 +73,18 @@ class Rounds:
         self.rows += rows
 
     def mean(self, now: Sequence[Any]) -> list[Any]:
-        """Return the parameters with which all members go on, from what this member has made of them."""
+        """Return the parameters with which all members go on, from what this member has made of them. The arrays
+        of `begin` may be among them."""
         exchange = self.exchange
         assert exchange is not None
-        changes, outer = _difference(now, self._start), None if self._warm else exchange.gang.outer
+        outer = None if self._warm else exchange.gang.outer
+        if outer is None and not exchange.gang.compress:
+            return mean_change(exchange, self._start, now, self.rows)
+        changes = _difference(now, self._start)
         if exchange.gang.compress:
             changes = self._rounded(changes)
         if not exchange.mean(changes, self.rows):
-            return list(now)
+            return self._start
         if outer is not None:
             before, momentum = self._velocity, outer.momentum
             self._velocity = changes
@@ -118,14 +121,14 @@ class Rounds:
 
         Returns:
             What this member has of its own; None: what rank 0 has, which is the model's. It is that for all where the
-            State is of a gang with another number of members.
+            State is of a gang with fewer members; where it had more, what the last ones had is dropped.
         """
         self.others = []
         rank, size = (0, 1) if self.exchange is None else (self.exchange.rank, self.exchange.size)
         own = error = None
         if tree is not None and rank == 0:
             error = tree["error"]
-        elif tree is not None and len(tree["others"]) == size - 1:
+        elif tree is not None and len(tree["others"]) >= size - 1:
             own = tree["others"][rank - 1]
             error = own["error"]
         self.error = None if error is None else copy(error)

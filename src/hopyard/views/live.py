@@ -182,7 +182,7 @@ class Table:
         for mark in marks:
             if mark.what in ("interrupted", "stopped"):
                 self._print(f"{mark.what}: {mark.text}")
-            elif mark.what in ("lost", "resumed"):
+            elif mark.what in ("lost", "resumed", "shrunk"):
                 self._print(mark.text)
         checked = machine.status == "running" or bool(machine.names)
         for number in touched:

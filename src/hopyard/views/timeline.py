@@ -26,6 +26,7 @@ from hopyard.core.runs.events import (
     Left,
     Line,
     Resumed,
+    Shrunk,
 )
 from hopyard.spec import Part
 
@@ -172,6 +173,9 @@ class Chart:
             self.gaps.append((before, line.at))
             self._over = False
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
+        elif isinstance(line, Shrunk):
+            text = f"the engine has no more workers: gangs have {line.members} from now on, and other bits than before"
+            self.marks.append(Mark(line.at, -1, "shrunk", text))
         elif isinstance(line, Interrupted):
             self._over = True
             self.marks.append(Mark(line.at, -1, "stopped" if line.stopped else "interrupted", line.reason))

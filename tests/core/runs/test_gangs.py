@@ -4,7 +4,18 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Dispatch, Failed, Formed, GiveUp, Release, Replace, Resumed, decode, encode
+from hopyard.core.runs.events import (
+    Dispatch,
+    Failed,
+    Formed,
+    GiveUp,
+    Release,
+    Replace,
+    Resumed,
+    Shrunk,
+    decode,
+    encode,
+)
 from hopyard.core.runs.gangs import grouped
 from hopyard.core.runs.records import SlotRecord
 from hopyard.spec import Gang, RunSpec, Timeouts
@@ -162,8 +173,8 @@ def test_a_worker_rests_while_the_one_that_it_needs_is_busy():
 
 
 def test_a_formation_is_in_the_journal():
-    line = Formed(at=1.0, slot=3, members=(3, 5))
-    assert decode(encode(line)) == line
+    for line in (Formed(at=1.0, slot=3, members=(3, 5)), Shrunk(at=1.0, members=2)):
+        assert decode(encode(line)) == line
 
 
 def test_a_resume_may_change_how_many_train_together():
@@ -178,6 +189,21 @@ def test_a_resume_may_change_how_many_train_together():
     assert b"members" not in encode(Resumed(at=0.0))
     run.give(Resumed(at=run.at, members=1))
     assert len(dispatched(run.join(7))) == 1
+
+
+def test_a_gang_goes_on_with_those_who_are_left():
+    run = run_of(size=3, slots=3)
+    run.done(0)
+    assert dispatched(lost(run, 1)) == []
+    commands = run.give(Shrunk(at=run.at, members=2))
+    assert formed(commands) == [(0, 2)]
+    assert dispatched(commands) == [(0, 0, "train", 0, (1,))]
+    assert run.machine.spec.members == 2
+    lost(run, 0)
+    commands = run.give(Shrunk(at=run.at, members=1))
+    assert formed(commands) == []
+    assert dispatched(commands) == [(2, 0, "train", 0, (0,))], "the State was in the memory of 0"
+    assert formed(run.join(4)) == []
 
 
 def test_a_run_without_gangs_says_nothing_of_them():

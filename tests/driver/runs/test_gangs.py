@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
+from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published, Ready
 from hopyard.core.runs.events import (
     Began,
     Checked,
@@ -11,9 +11,13 @@ from hopyard.core.runs.events import (
     GiveUp,
     Joined,
     Proposed,
+    Shrunk,
 )
 from hopyard.core.runs.machine import Machine
+from hopyard.driver.links import Gone
 from hopyard.driver.runs.gangs import GangMessages
+from hopyard.driver.runs.workers import FAILED_STARTS, SHORT_SECONDS, Workers
+from hopyard.errors import ResourceError
 from hopyard.spec import Gang, RunSpec
 
 
@@ -23,6 +27,12 @@ class Wire:
 
     def send(self, slot, message):
         self.sent.append((slot, message))
+
+    def start(self, slot):
+        pass
+
+    def end(self, slot):
+        pass
 
 
 @pytest.fixture
@@ -100,3 +110,53 @@ def test_members_of_a_unit_that_counts_no_longer_are_told_once(gangs, machine, w
     assert wire.sent == [(0, GiveUpUnit(1, 1)), (2, GiveUpUnit(1, 1))]
     machine.handle(failed)
     assert not machine.slots[0].busy
+
+
+@pytest.fixture
+def shrinking(wire, tmp_path):
+    """Machine and workers of a gang of three that may get as small as two."""
+    machine = Machine(RunSpec(epochs=1, partitions=2, validation=0, trials=1, gang=Gang(3, least=2)))
+    machine.handle(Began(spec=machine.spec))
+    workers = Workers(wire, machine, 3, lambda slot: tmp_path / f"{slot}.log")
+    for slot in range(3):
+        workers.start()
+        assert workers.shrunk(0.0) is None, "a run begins with a whole gang"
+        ready = Ready(slot, "a", slot, {})
+        machine.handle(workers.ready(ready, 0.0))
+    assert workers.shrunk(0.0) is None
+    return machine, workers
+
+
+def lose(machine, workers, slot):
+    for fact in workers.gone(Gone(slot, "lost"), 1.0):
+        machine.handle(fact)
+
+
+def test_a_gang_gets_smaller_when_no_other_worker_comes(shrinking):
+    machine, workers = shrinking
+    lose(machine, workers, 1)
+    assert workers.shrunk(1.0) is None, "another one starts"
+    assert workers.shrunk(SHORT_SECONDS) is None
+    assert workers.shrunk(1.0 + SHORT_SECONDS) == Shrunk(at=1.0 + SHORT_SECONDS, members=2)
+
+
+def test_a_gang_gets_smaller_when_no_other_worker_can_be_started(shrinking):
+    machine, workers = shrinking
+    lose(machine, workers, 1)
+    for slot in range(3, 2 + 4 * FAILED_STARTS):
+        lose(machine, workers, slot)
+        assert workers.shrunk(1.0) is None
+    lose(machine, workers, 2 + 4 * FAILED_STARTS)
+    machine.handle(workers.shrunk(2.0))
+    assert machine.spec.members == 2 and machine.slots[0].members == (0, 2)
+    assert workers.shrunk(2.0) is None
+
+
+def test_a_gang_gets_no_smaller_than_the_user_allows(shrinking):
+    machine, workers = shrinking
+    lose(machine, workers, 1)
+    lose(machine, workers, 2)
+    assert workers.shrunk(9.0 + SHORT_SECONDS) is None
+    with pytest.raises(ResourceError, match="no worker comes up"):
+        for slot in range(3, 100):
+            lose(machine, workers, slot)

@@ -75,6 +75,7 @@ class Member:
                     self._board,
                     membership.group,
                     self._address(membership.one_host),
+                    membership.one_host,
                 ),
             )
         if self._exchange is None:

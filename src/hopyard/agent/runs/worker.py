@@ -163,7 +163,7 @@ class Worker:
             meter.enter("fetch")
             exchange.connect()
             rank, size = exchange.rank, exchange.size
-            batch_size *= spec.own_batches
+            batch_size *= size if spec.own_batches > 1 else 1
         parts = []
         for partition in unit.partitions:
             start = time.perf_counter()

@@ -196,6 +196,12 @@ class Extended(Fact, frozen=True):
     """As in RunSpec."""
 
 
+class Shrunk(Fact, frozen=True):
+    """The engine has too few workers for a gang, and the user allows smaller ones: they have `members` from now on."""
+
+    members: int
+
+
 class Interrupted(Fact, frozen=True):
     """The driver ended before the run did."""
 
@@ -340,6 +346,7 @@ Event = (
     | Resumed
     | Retried
     | Extended
+    | Shrunk
     | Granted
     | Stopped
     | Interrupted

@@ -9,6 +9,9 @@ All members work on a training unit, and the first one answers for it; validatio
 When a member is lost its gang is dissolved: the unit is given out again, those who are left are told to give it up
 (`GiveUp`) and are free at once, with their processes. What the first member has in memory stays there; what another
 one had there before it joined the gang is released.
+
+Where the user allows smaller gangs, and the engine has too few workers for one, they have fewer members from then on
+(`Shrunk`). The driver finds that out, as it starts workers; gangs never grow by themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Formed, GiveUp, Release
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.run_record import RunRecord
+from hopyard.spec import with_members
 
 
 class Gangs:
@@ -61,6 +65,12 @@ class Gangs:
         waiting = {member for members in later for member in members if not slots[member].busy}
         self._run.scheduler.withhold(waiting)
         return [Formed(at=self._run.at, slot=members[0], members=members) for members in groups]
+
+    def regroup(self) -> None:
+        """Form the gangs that can be formed now."""
+        for formed in self.decide() if self._run.spec.members > 1 else ():
+            self.form(formed)
+            self._run.commands.append(formed)
 
     def form(self, line: Formed) -> None:
         """Make one slot of the members."""
@@ -108,6 +118,17 @@ class Gangs:
                 run.slots[member] = record
                 record.used, record.idle_since = record.used or slot.used, run.at
                 run.scheduler.set_idle(record)
+
+    def resize(self, members: int) -> None:
+        """Let gangs have so many members from now on. Those that are there stay as they are."""
+        run = self._run
+        run.spec = with_members(run.spec, members)
+        run.scheduler.set_spec(run.spec)
+        run.scheduler.withhold(set())
+        for slot in run.slots.values() if members == 1 else ():
+            slot.trains = run.search.changed = True
+            if not slot.busy:
+                run.scheduler.set_idle(slot)
 
     def clear(self) -> None:
         """Drop all, as all workers are gone."""

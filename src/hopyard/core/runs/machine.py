@@ -62,6 +62,7 @@ from hopyard.core.runs.events import (
     Replace,
     Resumed,
     Retried,
+    Shrunk,
     Stopped,
     StoreAway,
     StoreBack,
@@ -75,7 +76,7 @@ from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.durability import Durability
-from hopyard.spec import Ref, RunSpec, Unit, Warned, with_members
+from hopyard.spec import Ref, RunSpec, Unit, Warned
 
 
 class Machine:
@@ -155,10 +156,7 @@ class Machine:
             self._expire(event.at)
         if self._retries.delayed:
             self._retries.decide()
-        if self._run.spec.members > 1:
-            for formed in self.workers.decide():
-                self.workers.form(formed)
-                commands.append(formed)
+        self.workers.regroup()
         if run.search.changed and not self.ended:
             for decision in run.search.decide(event.at):
                 _APPLY[type(decision)](self, decision)
@@ -459,13 +457,12 @@ class Machine:
                 for trial in self.trials.values():
                     trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
-        if event.members:
-            run.spec = with_members(run.spec, event.members)
-            run.scheduler.set_spec(run.spec)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()
         self.workers.clear()
+        if event.members:
+            self.workers.resize(event.members)
         run.scheduler.clear()
         self._preflight.clear()
         for unit in units:
@@ -594,6 +591,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Resumed: Machine._resumed,
     Retried: Machine._retried,
     Extended: Machine._extended,
+    Shrunk: lambda machine, line: machine.workers.resize(line.members),
     Interrupted: lambda machine, event: None,
     Finished: Machine._finished,
 }

@@ -223,6 +223,8 @@ class Loop:
             for lease in [lease for lease in self._early if not self.machine.leases.stands(lease)]:
                 yield from self._pop_early(lease)  # their slot is gone, or their unit counts no more: they are deleted
         now = self._clock.now()
+        if (shrunk := self._workers.shrunk(now)) is not None:
+            yield shrunk
         if self.machine.due(now):
             yield Tick(at=now)
 

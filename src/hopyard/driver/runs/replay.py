@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.runs.events import CODEC, Durable, Resumed, Retried
+from hopyard.core.runs.events import CODEC, Durable, Resumed, Retried, Shrunk
 from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.about import about_of
@@ -51,13 +51,16 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
 
     Raises:
         RunDirectoryError: no run there, its data has changed, or another Python version wrote it.
-        SpecError: a resume changed the number of workers of a gang.
+        SpecError: the number of workers of a gang has changed.
     """
     run = load(directory, trust=trust)
-    if any(isinstance(line, Resumed) and line.members for line in read(Layout(run.directory).journal, CODEC)):
+    lines = read(Layout(run.directory).journal, CODEC)
+    change = next((line for line in lines if isinstance(line, (Resumed, Shrunk)) and line.members), None)
+    if change is not None:
+        cause = "hy.resume(workers=…)" if isinstance(change, Resumed) else "min_workers= and the loss of a worker"
         raise SpecError(
-            f"{run.directory}: hy.resume(workers=…) has changed how many workers train together, so no run from the "
-            "start gives its States: there is nothing to compare"
+            f"{run.directory}: {cause} has changed how many workers train together, so no run from the start gives its "
+            "States: there is nothing to compare"
         )
     inputs, data, spec = run._inputs, run._checked_data(), run._machine.spec
     configs = Configs([record.config for record in run._records])

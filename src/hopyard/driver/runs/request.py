@@ -188,6 +188,9 @@ def inexact(spec: RunSpec, learning: bool) -> str:
         return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
     if len(spec.objectives) > 1 and any(each.metric == SECONDS for each in spec.objectives):
         return 'the objective "seconds" differs from run to run; leave it out of metric='
+    if spec.gang is not msgspec.UNSET and spec.gang.least:
+        least = spec.gang.least
+        return f"with min_workers={least} a gang goes on with fewer workers where no more can be had; leave it out"
     if spec.max_time is not None:
         return f"how far trials come in max_time={spec.max_time:g} seconds depends on the machine; leave it out"
     if spec.goal is not None:

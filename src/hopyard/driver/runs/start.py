@@ -252,7 +252,11 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     about, inputs = about_of(layout), request.inputs
     then, now = machine.spec, request.spec
     now = whole_epochs(request.parallel, msgspec.structs.replace(now, partitions=then.partitions))
-    if any_workers(request.parallel) and then.gang is not msgspec.UNSET and now.gang is not msgspec.UNSET:
+    if (
+        then.gang is not msgspec.UNSET
+        and now.gang is not msgspec.UNSET
+        and (any_workers(request.parallel) or then.gang.least)
+    ):
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
     names = ("epochs", "seed", "exact", "stop", "batch", "max_time", "goal")

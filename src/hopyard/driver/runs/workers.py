@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from hopyard.core.facts import Lost
 from hopyard.core.messages import NoRoom, Ready, Unfit
-from hopyard.core.runs.events import Joined
+from hopyard.core.runs.events import Joined, Shrunk
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.links import Gone, Link
 from hopyard.driver.logs import last_lines
@@ -24,6 +26,8 @@ TAIL = 12
 """Lines of an agent's log that an error shows."""
 FAILED_STARTS = 3
 """Agents that may end before any was ready; then the run gives up."""
+SHORT_SECONDS = 120.0
+"""Time that workers which are too few for a gang wait for another one, where the user allows smaller gangs."""
 
 
 class Workers:
@@ -63,6 +67,10 @@ class Workers:
         self._failed_starts = 0
         self._any_ready = False
         """Whether an agent of this driver was ever ready."""
+        self._any_gang = False
+        """Whether this driver ever had workers enough for a gang."""
+        self._short_since: float | None = None
+        """Since when there are fewer; None: there are not."""
         self._releases: dict[int, list[str]] = {}
         self._addresses: dict[int, tuple[str, str]] = {}
         """Slot → the memory that it shares, and the address at which others ask for States in it."""
@@ -110,7 +118,7 @@ class Workers:
             ResourceError: its host is at fault, and no other worker is left.
         """
         others = len(self._machine.workers) + len(self._starting - self._unfit_slots - {message.slot})
-        enough = others >= self._machine.spec.members
+        enough = others >= self._least
         text = f"a worker cannot start: {message.error}{self.tail(message.slot)}"
         if not self._any_ready and not (message.host and enough):
             raise PreflightError([text])
@@ -134,7 +142,7 @@ class Workers:
         slot = self._machine.workers.record(message.slot)
         if slot is None:
             return []
-        if len(self._machine.workers) - 1 + len(self._starting) < self._machine.spec.members:
+        if len(self._machine.workers) - 1 + len(self._starting) < self._least:
             raise ResourceError(
                 f"{message.error}. {self._too_few}; nothing is lost: make room there, or mend the disk, then {resume}"
             )
@@ -164,7 +172,7 @@ class Workers:
             limit = FAILED_STARTS * (4 if self._any_ready else 1)  # agents that were ready may be killed now
             if self._failed_starts < limit:
                 self.start()
-            elif len(self._machine.workers) >= self._machine.spec.members:
+            elif len(self._machine.workers) >= self._least:
                 log.warning("slot %d is not replaced, as %d in a row ended at once", message.slot, self._failed_starts)
             else:
                 raise ResourceError(
@@ -180,8 +188,29 @@ class Workers:
     @property
     def _too_few(self) -> str:
         """Why the run cannot go on without another worker."""
-        members = self._machine.spec.members
-        return "No other worker is left" if members == 1 else f"A gang needs {members} workers, and fewer are left"
+        least = self._least
+        return "No other worker is left" if least == 1 else f"A gang needs {least} workers, and fewer are left"
+
+    @property
+    def _least(self) -> int:
+        """How many workers the run needs to go on."""
+        spec = self._machine.spec
+        least = 0 if spec.gang is msgspec.UNSET else spec.gang.least
+        return least if least and self._any_gang else spec.members
+
+    def shrunk(self, now: float) -> Shrunk | None:
+        """Return the fact that gangs have fewer members from now on; None: they have not. It needs the user's leave,
+        that there was a whole gang, and that no other worker starts, or none was ready for `SHORT_SECONDS`."""
+        spec, present = self._machine.spec, len(self._machine.workers)
+        if present >= spec.members:
+            self._any_gang, self._short_since = True, None
+            return None
+        self._short_since = now if self._short_since is None else self._short_since
+        coming = len(self._starting - self._unfit_slots)
+        waits = present + coming >= spec.members and now < self._short_since + SHORT_SECONDS
+        if waits or not 0 < self._least <= present:
+            return None
+        return Shrunk(at=now, members=present)
 
     def release(self, slot: int, memory_key: str) -> None:
         """A slot may release a State in its memory, as soon as it is sent something."""

@@ -106,14 +106,15 @@ class Member:
     def _average(self, optimizer: torch.optim.Optimizer) -> None:
         """End a round."""
         assert self.rounds.exchange is not None
-        for parameter, value in zip(self._parameters, self.rounds.mean(self._parameters), strict=True):
+        values = self.rounds.mean(self._parameters)
+        for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)
         inner = self.rounds.exchange.gang.inner
         if inner == "reset":
             optimizer.state.clear()
         elif inner == "average":
             self._average_optimizer(optimizer)
-        self._begin_round()
+        self.rounds.begin(values)
 
     def _average_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Average what the members' optimizers have for each parameter. A member that took no step has nothing yet."""

@@ -1,0 +1,103 @@
+"""Members on one host add up in memory what others send through sockets: with the same bits, and as ready to break."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gang_threads import exchanges, together
+from hopyard.exchange.board import GangBroken
+from hopyard.exchange.shared import block, share
+from hopyard.spec import Gang
+
+SIZES = (1, 17, 1000, 65_537, 1_300_000)
+"""Numbers: less than a segment of gloo's ring, some, and more than a piece."""
+
+
+@pytest.fixture
+def shares_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.exchange.group.SHARED_BYTES", 1)
+
+
+def arrays(rank: int) -> list[torch.Tensor]:
+    """Numbers of many magnitudes, whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        torch.randn(size, generator=generator, dtype=dtype) * 10.0 ** torch.randint(-3, 4, (size,), generator=generator)
+        for dtype in (torch.float32, torch.float64)
+        for size in SIZES
+    ]
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_the_bits_are_those_of_the_ring_over_sockets(members: int, shares_all: None) -> None:
+    def work(exchange: Any) -> tuple[list[torch.Tensor], bool]:
+        values = arrays(exchange.rank)
+        for value in values:  # each in a call of its own: pieces follow each other at once
+            exchange.mean([value], 1.0 + exchange.rank)
+        return values, exchange._group._shared is not None
+
+    shared = together(work, exchanges(Gang(members), one_host=True))
+    sent = together(work, exchanges(Gang(members)))
+    assert [through for _, through in shared] == [True] * members
+    assert [through for _, through in sent] == [False] * members
+    for values, _ in shared:
+        for one, other in zip(values, sent[0][0], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("size", "members"), [(1, 3), (5, 4), (1_048_576, 3), (1_000_003, 8)])
+def test_the_blocks_of_all_members_are_the_whole_piece(size: int, members: int) -> None:
+    bounds = [block(size, 4, members, rank) for rank in range(members)]
+    assert bounds[0][0] == 0 and bounds[-1][1] == size
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
+
+
+def test_a_member_that_is_gone_is_noticed_in_the_middle(shares_all: None) -> None:
+    """It hangs up after the first of several exchanges."""
+    left = threading.Event()
+
+    def work(exchange: Any) -> str:
+        values = [torch.ones(3_000_000)]
+        exchange.mean(values, 1.0)
+        if exchange.rank == 1:
+            exchange.close()
+            left.set()
+            return "left"
+        left.wait(10)
+        try:
+            for _ in range(3):
+                exchange.mean(values, 1.0)
+        except GangBroken:
+            exchange.close()
+            return "noticed"
+        return "never"
+
+    assert together(work, exchanges(Gang(3), one_host=True)) == ["noticed", "left", "noticed"]
+
+
+def test_members_that_cannot_open_it_say_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refused(path: Any, *arguments: Any, **more: Any) -> int:
+        if str(path).startswith("/proc/"):
+            raise PermissionError(path)
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    results = together(
+        lambda exchange: share(exchange.rank, 3, exchange.gather, lambda: None), exchanges(Gang(3), one_host=True)
+    )
+    assert results == [None, None, None]
+
+
+def test_nothing_is_left_open(shares_all: None) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    together(lambda exchange: exchange.mean([torch.ones(1000)], 1.0), exchanges(Gang(2), one_host=True))
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2  # gloo's own may take a moment
