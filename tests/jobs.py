@@ -90,8 +90,14 @@ def do(what: str) -> None:
         os._exit(7)
     if what in SIGNALS:
         os.kill(os.getpid(), SIGNALS[what])
-    if what.startswith("driver "):  # agents are children of their driver
-        os.kill(os.getppid(), getattr(signal, what.split()[1]))
+    if what.startswith("driver "):  # agents are children of their driver, or of a template that is
+        process = os.getppid()
+        if b"\0template\0" in Path(f"/proc/{process}/cmdline").read_bytes():
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(process, getattr(signal, what.split()[1]))
+        time.sleep(60)
+    if what == "template":
+        os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     if what.startswith("meet "):  # wait until a second worker is there as well
         folder = Path(what.removeprefix("meet "))

@@ -49,6 +49,7 @@ INSIDE = {
         {"companion"},
         {"runs", "programs"},
         {"main"},
+        {"template"},
         {"__main__"},
     ],
 }

@@ -295,6 +295,7 @@ class Runtime:
     Attributes:
         versions: returns the versions and settings that digests may depend on.
         prepare: imports in advance what recipes use.
+        late: modules that the framework itself imports in a first step.
         warm: does what the framework puts off until a first step.
         install: `install(exact, threads)` sets threads (0: unchanged) and determinism of the process for a run.
         reseed: `reseed(seed)`, before each recipe and each partition: seeds all generators of the process.
@@ -309,6 +310,7 @@ class Runtime:
 
     versions: Callable[[], dict[str, Any]]
     prepare: Callable[[], None] = lambda: None
+    late: tuple[str, ...] = ()
     warm: Callable[[], None] = lambda: None
     install: Callable[[bool | Literal["warn"], int], None] = lambda exact, threads: None
     reseed: Callable[[int], None] = lambda seed: None
@@ -415,6 +417,8 @@ class LaunchInfo:
     environment of others, or log."""
     log: Callable[[int], Path]
     """Slot → the file that receives the output of the agent."""
+    frameworks: tuple[str, ...] = ()
+    """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready."""
 
 
 class OutOfMemory(str):

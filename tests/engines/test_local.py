@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -91,20 +90,18 @@ def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
 ) -> None:
     """In uninterruptible sleep, as on a file server that is away."""
     monkeypatch.setattr(local, "END_SECONDS", 0.05)
-    monkeypatch.setattr(local, "_kill_group", lambda process: None)
+    monkeypatch.setattr(local, "AGENT", ["sleep", "1000"])
     agents = hy.Local(workers=1, devices=None).open(LaunchInfo(lambda slot: b"", lambda slot: tmp_path / "log"))
     assert isinstance(agents, Processes)
-    sleeper = subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)
-    try:
-        agents._running[0] = sleeper, -1
+    agents.start(0)
+    (sleeper,) = agents._running.values()
+    with monkeypatch.context() as patch:
+        patch.setattr("hopyard.engines.processes.kill_group", lambda pid: None)
         agents.end(0)
-        assert agents.lost() == [] and [process for process, _ in agents._dying] == [sleeper]
-        sleeper.kill()
-        until = time.monotonic() + 10.0
-        while agents._dying:
-            assert agents.lost() == [] and time.monotonic() < until
-            time.sleep(0.01)
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+        assert agents.lost() == [] and agents._dying == [sleeper]
+    sleeper.kill()
+    until = time.monotonic() + 10.0
+    while agents._dying:
+        assert agents.lost() == [] and time.monotonic() < until
+        time.sleep(0.01)
     agents.close()

@@ -33,10 +33,18 @@ def launch(tmp_path: Path) -> LaunchInfo:
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
 
 
-@pytest.fixture(params=["local", "hosts", "hosts, by hand", *ON_SPARK])
+@pytest.fixture(scope="module")
+def started() -> Iterator[hy.Local]:
+    """An engine whose agents are forks."""
+    with hy.Local(workers=2, devices=None) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["local", "local, started", "hosts", "hosts, by hand", *ON_SPARK])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "local": lambda: hy.Local(workers=2, devices=None),
+        "local, started": lambda: request.getfixturevalue("started"),
         "hosts": lambda: hy.Hosts(["a", "b:1"], ssh=played_ssh(tmp_path), devices=None),
         "hosts, by hand": lambda: hy.Hosts(join=ticket(tmp_path), workers=2),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
@@ -117,12 +125,25 @@ def test_close_may_be_called_twice(agents: Agents) -> None:
 
 
 def pids(agents: Any) -> list[int]:
-    return [process.pid for process, _ in agents._running.values()]
+    """Their numbers, once a template has forked those that are forks."""
+    processes = list(agents._running.values())
+    for process in processes:
+        while not process.pid:
+            assert select.select([process.descriptor], [], [], 30)[0]
+            assert agents.lost() == []
+    return [process.pid for process in processes]
 
 
-@pytest.fixture
-def local(launch: LaunchInfo) -> Iterator[Processes]:
-    made = Processes(hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"}), launch)
+@pytest.fixture(scope="module")
+def also_started() -> Iterator[hy.Local]:
+    with hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"}) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["cold", "warm"])
+def local(request: pytest.FixtureRequest, launch: LaunchInfo) -> Iterator[Processes]:
+    engine = hy.Local(workers=2, devices=None, env={"HOPYARD_TEST": "1"})
+    made = Processes(engine if request.param == "cold" else request.getfixturevalue("also_started"), launch)
     yield made
     made.close()
 
@@ -163,18 +184,23 @@ def test_its_card_goes_by_pipe_alone(local: Processes, launch: LaunchInfo) -> No
 @pytest.mark.slow
 def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
     local.start(0)
-    ((process, _),) = local._running.values()
-    assert process.stdin is not None
+    (pid,) = pids(local)
+    (process,) = local._running.values()
     process.stdin.close()
-    assert gone([process.pid], 10)  # it may still be starting
+    assert gone([pid], 10)  # it may still be starting
 
 
+@pytest.mark.parametrize("warm", [False, True])
 def test_a_process_that_cannot_be_started_is_a_lack_of_resources(
-    local: Processes, monkeypatch: pytest.MonkeyPatch
+    launch: LaunchInfo, monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
     monkeypatch.setattr("hopyard.engines.local.AGENT", ["/nowhere/python"])
+    monkeypatch.setattr("hopyard.engines.templates.TEMPLATE", ["/nowhere/python"])
+    engine = hy.Local(workers=2, devices=None)
+    if warm:
+        engine.start()
     with pytest.raises(ResourceError, match="slot 1: no worker process could be started"):
-        local.start(1)
+        engine.open(launch).start(1)
 
 
 def test_a_log_that_cannot_be_written_is_a_lack_of_resources(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ class Router:
         log_of: slot → its log.
         heartbeat_timeout: seconds after which an agent that sends nothing is lost.
         stall_timeout: seconds after which an agent that makes no progress is lost; None: it need not make any.
+        frameworks: what agents import before they are ready.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Router:
         log_of: Callable[[int], Path],
         heartbeat_timeout: float,
         stall_timeout: float | None = None,
+        frameworks: tuple[str, ...] = (),
     ) -> None:
         self._setup = setup
         self._heartbeat_timeout = heartbeat_timeout
@@ -148,7 +150,7 @@ class Router:
                 url = f"tcp://{joined(host, port)}"
                 return msgspec.json.encode(Card(slot, url, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of))
+            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks))
         except BaseException:
             self._close_sockets()
             raise

@@ -1,7 +1,8 @@
 """Agents as plain processes of this host.
 
 Each is started as `python -m hopyard.agent` with its card on standard input, which stays open: its end shows the
-agent's companion that the driver is gone, however it went. What an agent prints goes to its log.
+agent's companion that the driver is gone, however it went. What an agent prints goes to its log. The agents of an
+engine that was started are forks of a process that has imported what they need (`templates.py`).
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, Self
 
 from hopyard.checks import sequence, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
+from hopyard.engines.processes import Process, Spawned
+from hopyard.engines.templates import Templates
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
 from hopyard.system.oom import RAN_OUT, Kills
-from hopyard.system.processes import watched
+from hopyard.system.processes import story as story  # noqa: PLC0414 - for those that start processes
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,6 @@ START_SECONDS = 120.0
 """How long the processes of a program may take to come up."""
 END_SECONDS = 2.0
 """How long to wait for a killed process. One in uninterruptible sleep, as on a file server that is away, ends later."""
-COMPANION_SECONDS = 1.0
-"""How long an agent's companion may take to end after it."""
 
 
 def python_path() -> str:
@@ -70,6 +69,10 @@ def gpus() -> list[str]:
 class Local:
     """Worker processes on this host.
 
+    Between `start` and `stop`, or in a `with` block, the engine keeps a process that has imported the framework of the
+    first run, and the workers of that run and of later ones are forks of it: they are up in a fraction of a second. A
+    fork begins as a new process does, so results are the same, and nothing of one run reaches another.
+
     Args:
         workers: how many; None: as many as devices, or, where there are none, as cores.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
@@ -94,6 +97,7 @@ class Local:
     states_port: int = field(default=0, init=False, repr=False)
     start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
     driver_workers: int = field(default=0, init=False, repr=False)
+    _templates: Templates = field(default_factory=Templates, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         named = sequence(self.devices)
@@ -128,6 +132,23 @@ class Local:
         refuse_missing(self.env, "Local")
         return Processes(self, launch)
 
+    def start(self) -> Self:
+        """Have the workers of runs and programs forked of a process that has imported what they need. The first run
+        starts that process, and each run that needs other frameworks, or other variables that these read, starts
+        another. Linux only; elsewhere nothing changes."""
+        self._templates.start()
+        return self
+
+    def stop(self) -> None:
+        """End these processes; those that still have workers end with the last of these."""
+        self._templates.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
 
 class Processes:
     """The processes of one run. Owner: the driver's loop."""
@@ -135,8 +156,8 @@ class Processes:
     def __init__(self, engine: Local, launch: LaunchInfo) -> None:
         self._engine = engine
         self._launch = launch
-        self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
-        self._dying: list[tuple[subprocess.Popen[bytes], int]] = []
+        self._running: dict[int, Process] = {}
+        self._dying: list[Process] = []
         """Killed processes that have not ended yet, though their slots are free."""
         self._devices: dict[int, str] = {}
         self._kills = Kills()
@@ -149,80 +170,83 @@ class Processes:
         Raises:
             ResourceError: the system has no room for another process.
         """
+        if device := self._free_device():
+            self._devices[slot] = device
+        self._start(slot, lambda variables, log: self._fork(variables, log) or _spawn(variables, log))
+
+    def _start(self, slot: int, start: Callable[[dict[str, str], IO[bytes]], Process]) -> None:
+        path = self._launch.log(slot)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as log:
+                process = start(self._variables(slot), log)
+        except OSError as error:
+            raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
+        self._counters[slot] = self._kills.watch(process.counted)  # before its card, without which it does nothing
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(self._launch.card(slot))
+            process.stdin.flush()
+        self._running[slot] = process
+
+    def _variables(self, slot: int) -> dict[str, str]:
+        """Return the environment of this slot's process."""
         engine = self._engine
         variables = dict(os.environ)
         variables.update(dict.fromkeys(THREADS, str(engine.threads)))
         variables["PYTHONPATH"] = python_path()
         variables["PYTHONUNBUFFERED"] = "1"
-        if device := self._free_device():
-            self._devices[slot] = device
-            variables["CUDA_VISIBLE_DEVICES"] = device
+        if slot in self._devices:
+            variables["CUDA_VISIBLE_DEVICES"] = self._devices[slot]
             variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         variables.update(engine.env)
-        path = self._launch.log(slot)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as log:
-                process = subprocess.Popen(
-                    AGENT,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                    process_group=0,  # what it starts ends with it
-                )
-        except OSError as error:
-            raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
-        stdin: IO[bytes] | None = process.stdin
-        assert stdin is not None
-        self._counters[slot] = self._kills.watch(process.pid)  # before its card, without which it does nothing
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(self._launch.card(slot))
-            stdin.flush()
-        self._running[slot] = process, watched(process.pid)
+        return variables
+
+    def _fork(self, variables: dict[str, str], log: IO[bytes]) -> Process | None:
+        return self._engine._templates.fork(self._launch.frameworks, self._engine.threads, variables, log)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end, though not for long. A stopped one (SIGSTOP) ends too."""
-        process, descriptor = self._running.pop(slot, (None, -1))
+        process = self._running.pop(slot, None)
         self._counters.pop(slot, None)
         self._devices.pop(slot, None)
         if process is None:
             return
-        _kill_group(process)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._dying.append((process, descriptor))
+        process.kill()
+        if process.wait(END_SECONDS):
+            process.close()
         else:
-            self._forget(process, descriptor)
+            self._dying.append(process)
 
     def lost(self) -> list[tuple[int, str]]:
         """Return (slot, reason) of the agents that ended since the last call."""
         lost = []
-        for process, descriptor in [each for each in self._dying if each[0].poll() is not None]:
-            self._dying.remove((process, descriptor))
-            self._forget(process, descriptor)
-        for slot, (process, descriptor) in list(self._running.items()):
+        for process in [each for each in self._dying if each.poll() is not None]:
+            self._dying.remove(process)
+            process.close()
+        for slot, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[slot]
                 self._devices.pop(slot, None)
-                _kill_group(process)
-                self._forget(process, descriptor)
-                reason = f"process {process.pid} {story(code)}"
+                process.kill()
+                process.close()
+                reason = process.story(code)
                 counter = self._counters.pop(slot, None)
                 if code == -signal.SIGKILL and self._kills.killed(counter):
                     reason = OutOfMemory(f"{reason}{RAN_OUT}")
                 lost.append((slot, reason))
+            elif process.refused:
+                process.close()
+                self._start(slot, _spawn)
         return lost
 
     def watch(self) -> list[int]:
         """Return a descriptor for each process; none where the system has none (then `lost` is called now and then)."""
-        return [descriptor for _, descriptor in self._running.values() if descriptor >= 0]
+        return [process.descriptor for process in self._running.values() if process.descriptor >= 0]
 
     def waits(self, slot: int) -> bool:
-        """Return False: a process is started or it is not."""
-        return False
+        """Whether the process of which its agent will be forked is still importing."""
+        return slot in self._running and not self._running[slot].pid
 
     def device(self, slot: int) -> str:
         """Return "cuda" when the worker has a GPU of its own or shares one, else "cpu"."""
@@ -231,18 +255,16 @@ class Processes:
     def close(self) -> None:
         """End all. Agents that were ordered to end have a moment to do so by themselves."""
         deadline = time.monotonic() + 0.5
-        for process, _ in self._running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process, _ in self._running.values():
-            _kill_group(process)
+        for process in self._running.values():
+            process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._running.values():
+            process.kill()
         for slot in list(self._running):
             self.end(slot)
         self.lost()
-        for process, descriptor in self._dying:
+        for process in self._dying:
             log.warning("process %d was killed and has not ended: it may wait for a file server", process.pid)
-            if descriptor >= 0:
-                os.close(descriptor)
+            process.close()
         self._dying.clear()
 
     def _free_device(self) -> str:
@@ -256,29 +278,6 @@ class Processes:
                 return str(device)
         return str(min(devices, key=lambda device: in_use.count(str(device))))
 
-    @staticmethod
-    def _forget(process: subprocess.Popen[bytes], descriptor: int) -> None:
-        if process.stdin is not None and not process.stdin.closed:
-            poll = select.poll()
-            poll.register(process.stdin, 0)
-            poll.poll(COMPANION_SECONDS * 1000)  # the companion, which alone can read from it, ends by itself
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        if descriptor >= 0:
-            os.close(descriptor)
 
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def story(code: int) -> str:
-    """Return how a process ended, from its exit code."""
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
+def _spawn(variables: dict[str, str], log: IO[bytes]) -> Process:
+    return Spawned(AGENT, variables, log)

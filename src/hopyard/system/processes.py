@@ -51,6 +51,16 @@ def state_of(process: int) -> str:
     return fields[0] if fields else "X"
 
 
+def story(code: int) -> str:
+    """Return how a process ended, from its exit code."""
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
 def name_threads() -> None:
     """Give threads that Python starts from now on a name of their own, for those who look at this process from outside:
     else they have the name of the process, as most threads of libraries do. (From 3.14 on Python names its threads.)"""

@@ -81,11 +81,15 @@ def warm() -> None:
 def foresee(recipe: Callable[..., Any]) -> None:
     """Imports the frameworks that the recipe names, so that a worker does it before it is ready, not in its first unit.
     An import that fails here is left for the recipe to raise."""
+    for framework in needed(recipe):
+        with suppress(ImportError, ValueError):
+            runtime(framework).prepare()
+
+
+def needed(recipe: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the frameworks that the recipe names, and that are installed."""
     names = frozenset[str]().union(*[named(each) for each in all_of(recipe)])
-    for framework in FRAMEWORKS:
-        if framework in names and importlib.util.find_spec(framework) is not None:
-            with suppress(ImportError, ValueError):
-                runtime(framework).prepare()
+    return tuple(name for name in FRAMEWORKS if name in names and importlib.util.find_spec(name) is not None)
 
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:

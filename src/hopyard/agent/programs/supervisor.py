@@ -37,9 +37,8 @@ from hopyard.core.programs.messages import (
     TensorBoardStarted,
 )
 from hopyard.core.programs.placement import Place
-from hopyard.engines.local import story
 from hopyard.system.network import address_towards
-from hopyard.system.processes import watched
+from hopyard.system.processes import story, watched
 from hopyard.system.scratch import scratch
 
 if TYPE_CHECKING:

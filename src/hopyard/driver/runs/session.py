@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,7 @@ from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.training.build import needed
 from hopyard.views.report import brief
 from hopyard.views.timeline import Chart
 from hopyard.views.words import retriable
@@ -210,7 +211,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         def setup(device: str) -> Setup:
             return Setup(spec, recipe, manifest, job.states.store, str(root), token, engine.threads, device, bulk)
 
-        link = _link(engine, setup, layout, job.timeouts or spec.timeouts)
+        link = _link(engine, setup, layout, job.timeouts or spec.timeouts, inputs.recipe)
         with contextlib.ExitStack() as link_stack:
             link_stack.callback(link.close)
             workers = Workers(
@@ -317,10 +318,13 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     return Bulk(server.address, token, certificate, job.encrypt)
 
 
-def _link(engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts) -> Link:
+def _link(
+    engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts, recipe: Callable[..., Any]
+) -> Link:
     if not starts_agents(engine):
         return InProcess(setup)
-    return Router(engine, setup, layout.log, timeouts.heartbeat_timeout, timeouts.stall_timeout)
+    limits = timeouts.heartbeat_timeout, timeouts.stall_timeout
+    return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe))
 
 
 def _views(spec: RunSpec, link: Link) -> Sequence[View]:

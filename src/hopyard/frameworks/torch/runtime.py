@@ -85,6 +85,7 @@ def reseed(seed: int) -> None:
 RUNTIME = Runtime(
     versions,
     prepare=prepare,
+    late=("torch._dynamo",),
     warm=warm,
     install=install,
     reseed=reseed,

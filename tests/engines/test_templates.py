@@ -1,0 +1,251 @@
+"""Workers that are forks of one process: that they begin as new processes do, and what happens when something dies."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.facts import Lost
+from hopyard.engines.templates import key_of
+from jobs import (
+    CONFIGS,
+    agents,
+    alive,
+    children,
+    digests,
+    driver,
+    gone,
+    journal,
+    linear,
+    memory,
+    script,
+    select,
+    troubled,
+)
+
+VARIABLES = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "COLOR": "red"}
+
+
+def test_what_is_read_at_import_belongs_to_the_key() -> None:
+    key = key_of(("torch",), 1, VARIABLES)
+    ignored = {"COLOR": "blue", "CUDA_VISIBLE_DEVICES": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert key == key_of(("torch",), 1, {**VARIABLES, **ignored})
+    others = [
+        key_of(("torch", "keras"), 1, VARIABLES),
+        key_of(("torch",), 2, VARIABLES),
+        *(key_of(("torch",), 1, {**VARIABLES, name: "x"}) for name in ("KERAS_BACKEND", "LD_PRELOAD", "PYTHONPATH")),
+    ]
+    before = os.umask(0o077)
+    try:
+        others.append(key_of(("torch",), 1, VARIABLES))
+    finally:
+        os.umask(before)
+    assert len({key, *others}) == len(others) + 1
+
+
+def test_a_copy_is_not_started() -> None:
+    with hy.Local(1, devices=None) as engine:
+        assert engine._templates.started and engine == hy.Local(1, devices=None)
+        for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
+            assert not other._templates.started
+    assert not engine._templates.started
+
+
+def templates_of(engine: hy.Local) -> list[int]:
+    return [template.pid for template in engine._templates._templates.values()]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[hy.Local]:
+    with hy.Local(2, devices=None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("undisturbed") / "run"))
+
+
+def witness(config: dict[str, Any]) -> Any:
+    """Notes what its process is like."""
+    import atexit
+    import faulthandler
+    import gc
+    import logging
+    import multiprocessing
+    import resource
+    import threading
+
+    path = Path(os.environ["WITNESS"]) / str(os.getpid())
+    if not path.exists():
+        limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT" in name}
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        facts = {
+            "variables": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+            "folder": os.getcwd(),
+            "path": sys.path,
+            "argv": sys.argv,
+            "main": [vars(sys.modules["__main__"])["__spec__"].name, sys.modules["__main__"].__file__],
+            "limits": limits,
+            "signals": {n: str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals()},
+            "status": [status[name] for name in ("Umask", "SigBlk", "Cpus_allowed")],
+            "files": [os.readlink(f"/proc/self/fd/{n}").rpartition("/")[0] for n in (0, 1, 2)],
+            "group": os.getpgrp() == os.getpid(),
+            "session": os.getsid(0),
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+            "atexit": atexit._ncallbacks(),
+            "faults": faulthandler.is_enabled(),
+            "name": multiprocessing.current_process().name,
+            "handlers": len(logging.getLogger().handlers),
+            "collects": gc.isenabled(),
+            "temporary": tempfile.gettempdir(),
+            "open": len(os.listdir("/proc/self/fd")),
+        }
+        path.write_text(json.dumps(facts))
+    return linear(config)
+
+
+@pytest.mark.slow
+def test_a_fork_is_like_a_new_process(tmp_path: Path, engine: hy.Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has what this process has by then, not what the template had when it began."""
+    select(tmp_path / "first", engine=engine)
+    (template,) = templates_of(engine)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLOR", "red")
+    monkeypatch.setenv("WITNESS", str(tmp_path / "cold"))
+    monkeypatch.delenv("SHLVL", raising=False)
+    facts = []
+    for name, each in (("cold", hy.Local(2, devices=None)), ("warm", engine)):
+        monkeypatch.setenv("WITNESS", str(tmp_path / name))
+        (tmp_path / name).mkdir()
+        select(tmp_path / f"run-{name}", witness, [{"lr": 0.1}] * 2, epochs=1, engine=each)
+        texts = [path.read_text().replace(str(tmp_path / name), "witness") for path in (tmp_path / name).iterdir()]
+        facts.append([json.loads(text.replace(str(tmp_path / f"run-{name}"), "run")) for text in texts])
+    assert facts[0][0]["variables"]["COLOR"] == "red"
+    for fact in facts[1]:
+        assert fact == facts[0][0]
+    assert templates_of(engine) == [template]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced_by_another_fork(
+    tmp_path: Path, engine: hy.Local, undisturbed: list[str]
+) -> None:
+    run = disturbed(tmp_path, "kill", engine)
+    assert digests(run) == undisturbed
+    (lost,) = losses(tmp_path / "run")
+    assert lost.endswith("was killed by SIGKILL") and "forked" not in lost
+    assert not alive(agents(tmp_path / "run"))
+
+
+def disturbed(folder: Path, what: str, engine: hy.Local, **more: Any) -> Any:
+    trouble = {"at": 15, "do": what, "once": str(folder / "once")}
+    configs = [{**config, **trouble} if n == 1 else config for n, config in enumerate(CONFIGS)]
+    return select(folder / "run", troubled, configs, engine=engine, **more)
+
+
+def losses(directory: Path) -> list[str]:
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+@pytest.mark.slow
+def test_a_template_that_is_killed_takes_its_workers_with_it_and_is_replaced(
+    tmp_path: Path, engine: hy.Local, undisturbed: list[str]
+) -> None:
+    select(tmp_path / "first", engine=engine, epochs=1)
+    (template,) = templates_of(engine)
+    run = disturbed(tmp_path, "template", engine)
+    assert digests(run) == undisturbed
+    assert losses(tmp_path / "run")
+    for reason in losses(tmp_path / "run"):
+        assert reason.endswith(f"ended as process {template}, of which it was forked, was killed by SIGKILL")
+    assert template not in templates_of(engine) and len(templates_of(engine)) == 1
+    assert gone(agents(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, undisturbed: list[str]) -> None:
+    before = memory()
+    trouble = {"at": 15, "do": "driver SIGKILL", "once": str(tmp_path / "once")}
+    configs = [{**CONFIGS[0], **trouble}, *CONFIGS[1:]]
+    body = f"""
+with hy.Local(2, devices=None) as engine:
+    select(Path("run"), troubled, {configs!r}, engine=engine)
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, err
+    assert len(agents(tmp_path / "run")) == 2
+    assert gone(children(process), 5)
+    assert memory() <= before
+    assert digests(hy.resume(tmp_path / "run", engine=hy.Inline())) == undisturbed
+
+
+@pytest.mark.slow
+def test_who_is_stopped_lets_a_run_in_the_background_end(tmp_path: Path, undisturbed: list[str]) -> None:
+    with hy.Local(2, devices=None) as engine:
+        run = disturbed(tmp_path, f"wait for {tmp_path / 'file'}", engine, wait=False)
+        while not (tmp_path / "once").exists():
+            time.sleep(0.01)
+        templates = templates_of(engine)
+    assert alive(templates)
+    (tmp_path / "file").touch()
+    run.wait()
+    assert digests(run) == undisturbed
+    assert gone(templates)
+
+
+TROUBLE = {
+    "thread": (
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        "threads are left by what was imported (python), which a fork would not have",
+    ),
+    "exit": ("os._exit(3)", "it ended with exit code 3"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", TROUBLE)
+def test_a_template_that_cannot_be_forked_is_done_without(
+    tmp_path: Path,
+    undisturbed: list[str],
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each worker imports what it needs, as without a template; one line says so."""
+    code, reason = TROUBLE[what]
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys, threading, time\nif 'template' in sys.orig_argv: {code}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with hy.Local(2, devices=None) as engine, caplog.at_level(logging.WARNING):
+        for number in range(2):
+            assert digests(select(tmp_path / str(number), engine=engine)) == undisturbed
+    (record,) = [record for record in caplog.records if record.name == "hopyard.engines.templates"]
+    assert record.getMessage().endswith(f"but each imports it: {reason}")
+
+
+@pytest.mark.slow
+def test_what_imports_print_is_in_the_log_of_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('imported by hand')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with hy.Local(2, devices=None) as engine:
+        run = select(tmp_path / "run", engine=engine)
+    for path in (Path(run.directory) / "logs").iterdir():
+        assert path.read_text().startswith("imported by hand\n")
