@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from clusters import NAMES, Cluster, Network, drive, may_unshare
+from clusters import Cluster, drive
+from hosts import NAMES, Network, may_unshare
 
 pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.timeout(400), pytest.mark.long]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from clusters import Cluster, drive, may_unshare
+from clusters import Cluster, drive
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Done, Failed, Joined
+from hosts import may_unshare
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

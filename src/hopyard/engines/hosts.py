@@ -7,15 +7,11 @@ go. A host that vanishes costs its slots; one by ssh is logged in to again, soon
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,19 +19,17 @@ from typing import Any
 from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
+from hopyard.engines.login import Login
 from hopyard.engines.ssh import (
     FRAMEWORKS,
     Surveyed,
     address_for,
     command_of,
     default_python,
-    explained,
-    remote,
     survey,
     targets,
 )
 from hopyard.engines.supervisors import ticket as tickets
-from hopyard.engines.supervisors.host import UNREACHED_CODE
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
@@ -46,16 +40,8 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 1.0
-"""Time before the first new login to a host whose login ended; it doubles with each."""
-MOST_SECONDS = 60.0
-"""The longest time between two logins."""
-STEADY_SECONDS = 60.0
-"""A login that lasted so long was no failure: the next one comes soon."""
 END_SECONDS = 5.0
 """How long hosts may take to end what runs there."""
-LINES = 20
-"""Lines of a host's errors that are kept."""
 
 
 class Hosts:
@@ -241,12 +227,12 @@ class HostAgents:
 
     def __init__(self, engine: Hosts, launch: LaunchInfo) -> None:
         self._engine = engine
-        host, _ = engine.address
+        address, _ = engine.address
         given = engine.ticket
         token = secrets.token_hex(16) if given is None else given.token
         certificate = make_certificate() if given is None else given.certificate
         self._supervisors = Supervisors(
-            host,
+            address,
             engine.supervisors_port,
             token,
             launch.log,
@@ -255,8 +241,11 @@ class HostAgents:
             task_name="supervisor",
             keep_idle=True,
         )
-        ticket = Ticket(host, self._supervisors.port, token, certificate=certificate)
-        self._logins = [Login(engine, surveyed, ticket) for surveyed in engine.surveyed]
+        ticket = Ticket(address, self._supervisors.port, token, certificate=certificate)
+        devices = "none" if engine.devices is None else engine.devices
+        self._logins = [
+            Login(engine.ssh, host.target, engine.python, host.slots, devices, ticket) for host in engine.surveyed
+        ]
         self._opened = time.monotonic()
         self._begun = self._closed = False
 
@@ -322,101 +311,3 @@ class HostAgents:
             )
         faults = "; ".join(login.fault for login in self._logins if login.fault)
         return f"no host has dialled {at} within {limit}{': ' if faults else ''}{faults}"
-
-
-class Login:
-    """One host's process, started by ssh, and again when it ends. Owner of the ssh process.
-
-    Args:
-        engine: whose host it is.
-        surveyed: the host.
-        ticket: goes to the host on standard input.
-    """
-
-    def __init__(self, engine: Hosts, surveyed: Surveyed, ticket: Ticket) -> None:
-        self._engine, self._target, self._ticket = engine, surveyed.target, ticket
-        devices = "none" if engine.devices is None else "auto"
-        words = [engine.python, "-P", "-m", "hopyard.engines.supervisors", str(surveyed.slots), devices]
-        self._command = remote(engine.ssh, surveyed.target, words)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        self.closing = threading.Event()
-        """Set when the login is not to be renewed."""
-        self.fault = ""
-        """Why the last login ended; empty: it has not."""
-        self._thread = threading.Thread(target=self._run, name=f"hopyard-login-{surveyed.target.host}", daemon=True)
-
-    def begin(self) -> None:
-        """Log in, and again when the login ends, until `closing` is set."""
-        self._thread.start()
-
-    def close(self, deadline: float) -> None:
-        """End the login; it may end by itself until the deadline."""
-        self.closing.set()
-        if not self._thread.ident:
-            return
-        self._thread.join(max(0.0, (deadline - time.monotonic()) / 2))
-        with self._lock:
-            process = self._process
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()  # its host process ends all when it sees that
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if process is not None and self._thread.is_alive():
-            log.warning("%s does not end its processes; the login is cut", self._target.host)
-            process.kill()
-            self._thread.join()
-
-    def _run(self) -> None:
-        pause = AGAIN_SECONDS
-        while not self.closing.is_set():
-            began = time.monotonic()
-            code, errors = self._login()
-            if self.closing.is_set():
-                return
-            self.fault = self._explained(code, errors)
-            if time.monotonic() - began > STEADY_SECONDS:
-                pause = AGAIN_SECONDS
-            log.warning("%s; it is logged in to again in %.0f s", self.fault, pause)
-            self.closing.wait(pause)
-            pause = min(2 * pause, MOST_SECONDS)
-
-    def _login(self) -> tuple[int, str]:
-        """Stay logged in for as long as the host's process lives; return ssh's exit code and the last errors."""
-        try:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's
-            )
-        except OSError as error:
-            return 255, f"{self._command[0]} cannot be run: {error.strerror}"
-        with process:
-            with self._lock:
-                self._process = process
-            assert process.stdin is not None and process.stderr is not None
-            with contextlib.suppress(OSError):  # it has ended; its errors say why
-                process.stdin.write(tickets.line_of(self._ticket))
-                process.stdin.flush()
-            lines: deque[str] = deque(maxlen=LINES)
-            for line in process.stderr:
-                lines.append(line.decode(errors="replace"))
-            code = process.wait()
-            with self._lock:
-                self._process = None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        return code, "".join(lines)
-
-    def _explained(self, code: int, errors: str) -> str:
-        if code == UNREACHED_CODE:
-            last = (errors.strip().splitlines() or ["it cannot reach this process"])[-1]
-            return (
-                f"{self._target.host}: {last}: give hy.Hosts(address=…) an address of this host that it can dial, and "
-                "port=… where a firewall lets three ports in a row through"
-            )
-        if code == 0:
-            return f"{self._target.host}: its processes ended, as their connections to this one did"
-        return explained(self._engine.ssh, self._target, self._engine.python, code, errors)
