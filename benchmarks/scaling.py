@@ -1,6 +1,6 @@
 """Rows per second of K workers beside those of one: gangs by both exchanges, and a parameter-server program on Spark.
 
-    python benchmarks/scaling.py [--workers 1,2,4,8] [--only gangs | servers] [--short]
+    python benchmarks/scaling.py [--workers 1,2,4,8] [--only gangs | servers | synchronous] [--short]
 
 Each worker has batches of its own of a fixed size, and sleeps in each step in place of computing, so that 8 of them fit
 on two cores; what they exchange is real. Gangs of one and two compute in earnest too. The parameter-server program is
@@ -293,12 +293,13 @@ def served(spark: Any, workers: int, servers: int, aggregate: int, seconds: floa
     return speed, through / tensors
 
 
-def programs(every: list[int], seconds: float) -> bool:
+def programs(every: list[int], seconds: float, only: str | None) -> bool:
     well = True
+    alike = [1] if only == "synchronous" else every
     alone = 0.0
     with spark_session(max(every) + 2) as spark:
         for servers in (1, 2):
-            for workers in every if servers == 1 else every[-1:]:
+            for workers in alike if servers == 1 else [each for each in alike[-1:] if each > 1]:
                 speed, share = served(spark, workers, servers, 0, seconds)
                 alone = alone or speed
                 well &= share <= 0.01 and (workers != 8 or servers != 1 or speed / alone >= 6.1)
@@ -308,7 +309,7 @@ def programs(every: list[int], seconds: float) -> bool:
                     f"worker{other}; {100 * share:.2f} % of the tensors' bytes through the driver",
                     flush=True,
                 )
-        for workers in [each for each in every if each > 1]:
+        for workers in [each for each in every if each > 1 and only != "servers"]:
             aggregate = max(1, workers * 3 // 4)
             speed, share = served(spark, workers, 1, aggregate, seconds)
             well &= share <= 0.01
@@ -323,7 +324,7 @@ def programs(every: list[int], seconds: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 4, 8])
-    parser.add_argument("--only", choices=["gangs", "servers"])
+    parser.add_argument("--only", choices=["gangs", "servers", "synchronous"])
     parser.add_argument("--short", action="store_true", help="fewer workers and steps")
     arguments = parser.parse_args()
     if shutil.which("ss") is None:
@@ -333,10 +334,10 @@ def main() -> int:
     if arguments.short:
         every, steps, seconds = [1, 2], 10, 4.0
     well = True
-    if arguments.only != "servers":
+    if arguments.only in (None, "gangs"):
         well &= gangs(every, steps)
     if arguments.only != "gangs":
-        well &= programs(every, seconds)
+        well &= programs(every, seconds, arguments.only)
     print("all within the goals" if well else "NOT all within the goals")
     return 0 if well else 1
 
