@@ -18,6 +18,8 @@ from hopyard.errors import ResourceError
 from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from jobs import alive, gone
 
+pytestmark = pytest.mark.cold
+
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
 NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
 """A card that leads to a port where nobody listens: an agent with it dials, and waits."""
