@@ -9,9 +9,9 @@ state there) goes through the journal.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 from hopyard.checks import whole
 from hopyard.core.runs.order import keyed
@@ -28,6 +28,7 @@ from hopyard.search.bridge import (
     value_of,
 )
 from hopyard.search.define import Searched
+from hopyard.search.earlier import Earlier, earlier_of
 from hopyard.search.listed import needed
 from hopyard.space import Distribution
 from hopyard.spec import Mode
@@ -112,21 +113,32 @@ class CMA:
 
 @dataclass(frozen=True, slots=True)
 class Optuna:
-    """Any sampler of Optuna: `hy.Optuna(optuna.samplers.NSGAIISampler, 64)`.
+    """Any sampler of Optuna: `hy.Optuna(optuna.samplers.NSGAIISampler, 64)`; and a search that goes on from a Study of
+    Optuna: `hy.Optuna(study=study, trials=64)`.
 
     Args:
         sampler: a class of `optuna.samplers`, or a function, which is called with seed= for each proposal and returns
-            a sampler. (A sampler that was made already has a state that no journal holds.)
+            a sampler. (A sampler that was made already has a state that no journal holds.) None: the class of the
+            study's, with its defaults.
         trials: how many configurations it proposes.
         batch, seed: as in `hy.TPE`.
+        study: an `optuna.Study`. The sampler learns from its trials that are over and of the run's space, as they are
+            now; nothing is written to it (`run.to_optuna()` returns a new one).
     """
 
-    sampler: Make
-    trials: int
+    sampler: Make | None = None
+    trials: int = 0
     batch: int | None = None
     seed: int | None = None
+    study: Any = field(default=None, repr=False)
+    """An `Earlier` from here on: what is learned from it, as it may be one in a database."""
 
     def __post_init__(self) -> None:
+        if self.study is not None and not isinstance(self.study, Earlier):
+            earlier = earlier_of(self.study)
+            if self.sampler is None:
+                object.__setattr__(self, "sampler", type(self.study.sampler))
+            object.__setattr__(self, "study", earlier)
         if not callable(self.sampler):
             raise SpecError(
                 "Optuna: sampler must be a class of optuna.samplers or a function that takes seed= and returns a "
@@ -135,8 +147,15 @@ class Optuna:
         _check(self)
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
-        """Return its sampler for `space`."""
-        return _opened(self, space, seed, modes, lambda: self.sampler)
+        """Return its sampler for `space`.
+
+        Raises:
+            SpecError: the study has other objectives than the run, or no trial of this space.
+        """
+        asked = _opened(self, space, seed, modes, lambda: cast(Make, self.sampler))
+        if self.study is not None:
+            asked.learn(self.study)
+        return asked
 
 
 Learned = TPE | GP | CMA | Optuna
@@ -165,6 +184,26 @@ class Asked:
         self._directions = ["minimize" if mode == "min" else "maximize" for mode in modes]
         self._single = len(self._directions) == 1
         self._prunes = prunes and self._single
+        self._earlier: Sequence[Observation] = ()
+
+    def learn(self, earlier: Earlier) -> None:
+        """Count the trials of a study as results that came before.
+
+        Raises:
+            SpecError: it has other objectives, or no trial of this space.
+        """
+        if list(earlier.directions) != self._directions:
+            raise SpecError(
+                f"Optuna(study=…): the study's directions are {', '.join(earlier.directions)}, those of the run's "
+                f"metric= and mode= {', '.join(self._directions)}; give modes that are equal"
+            )
+        with quietly() as optuna:
+            self._earlier = [each for each in earlier.trials if self._frozen(optuna, each) is not None]
+        if earlier.trials and not self._earlier:
+            raise SpecError(
+                f"Optuna(study=…): none of the study's {len(earlier.trials)} trials is of the run's space: the last "
+                f"one has {shown(earlier.trials[-1].config)}; names and ranges of parameters must be equal"
+            )
 
     def propose(self, history: Sequence[Observation]) -> Proposal | None:
         """Return the next configuration; O(trials) and what the sampler takes."""
@@ -179,7 +218,9 @@ class Asked:
                     "the first one again and again; give hy.Random(n), or another sampler"
                 )
             study = optuna.create_study(sampler=sampler, directions=self._directions)
-            study.add_trials([trial for each in history if (trial := self._frozen(optuna, each)) is not None])
+            study.add_trials(
+                [trial for each in (*self._earlier, *history) if (trial := self._frozen(optuna, each)) is not None]
+            )
             trial = study.ask()
 
             def pick(name: str, distribution: Distribution) -> Any:

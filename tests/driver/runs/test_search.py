@@ -418,6 +418,7 @@ def test_bad_input_is_refused_before_anything_is_trained(tmp_path: Path, more: d
         (lambda: hy.TPE(0), "TPE: trials must be an integer >= 1, got 0"),
         (lambda: hy.GP(4, batch=0), "GP: batch must be an integer >= 1, got 0"),
         (lambda: hy.Optuna("tpe", 4), "Optuna: sampler must be a class of optuna.samplers or a function"),
+        (lambda: hy.Optuna(trials=4, study="sqlite:///a"), "Optuna: study must be an optuna.Study, got 'sqlite:///a'"),
     ],
 )
 def test_bad_values_are_refused_where_they_are_made(make: Any, words: str) -> None:

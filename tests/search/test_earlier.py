@@ -1,0 +1,76 @@
+"""A search that goes on from a Study of Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.errors import SpecError
+from jobs import dataset, linear
+
+SPACE = hy.Space(lr=hy.uniform(0.0, 1.0))
+
+
+def studied(directions: Sequence[str] = ("minimize",), name: str = "lr") -> Any:
+    """Return a study of 30 trials, best where the parameter is 0.2; one failed, one is open."""
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), directions=directions)
+
+    def objective(trial: Any) -> Any:
+        error = (trial.suggest_float(name, 0.0, 1.0) - 0.2) ** 2
+        if trial.number == 3:
+            raise ValueError("as it happens")
+        if len(directions) > 1:
+            return [error] * len(directions)
+        trial.report(error, 1)
+        if trial.number == 4:
+            raise optuna.TrialPruned
+        return error
+
+    study.optimize(objective, 30, catch=(ValueError,))
+    study.ask()
+    study.sampler = optuna.samplers.TPESampler()
+    return study
+
+
+def error(search: Any) -> float:
+    """Return how far the first proposal is from the best value: the median over eight seeds."""
+    proposals = [search.open(SPACE, seed).propose([]) for seed in range(8)]
+    return median(abs(proposal.config["lr"] - 0.2) for proposal in proposals)
+
+
+def test_a_search_learns_from_a_study_that_optuna_made() -> None:
+    study = studied()
+    search = hy.Optuna(study=study, trials=5)
+    assert replace(search, trials=6).study == search.study, "a run that is given more trials keeps it"
+    assert [each.status for each in search.study.trials[2:6]] == ["completed", "failed", "stopped", "completed"]
+    assert error(search) < 0.05 < error(hy.TPE(5))
+    assert len(study.trials) == 31, "nothing is written to it"
+
+
+def test_a_run_goes_on_from_a_study(tmp_path: Path) -> None:
+    run, again = (
+        hy.select(
+            linear, SPACE, dataset(), search=hy.Optuna(study=studied(), trials=2, batch=1), epochs=1,
+            metric="loss", mode="min", engine=hy.Inline(), directory=tmp_path / name,
+        )
+        for name in ("run", "again")
+    )  # fmt: skip
+    assert [trial.status for trial in run.trials] == ["completed"] * 2
+    assert [(trial.config, trial.digest) for trial in run.trials] == [(t.config, t.digest) for t in again.trials]
+
+
+def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
+    with pytest.raises(SpecError, match="directions are minimize, minimize, those of the run's metric= and mode= min"):
+        hy.Optuna(study=studied(("minimize", "minimize")), trials=2).open(SPACE, 0)
+    with pytest.raises(
+        SpecError, match=r"none of the study's 30 trials is of the run's space: the last one has {'rate'"
+    ):
+        hy.Optuna(study=studied(name="rate"), trials=2).open(SPACE, 0)
