@@ -22,6 +22,7 @@ ALL = (
     "spark_data",
     "spark_transform",
     "program_start",
+    "warm",
     "feed",
     "program_kills",
     "bulk",

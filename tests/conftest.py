@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from hopyard.engines.templates import Templates
+
 settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("hopyard")
 
@@ -100,6 +102,29 @@ def only_one_connect(request: pytest.FixtureRequest) -> Iterator[None]:
     with Path(tempfile.gettempdir(), f"hopyard-tests-connect-{os.geteuid()}").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cold", action="store_true", help="workers of hy.Local are no forks, in no test but those of forks"
+    )
+
+
+@pytest.fixture(scope="session")
+def templates() -> Iterator[Templates]:
+    templates = Templates()
+    templates.start()
+    yield templates
+    templates.stop()
+
+
+@pytest.fixture(autouse=True)
+def workers_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All engines that a test of this process makes fork their workers of the same templates, so that each framework is
+    imported once. Those of tests with the mark `cold` do not."""
+    if not request.config.option.cold and not request.node.get_closest_marker("cold"):
+        templates = request.getfixturevalue("templates")
+        monkeypatch.setattr("hopyard.engines.local.Templates", lambda: templates)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from hopyard.engines import local
 from hopyard.engines.local import Processes, cores, gpus
 from hopyard.ports import LaunchInfo
 
+pytestmark = pytest.mark.cold
+
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import os
@@ -11,15 +12,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import hopyard as hy
 from hopyard.core.facts import Lost
-from hopyard.engines.templates import key_of
+from hopyard.engines.templates import Templates, key_of
 from jobs import (
     CONFIGS,
     agents,
@@ -35,6 +36,8 @@ from jobs import (
     select,
     troubled,
 )
+
+pytestmark = pytest.mark.cold
 
 VARIABLES = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "COLOR": "red"}
 
@@ -62,6 +65,38 @@ def test_a_copy_is_not_started() -> None:
         for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
             assert not other._templates.started
     assert not engine._templates.started
+
+
+class FakeTemplate:
+    """Notes which are open."""
+
+    open: ClassVar[list[int]] = []
+
+    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> None:
+        self.threads, self.refusal, self.ended = threads, "", False
+        self.open.append(threads)
+
+    def fork(self, variables: Mapping[str, str], log: Any) -> int:
+        return self.threads
+
+    def close(self, seconds: float = 0.0) -> None:
+        if self.threads in self.open:
+            self.open.remove(self.threads)
+
+
+def test_the_template_that_was_not_used_for_longest_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.templates.Template", FakeTemplate)
+    pool = Templates()
+    assert pool.fork((), 1, {}, io.BytesIO()) is None
+    pool.start()
+    for threads in (1, 2, 3, 4, 1, 5):
+        assert pool.fork((), threads, {}, io.BytesIO()) == threads
+    assert FakeTemplate.open == [1, 3, 4, 5]
+    for template in pool._templates.values():
+        template.refusal = "it cannot"
+    assert pool.fork((), 5, {}, io.BytesIO()) is None and FakeTemplate.open == [1, 3, 4]
+    pool.stop()
+    assert FakeTemplate.open == []
 
 
 def templates_of(engine: hy.Local) -> list[int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -144,3 +147,17 @@ def test_tensorflow_tells_and_takes_seed_generator_and_determinism() -> None:
     finally:
         tensorflow_internals.set_generator(*before)
         tensorflow_internals.set_deterministic(deterministic)
+
+
+@pytest.mark.jax
+def test_keras_on_another_backend_does_not_import_tensorflow() -> None:
+    code = """
+import sys, keras
+from hopyard.frameworks.keras.sharing import sharing_key
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(optimizer="adam", loss="mse")
+assert sharing_key(model)
+assert "tensorflow" not in sys.modules
+assert keras.src.utils.module_utils.tensorflow.available
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "jax"}, check=True, timeout=60)

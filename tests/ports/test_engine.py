@@ -20,6 +20,8 @@ from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_a
 from hosts import played_ssh
 from jobs import alive, free_port, gone
 
+pytestmark = pytest.mark.cold
+
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
 NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
 """A card that leads to a port where nobody listens: an agent with it dials, and waits."""

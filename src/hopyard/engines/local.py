@@ -97,7 +97,7 @@ class Local:
     states_port: int = field(default=0, init=False, repr=False)
     start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
     driver_workers: int = field(default=0, init=False, repr=False)
-    _templates: Templates = field(default_factory=Templates, init=False, repr=False, compare=False)
+    _templates: Templates = field(default_factory=lambda: Templates(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         named = sequence(self.devices)

@@ -6,13 +6,14 @@ tests/frameworks/test_internals.py tries each of these and names the versions fo
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
-from keras.src.utils import naming
+from keras.src.utils import module_utils, naming
 
 _UIDS = "object_name_uids"
 UNRELATED = frozenset({"_tracker", "_lock", "_variables", "_metrics", "_path"})
@@ -33,6 +34,22 @@ def set_name_counts(counts: Mapping[str, int]) -> None:
     naming.reset_uids()
     empty = collections.defaultdict(int)  # type: ignore[var-annotated]
     global_state.get_global_attribute(_UIDS, default=empty, set_to_default=True).update(counts)
+
+
+def serialized(part: Any) -> dict[str, Any]:
+    """Return the config of a model or an optimizer.
+
+    Keras compares each value in it with TensorFlow's types, and so imports TensorFlow where it is installed, for five
+    seconds, whatever the backend. Where it is not imported, no value can be of it."""
+    tensorflow = module_utils.tensorflow
+    available = tensorflow._available
+    if "tensorflow" not in sys.modules:
+        tensorflow._available = False
+    try:
+        result: dict[str, Any] = keras.saving.serialize_keras_object(part)
+    finally:
+        tensorflow._available = available
+    return result
 
 
 def existing_generator() -> Any:

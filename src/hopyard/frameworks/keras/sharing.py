@@ -46,9 +46,9 @@ def _description(model: keras.Model) -> Any:
         _check_code(part)
     if any(key.startswith(internals.NO_DECAY) for each in optimizers for key in vars(each)):
         raise _NotComparable
-    config = keras.saving.serialize_keras_object(model)
+    config = internals.serialized(model)
     config.pop("compile_config", None)
-    optimizer_config = keras.saving.serialize_keras_object(optimizer)
+    optimizer_config = internals.serialized(optimizer)
     for inner_config in (
         optimizer_config["config"],
         (optimizer_config["config"].get("inner_optimizer") or {}).get("config", {}),

@@ -1,0 +1,109 @@
+"""Workers that are forks of a process with a framework: the bits of new processes, and nothing that piles up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Joined
+from jobs import WIDTH, dataset, digests, gone, journal
+
+pytestmark = [pytest.mark.cold, pytest.mark.slow]
+ENGINES: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch, 2 threads": {"threads": 2},
+    "keras, tensorflow": {"env": {"KERAS_BACKEND": "tensorflow"}},
+    "keras, torch": {"env": {"KERAS_BACKEND": "torch"}},
+    "keras, jax": {"env": {"KERAS_BACKEND": "jax"}},
+}
+
+
+def torch_net(config: dict[str, Any]) -> Any:
+    import torch
+
+    net = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 2)
+    )
+    loss = torch.nn.CrossEntropyLoss()
+    return hy.torch.Model(net, optimizer=torch.optim.Adam(net.parameters(), lr=config["lr"]), loss=loss, batch_size=32)
+
+
+def keras_net(config: dict[str, Any]) -> Any:
+    import keras
+
+    parts = keras.Input((WIDTH,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2)
+    net = keras.Sequential([*parts, keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(optimizer=keras.optimizers.Adam(config["lr"]), loss=loss)
+    return hy.keras.Model(net, batch_size=32)
+
+
+def trained(directory: Path, framework: str, engine: hy.Local) -> list[str]:
+    """Digests of two trials."""
+    recipe = torch_net if framework.startswith("torch") else keras_net
+    search = hy.Configs([{"lr": 0.1}, {"lr": 0.01}])
+    more: dict[str, Any] = {"search": search, "epochs": 1, "metric": "val_loss", "mode": "min", "directory": directory}
+    return digests(hy.select(recipe, None, dataset(), engine=engine, **more))
+
+
+def fingerprint(directory: Path) -> dict[str, Any]:
+    return next(line.fingerprint for line in journal(directory) if isinstance(line, Joined))
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "torch",
+        "torch, 2 threads",
+        pytest.param("keras, tensorflow", marks=pytest.mark.tensorflow),
+        pytest.param("keras, torch", marks=pytest.mark.long),
+        pytest.param("keras, jax", marks=[pytest.mark.jax, pytest.mark.long]),
+    ],
+)
+def test_the_bits_of_new_processes(tmp_path: Path, framework: str) -> None:
+    arguments = ENGINES[framework]
+    expected = trained(tmp_path / "cold", framework, hy.Local(2, devices=None, **arguments))
+    with hy.Local(2, devices=None, **arguments) as engine:
+        for number in range(2):
+            assert trained(tmp_path / str(number), framework, engine) == expected
+            assert fingerprint(tmp_path / str(number)) == fingerprint(tmp_path / "cold")
+        assert [template.refusal for template in engine._templates._templates.values()] == [""]
+
+
+def private_bytes(process: int) -> int:
+    """Memory that no other process shares."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
+
+
+def files(process: int) -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+@pytest.mark.long
+@pytest.mark.jax
+def test_ten_runs_of_two_frameworks_in_turn_leave_nothing(tmp_path: Path) -> None:
+    env = {"KERAS_BACKEND": "jax"}
+    found: dict[str, list[list[str]]] = {"torch": [], "keras, jax": []}
+    held = []
+    with hy.Local(2, devices=None, env=env) as engine:
+        for number in range(10):
+            framework = list(found)[number % 2]
+            found[framework].append(trained(tmp_path / str(number), framework, engine))
+            if number in (3, 9):
+                templates = [template.pid for template in engine._templates._templates.values()]
+                processes = [os.getpid(), *sorted(templates)]
+                held.append(([files(each) for each in processes], [private_bytes(each) for each in processes]))
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert sorted(map(int, children)) == sorted(templates) and len(templates) == 2
+        for template in templates:
+            forks = Path(f"/proc/{template}/task/{template}/children").read_text().split()
+            assert gone(list(map(int, forks)))
+    assert all(each == results[0] for results in found.values() for each in results)
+    (files_before, bytes_before), (files_after, bytes_after) = held
+    assert files_after == files_before
+    assert all(after < before + (8 << 20) for before, after in zip(bytes_before, bytes_after, strict=True))
