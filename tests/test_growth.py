@@ -235,6 +235,7 @@ def test_a_run_that_failed_in_the_background_holds_none_either(tmp_path: Path, l
     assert run._driver.error is not None
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("what", ["search", "views"])
 def test_what_raises_before_the_loop_leaves_no_thread_and_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
