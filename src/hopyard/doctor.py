@@ -99,9 +99,7 @@ def examine_hosts(engine: Hosts) -> list[Finding]:
         ahead = abs(answer.clock) > CLOCK_SECONDS
         if ahead:
             text = f"{answer.clock:+.0f} s against this host"
-            findings.append(
-                Finding(f"{target.host}'s clock", False, text, "let NTP set both")
-            )
+            findings.append(Finding(f"{target.host}'s clock", False, text, "let NTP set both"))
     findings.append(Finding("ssh", bool(there), f"all have answered within {words.duration(time.monotonic() - began)}"))
     if not there:
         return findings
