@@ -226,7 +226,9 @@ class Hosts:
                 f"cp -L {package}/usr/lib/*/libwrap.so.0 $root/opt/hopyard-sshd/lib/"
             )
         body = ROOT.format(base=base, shared=shared, name=name, folder=self.folder, packages=packages, sshd=program)
-        command = [*self.network.enter(name), "unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
+        ends_with_this = ["setpriv", "--pdeathsig", "KILL"]
+        spaces = ["unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
+        command = [*ends_with_this, *self.network.enter(name), *spaces]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*command, "sh", "-c", body],

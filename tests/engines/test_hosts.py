@@ -163,6 +163,19 @@ def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------ tickets
 
 
+def test_a_run_whose_ticket_is_gone_can_still_be_read(tmp_path: Path) -> None:
+    """Its pickle has the path alone; who goes on with the run needs the ticket, or gives an engine."""
+    tickets.write(tmp_path / "pool.ticket", tickets.new("head.lab", 7700))
+    data = pickle.dumps(hy.Hosts(join=tmp_path / "pool.ticket", workers=2))
+    assert b"PRIVATE" not in data
+    assert pickle.loads(data).address == ("head.lab", 7700)
+    (tmp_path / "pool.ticket").unlink()
+    engine = pickle.loads(data)
+    assert engine.workers == 2
+    with pytest.raises(hy.UsageError, match=r"pool\.ticket cannot be read"):
+        engine.address  # noqa: B018
+
+
 def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "pool.ticket"
     ticket = tickets.new("head.lab", 7700)

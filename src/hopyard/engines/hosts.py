@@ -94,13 +94,13 @@ class Hosts:
             raise SpecError('Hosts(…) must be given either a list of hosts, such as ["a", "b:4"], or join=, a ticket')
         self.targets = () if hosts is None else targets("Hosts(hosts)", hosts)
         self.join = None if join is None else path("Hosts(join=)", join, "the path of a ticket")
-        self.ticket: Ticket | None = None
+        self._ticket: Ticket | None = None
         if self.join is not None:
             if workers is None:
                 raise SpecError("Hosts(join=…, workers=…): say how many workers; those that come first are taken")
             if address is not None or port:
                 raise SpecError("Hosts(join=…): the ticket has address and port; leave address= and port= out")
-            self.ticket = tickets.read(Path(self.join))
+            self._ticket = tickets.read(Path(self.join))
         elif workers is not None:
             raise SpecError('Hosts(workers=…) goes with join=; of a listed host the number stands with it: "a:4"')
         if address is not None and (not isinstance(address, str) or not address):
@@ -114,6 +114,7 @@ class Hosts:
         self._address, self._port = address, whole("Hosts(port=)", port, 0, 65533)
         self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
         self._surveyed: list[Surveyed] | None = None
+        self._found_address = ""
 
     def __repr__(self) -> str:
         if self.join is not None:
@@ -124,28 +125,21 @@ class Hosts:
         ]
         return f"Hosts({names!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle has what was asked for, not what hosts answered."""
-        return _again, (
-            {
-                "hosts": None
-                if self.join is not None
-                else [
-                    target.destination if target.slots is None else joined(target.destination, target.slots)
-                    for target in self.targets
-                ],
-                "join": self.join,
-                "workers": self._joined_workers or None,
-                "python": self.python,
-                "ssh": list(self.ssh),
-                "threads": self.threads,
-                "env": self.env,
-                "devices": self.devices,
-                "address": self._address,
-                "port": self._port,
-                "start_timeout": self.start_timeout,
-            },
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what was asked for. A pickle has neither what hosts answered nor the ticket, only its path."""
+        join = None if self.join is None else str(Path(self.join).absolute())
+        return self.__dict__ | {"join": join, "_surveyed": None, "_ticket": None, "_found_address": ""}
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The ticket of `join`; None: hosts are listed.
+
+        Raises:
+            UsageError: it cannot be read, or others may read it.
+        """
+        if self._ticket is None and self.join is not None:
+            self._ticket = tickets.read(Path(self.join))
+        return self._ticket
 
     @property
     def surveyed(self) -> list[Surveyed]:
@@ -172,9 +166,9 @@ class Hosts:
         """
         if self.ticket is not None:
             return self.ticket.host, self.ticket.port - 1
-        if self._address is None:
-            self._address = self._own_address()
-        return self._address, self._port
+        if not self._address and not self._found_address:
+            self._found_address = self._own_address()
+        return self._address or self._found_address, self._port
 
     @property
     def supervisors_port(self) -> int:
@@ -215,11 +209,6 @@ class Hosts:
             listed = ", ".join(f"{host} is reached from {address}" for host, address in towards.items())
             raise SpecError(f"Hosts(…): {listed}: give address= one that all of them can dial")
         return addresses.pop()
-
-
-def _again(arguments: dict[str, Any]) -> Hosts:
-    """Make an engine of a pickle."""
-    return Hosts(arguments.pop("hosts"), **arguments)
 
 
 class HostAgents:

@@ -1,6 +1,6 @@
 """A selection on two hosts by ssh, which network namespaces play, beside `Local(2)`: the same work, so the same bits.
 
-    python benchmarks/hosts.py [--repeats 3]            # needs root, and an sshd or Debian's package of one
+    python benchmarks/bare_hosts.py [--repeats 3]   # some minutes; needs root, and an sshd or Debian's package of one
 
 Up: from the call of `select` until the agents of both hosts are ready, less two simultaneous logins that import torch.
 Efficiency: wall time from then on to the result ÷ that of `Local(2)`, on the long units of `efficiency.py`.
