@@ -54,6 +54,8 @@ def test_how_hosts_are_named() -> None:
         ([], {}, r"Hosts\(hosts\) must be a list of hosts"),
         (["a", 3], {}, r"Hosts\(hosts\) must be a list of hosts"),
         (["-oProxyCommand=x"], {}, r"got '-oProxyCommand=x'"),
+        (["x@-oProxyCommand=y"], {}, r"got 'x@-oProxyCommand=y'"),
+        (["a\0:1"], {}, r"Hosts\(hosts\) must be a list of hosts"),
         (["a b"], {}, "got 'a b'"),
         (["a:0"], {}, "got 'a:0'"),
         (["a", "a:2"], {}, r"'a' appears twice; a:4 are four workers"),

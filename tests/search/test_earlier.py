@@ -74,3 +74,11 @@ def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
         SpecError, match=r"none of the study's 30 trials is of the run's space: the last one has {'rate'"
     ):
         hy.Optuna(study=studied(name="rate"), trials=2).open(SPACE, 0)
+
+
+def test_a_sampler_that_needs_more_than_a_seed_is_refused_where_it_is_named() -> None:
+    import optuna
+
+    with pytest.raises(SpecError, match=r"one that seed= alone makes, got .*GridSampler.*: missing .*search_space"):
+        hy.Optuna(optuna.samplers.GridSampler, 2)
+    hy.Optuna(lambda seed: optuna.samplers.GridSampler({"lr": [0.1]}, seed=seed), 2)

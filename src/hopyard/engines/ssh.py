@@ -116,7 +116,7 @@ def targets(name: str, hosts: object) -> tuple[Target, ...]:
     result: list[Target] = []
     for text in texts:
         match = _TARGET.fullmatch(text)
-        if match is None or text.startswith("-") or match["slots"] == "0":
+        if match is None or "@-" in f"@{text}" or not text.isprintable() or match["slots"] == "0":
             raise SpecError(
                 f'{name} must be a list of hosts such as ["a", "b:4", "user@c", "[2001:db8::1]:4"], the number behind '
                 f"the colon being that of its workers, >= 1; got {shown(text)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from math import isfinite
 from typing import Any, cast
 
@@ -119,7 +120,7 @@ class Optuna:
     Args:
         sampler: a class of `optuna.samplers`, or a function, which is called with seed= for each proposal and returns
             a sampler. (A sampler that was made already has a state that no journal holds.) None: the class of the
-            study's, with its defaults.
+            study's sampler, with the class's defaults, whatever that one was made with.
         trials: how many configurations it proposes.
         batch, seed: as in `hy.TPE`.
         study: an `optuna.Study`. The sampler learns from its trials that are over and of the run's space, as they are
@@ -144,6 +145,15 @@ class Optuna:
                 "Optuna: sampler must be a class of optuna.samplers or a function that takes seed= and returns a "
                 f"sampler, as one is made for each proposal, got {shown(self.sampler)}"
             )
+        try:
+            signature(self.sampler).bind(seed=0)
+        except TypeError as error:
+            raise SpecError(
+                f"Optuna: sampler must be one that seed= alone makes, got {shown(self.sampler)}: {error}; give a "
+                "function that takes seed= and returns the sampler with all it needs"
+            ) from None
+        except ValueError:  # one written in C may not say what it takes
+            pass
         _check(self)
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
