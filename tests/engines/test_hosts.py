@@ -179,9 +179,20 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
     path.chmod(0o600)
     path.write_text("[]")
     with pytest.raises(hy.UsageError, match=r"pool\.ticket: this is no ticket"):
-        hy.Hosts(join=path, workers=2)
+        hy.Hosts(join=path, workers=2).address  # noqa: B018
     with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
         tickets.read(tmp_path / "none")
+
+
+def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the pickle of a run did not load where its ticket was deleted, or its path was relative."""
+    monkeypatch.chdir(tmp_path)
+    tickets.write(Path("pool.ticket"), tickets.new("head.lab", 7700))
+    data = pickle.dumps(hy.Hosts(join="pool.ticket", workers=2))
+    monkeypatch.chdir("/")
+    assert pickle.loads(data).address == ("head.lab", 7700)
+    (tmp_path / "pool.ticket").unlink()
+    assert pickle.loads(data).join == str(tmp_path / "pool.ticket")
 
 
 def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:

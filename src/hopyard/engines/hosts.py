@@ -67,7 +67,6 @@ class Hosts:
 
     Raises:
         SpecError: a value is not allowed.
-        UsageError: the ticket cannot be read, or others may read it.
     """
 
     name = "hosts"
@@ -93,14 +92,14 @@ class Hosts:
         if (hosts is None) == (join is None):
             raise SpecError('Hosts(…) must be given either a list of hosts, such as ["a", "b:4"], or join=, a ticket')
         self.targets = () if hosts is None else targets("Hosts(hosts)", hosts)
-        self.join = None if join is None else path("Hosts(join=)", join, "the path of a ticket")
-        self.ticket: Ticket | None = None
-        if self.join is not None:
+        self.join: str | None = None
+        self._ticket: Ticket | None = None
+        if join is not None:
+            self.join = str(Path(path("Hosts(join=)", join, "the path of a ticket")).absolute())
             if workers is None:
                 raise SpecError("Hosts(join=…, workers=…): say how many workers; those that come first are taken")
             if address is not None or port:
                 raise SpecError("Hosts(join=…): the ticket has address and port; leave address= and port= out")
-            self.ticket = tickets.read(Path(self.join))
         elif workers is not None:
             raise SpecError('Hosts(workers=…) goes with join=; of a listed host the number stands with it: "a:4"')
         if address is not None and (not isinstance(address, str) or not address):
@@ -148,6 +147,17 @@ class Hosts:
         )
 
     @property
+    def ticket(self) -> Ticket | None:
+        """The ticket of `join`, read when a run needs it; None: there is none.
+
+        Raises:
+            UsageError: it cannot be read, or others may read it.
+        """
+        if self._ticket is None and self.join is not None:
+            self._ticket = tickets.read(Path(self.join))
+        return self._ticket
+
+    @property
     def surveyed(self) -> list[Surveyed]:
         """What the listed hosts have. They are asked once, all at the same time.
 
@@ -169,9 +179,10 @@ class Hosts:
 
         Raises:
             SpecError: hosts are reached from several addresses of this one, or none is known.
+            UsageError: the ticket cannot be read, or others may read it.
         """
-        if self.ticket is not None:
-            return self.ticket.host, self.ticket.port - 1
+        if (ticket := self.ticket) is not None:
+            return ticket.host, ticket.port - 1
         if self._address is None:
             self._address = self._own_address()
         return self._address, self._port
