@@ -23,6 +23,7 @@ from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Joined
 from hopyard.doctor import examine_hosts
 from hopyard.engines import ssh as module
+from hopyard.engines.login import Login
 from hopyard.engines.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
@@ -202,6 +203,30 @@ def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:
     path.chmod(0o644)
     refused = CliRunner().invoke(app, ["agent", "--join", str(path)])
     assert refused.exit_code == 2 and "has mode 0644: others may read it" in refused.stderr
+
+
+# ------------------------------------------------------------------------------------------ logins
+
+
+def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_path: Path) -> None:
+    """Bug: only the wrapper was killed, and its child, which held standard error, kept the driver for ever."""
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\nsleep 30 &\necho $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child\nwait\n")
+    path.chmod(0o700)
+    login = Login([str(path)], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    login.begin()
+    end = time.monotonic() + 10
+    while not (tmp_path / "child").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    login.close(time.monotonic())
+    assert gone([int((tmp_path / "child").read_text())], 2)
+    assert not login._thread.is_alive()
+
+
+def test_what_a_host_says_gives_no_orders_to_a_terminal() -> None:
+    login = Login(["ssh"], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    assert login._explained(3, "a\x1b[2Jb\n").startswith(r"beta: a\x1b[2Jb: give hy.Hosts(address=")
 
 
 # ------------------------------------------------------------------------------------------ the command line

@@ -199,7 +199,7 @@ def _ask(ssh: Sequence[str], target: Target, python: str) -> Surveyed | str:
         target.slots or len(answer.gpus) or answer.cores,
         answer.cores,
         answer.gpus,
-        answer.frameworks,
+        tuple(map(escaped, answer.frameworks)),
         escaped(answer.host),
         answer.time - now,
     )

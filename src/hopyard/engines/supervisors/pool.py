@@ -336,7 +336,7 @@ class Supervisors:
             lines: takes the rest.
         """
         supervisor = self._supervisors[line.fileno()] = Supervisor(line, time.monotonic(), lines)
-        supervisor.host, supervisor.executor, supervisor.job = hello.host, hello.executor, hello.job
+        supervisor.host, supervisor.executor, supervisor.job = escaped(hello.host), hello.executor, hello.job
         supervisor.gpus = hello.gpus
         self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
         if fault := escaped(_version_fault(hello)):
