@@ -751,5 +751,8 @@ def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatc
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     from hopyard.errors import ResourceError
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError, match="give another port="):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ResourceError, match="another port=.* make a second ticket"),
+    ):
         Supervisors("127.0.0.1", taken.getsockname()[1], TOKEN, lambda slot: tmp_path / "log")
