@@ -147,6 +147,14 @@ def test_what_a_real_python_says_of_itself(tmp_path: Path, ssh: str) -> None:
     assert re.search(r"has no Python at /nowhere/python \(.*not found", said(tmp_path, HEAVY, python="/nowhere/python"))
 
 
+def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: Path) -> None:
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\n{answer(version=hy.__version__, cores=7, gpus=['0', '1'])}\n")
+    path.chmod(0o700)
+    assert hy.Hosts(["beta"], ssh=str(path)).workers == 2
+    assert hy.Hosts(["beta"], ssh=str(path), devices=None).workers == 7
+
+
 def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     towards = {"a": "10.0.0.1", "b": "10.0.0.1", "c": "192.168.0.1", "d": "", "here": "127.0.0.1"}
     monkeypatch.setattr("hopyard.engines.hosts.address_for", lambda ssh, target: towards[target.host])

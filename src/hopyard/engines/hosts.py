@@ -165,7 +165,7 @@ class Hosts:
             ResourceError: one cannot be reached, or lacks something; one sentence for each such host.
         """
         if self._surveyed is None:
-            self._surveyed = survey(self.ssh, self.targets, self.python) if self.targets else []
+            self._surveyed = survey(self.ssh, self.targets, self.python, self.devices or "none") if self.targets else []
         return self._surveyed
 
     @property
