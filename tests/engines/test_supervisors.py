@@ -753,6 +753,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(ResourceError, match="another port=.* make a second ticket"),
+        pytest.raises(ResourceError, match=r"another port=.* make a second ticket"),
     ):
         Supervisors("127.0.0.1", taken.getsockname()[1], TOKEN, lambda slot: tmp_path / "log")
