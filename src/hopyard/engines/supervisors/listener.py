@@ -39,7 +39,6 @@ class Stranger:
 
     line: Line
     since: float
-    received: int = 0
     lines: Lines = field(default_factory=Lines)
 
 
