@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -202,6 +203,23 @@ def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeyp
     assert pickle.loads(data).address == ("head.lab", 7700)
     (tmp_path / "pool.ticket").unlink()
     assert pickle.loads(data).join == str(tmp_path / "pool.ticket")
+
+
+@pytest.mark.parametrize("address", ["", "head lab"])
+def test_a_ticket_is_refused_an_address_that_cannot_be_dialled(tmp_path: Path, address: str) -> None:
+    refused = CliRunner().invoke(app, ["ticket", str(tmp_path / "pool.ticket"), "--address", address])
+    assert refused.exit_code == 2 and "--address must be a name or address" in refused.stderr
+    assert not (tmp_path / "pool.ticket").exists()
+
+
+def test_a_ticket_that_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(ticket: tickets.Ticket) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tickets, "line_of", full)
+    with pytest.raises(hy.UsageError, match=r"pool\.ticket cannot be written: No space left on device"):
+        tickets.write(tmp_path / "pool.ticket", tickets.new("head.lab", 7700))
+    assert not (tmp_path / "pool.ticket").exists()
 
 
 def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:
