@@ -25,6 +25,7 @@ from hopyard.core.runs.events import Joined
 from hopyard.doctor import examine_hosts
 from hopyard.engines import ssh as module
 from hopyard.engines.login import Login
+from hopyard.engines.reach import PEER
 from hopyard.engines.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
@@ -154,6 +155,14 @@ def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: P
     path.chmod(0o700)
     assert hy.Hosts(["beta"], ssh=str(path)).workers == 2
     assert hy.Hosts(["beta"], ssh=str(path), devices=None).workers == 7
+
+
+@pytest.mark.parametrize("code", [module.ASK, PEER])
+def test_what_a_host_is_asked_is_one_line(code: str) -> None:
+    """Bug: csh as login shell said "Unmatched '"."""
+    line = module.one_line(code)
+    assert "\n" not in line and "!" not in line
+    assert eval(line.removeprefix("exec")) == code
 
 
 def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:

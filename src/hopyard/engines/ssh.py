@@ -151,6 +151,11 @@ def remote(ssh: Sequence[str], target: Target, words: Sequence[str]) -> list[str
     return [*ssh, *OPTIONS, target.destination, shlex.join(words)]
 
 
+def one_line(code: str) -> str:
+    """Return Python code as one line: the login shell may be csh, which takes no quoted text of several lines."""
+    return f"exec({code!r})"
+
+
 def survey(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: str = "auto") -> list[Surveyed]:
     """Ask all hosts what they have, at the same time.
 
@@ -170,7 +175,7 @@ def ask_all(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: s
 
 
 def _ask(ssh: Sequence[str], target: Target, python: str, devices: str) -> Surveyed | str:
-    words = remote(ssh, target, [python, "-c", ASK, __version__, PYTHON])
+    words = remote(ssh, target, [python, "-c", one_line(ASK), __version__, PYTHON])
     try:
         done = subprocess.run(
             words,
