@@ -86,7 +86,8 @@ def examine_hosts(engine: Hosts) -> list[Finding]:
     """Checks the hosts of an engine: whether they answer, what they have, their clocks, and who can dial whom."""
     findings, there = [], []
     began = time.monotonic()
-    for target, answer in zip(engine.targets, ask_all(engine.ssh, engine.targets, engine.python), strict=True):
+    asked = ask_all(engine.ssh, engine.targets, engine.python, engine.devices or "none")
+    for target, answer in zip(engine.targets, asked, strict=True):
         if isinstance(answer, str):
             findings.append(Finding(target.host, False, answer))
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -23,6 +24,8 @@ from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Joined
 from hopyard.doctor import examine_hosts
 from hopyard.engines import ssh as module
+from hopyard.engines.login import Login
+from hopyard.engines.reach import PEER
 from hopyard.engines.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
@@ -148,6 +151,22 @@ def test_what_a_real_python_says_of_itself(tmp_path: Path, ssh: str) -> None:
     assert re.search(r"has no Python at /nowhere/python \(.*not found", said(tmp_path, HEAVY, python="/nowhere/python"))
 
 
+def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: Path) -> None:
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\n{answer(version=hy.__version__, cores=7, gpus=['0', '1'])}\n")
+    path.chmod(0o700)
+    assert hy.Hosts(["beta"], ssh=str(path)).workers == 2
+    assert hy.Hosts(["beta"], ssh=str(path), devices=None).workers == 7
+
+
+@pytest.mark.parametrize("code", [module.ASK, PEER])
+def test_what_a_host_is_asked_is_one_line(code: str) -> None:
+    """Bug: csh as login shell said "Unmatched '"."""
+    line = module.one_line(code)
+    assert "\n" not in line and "!" not in line
+    assert eval(line.removeprefix("exec")) == code
+
+
 def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     towards = {"a": "10.0.0.1", "b": "10.0.0.1", "c": "192.168.0.1", "d": "", "here": "127.0.0.1"}
     monkeypatch.setattr("hopyard.engines.hosts.address_for", lambda ssh, target: towards[target.host])
@@ -194,9 +213,37 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
     path.chmod(0o600)
     path.write_text("[]")
     with pytest.raises(hy.UsageError, match=r"pool\.ticket: this is no ticket"):
-        hy.Hosts(join=path, workers=2)
+        hy.Hosts(join=path, workers=2).address  # noqa: B018
     with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
         tickets.read(tmp_path / "none")
+
+
+def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the pickle of a run did not load where its ticket was deleted, or its path was relative."""
+    monkeypatch.chdir(tmp_path)
+    tickets.write(Path("pool.ticket"), tickets.new("head.lab", 7700))
+    data = pickle.dumps(hy.Hosts(join="pool.ticket", workers=2))
+    monkeypatch.chdir("/")
+    assert pickle.loads(data).address == ("head.lab", 7700)
+    (tmp_path / "pool.ticket").unlink()
+    assert pickle.loads(data).join == str(tmp_path / "pool.ticket")
+
+
+@pytest.mark.parametrize("address", ["", "head lab"])
+def test_a_ticket_is_refused_an_address_that_cannot_be_dialled(tmp_path: Path, address: str) -> None:
+    refused = CliRunner().invoke(app, ["ticket", str(tmp_path / "pool.ticket"), "--address", address])
+    assert refused.exit_code == 2 and "--address must be a name or address" in refused.stderr
+    assert not (tmp_path / "pool.ticket").exists()
+
+
+def test_a_ticket_that_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(ticket: tickets.Ticket) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tickets, "line_of", full)
+    with pytest.raises(hy.UsageError, match=r"pool\.ticket cannot be written: No space left on device"):
+        tickets.write(tmp_path / "pool.ticket", tickets.new("head.lab", 7700))
+    assert not (tmp_path / "pool.ticket").exists()
 
 
 def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:
@@ -206,6 +253,30 @@ def test_an_agent_refuses_a_ticket_that_others_may_read(tmp_path: Path) -> None:
     path.chmod(0o644)
     refused = CliRunner().invoke(app, ["agent", "--join", str(path)])
     assert refused.exit_code == 2 and "has mode 0644: others may read it" in refused.stderr
+
+
+# ------------------------------------------------------------------------------------------ logins
+
+
+def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_path: Path) -> None:
+    """Bug: only the wrapper was killed, and its child, which held standard error, kept the driver for ever."""
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\nsleep 30 &\necho $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child\nwait\n")
+    path.chmod(0o700)
+    login = Login([str(path)], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    login.begin()
+    end = time.monotonic() + 10
+    while not (tmp_path / "child").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    login.close(time.monotonic())
+    assert gone([int((tmp_path / "child").read_text())], 2)
+    assert not login._thread.is_alive()
+
+
+def test_what_a_host_says_gives_no_orders_to_a_terminal() -> None:
+    login = Login(["ssh"], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    assert login._explained(3, "a\x1b[2Jb\n").startswith(r"beta: a\x1b[2Jb: give hy.Hosts(address=")
 
 
 # ------------------------------------------------------------------------------------------ the command line

@@ -185,12 +185,12 @@ def test_the_end_of_the_driver_ends_all(placed: Placed) -> None:
 
 
 def test_a_line_that_breaks_ends_the_agent(placed: Placed) -> None:
-    """As when the driver is killed. Who stands by dials again."""
+    """As when the driver is killed. A host dials again: only an order ends a place there."""
     next(iter(placed.supervisors._supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
     ((slot, reason),) = placed.lost()
     assert slot == 3 and reason.endswith(f"on {HERE} ended")
     assert gone([placed.agent], 3)
-    if placed.way == "by hand":
+    if placed.way != "task":
         placed.supervisors.start(3)
         placed.supervisor, placed.agent = placed.pair()
 

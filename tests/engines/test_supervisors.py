@@ -370,6 +370,23 @@ def test_an_executor_with_another_version_ends_the_run_with_a_sentence(superviso
         supervisors.lost()
 
 
+def test_a_late_supervisor_with_another_version_is_turned_away(
+    supervisors: Supervisors, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: it ended a run that others did the work of."""
+    supervisors.start(0)
+    assert Played(supervisors).hear() == Start(0)
+    for _ in range(2):
+        other = Played.__new__(Played)
+        other.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
+        other._heard = other.line.makefile("rb")
+        Played.all.append(other)
+        other.say(Hello(TOKEN, "there\x1b[2J", "", (), 9, FORMAT, "0.0.1"))
+        assert other.hear() == Leave() and other.hear() is None
+    assert supervisors.lost() == [] and supervisors.occupied == 1
+    assert caplog.text.count("there\\x1b[2J has another version of Hopyard") == 1
+
+
 def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     supervisor = next(iter(supervisors._supervisors.values()))
@@ -734,5 +751,8 @@ def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatc
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     from hopyard.errors import ResourceError
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError, match="give another port="):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ResourceError, match=r"another port=.* make a second ticket"),
+    ):
         Supervisors("127.0.0.1", taken.getsockname()[1], TOKEN, lambda slot: tmp_path / "log")

@@ -10,6 +10,7 @@ import typer
 
 from hopyard.cli.common import echo, say, verb
 from hopyard.errors import UsageError
+from hopyard.text import shown
 
 if TYPE_CHECKING:
     from hopyard.engines.hosts import Hosts
@@ -54,6 +55,10 @@ def ticket(
     """Make a ticket: hosts that have it may join runs of hy.Hosts(join=FILE) with `hopyard agent --join FILE`."""
     from hopyard.engines.supervisors import ticket as tickets
 
+    if not address or any(character.isspace() for character in address):
+        raise UsageError(
+            f"--address must be a name or address that can be dialled, without spaces, got {shown(address)}"
+        )
     tickets.write(file, tickets.new(address, port))
     echo(f"{file}: copy it to each host (scp keeps its mode), and run there: hopyard agent --join {file}")
 

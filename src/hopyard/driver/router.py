@@ -44,7 +44,7 @@ from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import Timeouts
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
-from hopyard.system.network import address_to_bind, joined
+from hopyard.system.network import TAKEN, address_to_bind, joined
 
 log = logging.getLogger(__name__)
 
@@ -427,7 +427,7 @@ def _bound(router: zmq.Socket[bytes], host: str, port: int) -> int:
             return int(router.bind_to_random_port(endpoint))
         router.bind(f"{endpoint}:{port}")
     except zmq.ZMQError as error:
-        raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+        raise ResourceError(f"port {port} on {host}: {error}; {TAKEN}") from error
     return port
 
 

@@ -67,7 +67,6 @@ class Hosts:
 
     Raises:
         SpecError: a value is not allowed.
-        UsageError: the ticket cannot be read, or others may read it.
     """
 
     name = "hosts"
@@ -149,7 +148,7 @@ class Hosts:
             ResourceError: one cannot be reached, or lacks something; one sentence for each such host.
         """
         if self._surveyed is None:
-            self._surveyed = survey(self.ssh, self.targets, self.python) if self.targets else []
+            self._surveyed = survey(self.ssh, self.targets, self.python, self.devices or "none") if self.targets else []
         return self._surveyed
 
     @property
@@ -163,6 +162,7 @@ class Hosts:
 
         Raises:
             SpecError: hosts are reached from several addresses of this one, or none is known.
+            UsageError: the ticket cannot be read, or others may read it.
         """
         if self.ticket is not None:
             return self.ticket.host, self.ticket.port - 1

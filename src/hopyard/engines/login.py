@@ -10,9 +10,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from hopyard.engines.processes import kill_group
 from hopyard.engines.ssh import Target, explained, remote
 from hopyard.engines.supervisors.host import UNREACHED_CODE
 from hopyard.engines.supervisors.ticket import Ticket, line_of
+from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ MOST_SECONDS = 60.0
 """The longest time between two logins."""
 STEADY_SECONDS = 60.0
 """A login that lasted so long was no failure: the next one comes soon."""
+KILL_SECONDS = 2.0
+"""How long the end of a login that is cut may take."""
 LINES = 20
 """Lines of a host's errors that are kept."""
 
@@ -70,8 +74,8 @@ class Login:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if process is not None and self._thread.is_alive():
             log.warning("%s does not end its processes; the login is cut", self._target.host)
-            process.kill()
-            self._thread.join()
+            kill_group(process.pid)  # ssh may be a wrapper, whose child holds standard error
+            self._thread.join(KILL_SECONDS)
 
     def _run(self) -> None:
         pause = AGAIN_SECONDS
@@ -90,18 +94,19 @@ class Login:
     def _login(self) -> tuple[int, str]:
         """Stay logged in for as long as the host's process lives; return ssh's exit code and the last errors."""
         try:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's
-            )
+            with self._lock:
+                if self.closing.is_set():  # `close` may have looked for a process already
+                    return 0, ""
+                process = self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's
+                )
         except OSError as error:
             return 255, f"{self._command[0]} cannot be run: {error.strerror}"
         with process:
-            with self._lock:
-                self._process = process
             assert process.stdin is not None and process.stderr is not None
             with contextlib.suppress(OSError):  # it has ended; its errors say why
                 process.stdin.write(line_of(self._ticket))
@@ -118,7 +123,7 @@ class Login:
 
     def _explained(self, code: int, errors: str) -> str:
         if code == UNREACHED_CODE:
-            last = (errors.strip().splitlines() or ["it cannot reach this process"])[-1]
+            last = escaped((errors.strip().splitlines() or ["it cannot reach this process"])[-1])
             return (
                 f"{self._target.host}: {last}: give hy.Hosts(address=…) an address of this host that it can dial, and "
                 "port=… where a firewall lets three ports in a row through"

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from hopyard.engines.ssh import MARK, Target, destination_address, remote
+from hopyard.engines.ssh import MARK, Target, destination_address, one_line, remote
 from hopyard.system.network import joined, listen
 
 SECONDS = 30.0
@@ -39,7 +39,7 @@ class _Peer:
         self.target = target
         self.address = destination_address(ssh, target)
         self._process = subprocess.Popen(
-            remote(ssh, target, [python, "-c", PEER]),
+            remote(ssh, target, [python, "-c", one_line(PEER)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -151,26 +151,31 @@ def remote(ssh: Sequence[str], target: Target, words: Sequence[str]) -> list[str
     return [*ssh, *OPTIONS, target.destination, shlex.join(words)]
 
 
-def survey(ssh: Sequence[str], hosts: Sequence[Target], python: str) -> list[Surveyed]:
+def one_line(code: str) -> str:
+    """Return Python code as one line: the login shell may be csh, which takes no quoted text of several lines."""
+    return f"exec({code!r})"
+
+
+def survey(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: str = "auto") -> list[Surveyed]:
     """Ask all hosts what they have, at the same time.
 
     Raises:
         ResourceError: one cannot be reached, or lacks something; one sentence for each such host.
     """
-    results = ask_all(ssh, hosts, python)
+    results = ask_all(ssh, hosts, python, devices)
     if faults := [result for result in results if isinstance(result, str)]:
         raise ResourceError("; ".join(faults))
     return [result for result in results if isinstance(result, Surveyed)]
 
 
-def ask_all(ssh: Sequence[str], hosts: Sequence[Target], python: str) -> list[Surveyed | str]:
-    """Return what each host has, or why it cannot be used."""
+def ask_all(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: str = "auto") -> list[Surveyed | str]:
+    """Return what each host has, or why it cannot be used. `devices`: "none" leaves GPUs alone."""
     with ThreadPoolExecutor(min(len(hosts), 32)) as pool:
-        return list(pool.map(lambda target: _ask(ssh, target, python), hosts))
+        return list(pool.map(lambda target: _ask(ssh, target, python, devices), hosts))
 
 
-def _ask(ssh: Sequence[str], target: Target, python: str) -> Surveyed | str:
-    words = remote(ssh, target, [python, "-c", ASK, __version__, PYTHON])
+def _ask(ssh: Sequence[str], target: Target, python: str, devices: str) -> Surveyed | str:
+    words = remote(ssh, target, [python, "-c", one_line(ASK), __version__, PYTHON])
     try:
         done = subprocess.run(
             words,
@@ -194,12 +199,13 @@ def _ask(ssh: Sequence[str], target: Target, python: str) -> Surveyed | str:
         answer = msgspec.json.decode(line.removeprefix(MARK), type=Answer)
     except UNREADABLE as error:
         return f"{target.host} answers what cannot be read: {error}"
+    gpus = answer.gpus if devices == "auto" else ()
     return _fault(target, python, answer) or Surveyed(
         target,
-        target.slots or len(answer.gpus) or answer.cores,
+        target.slots or len(gpus) or answer.cores,
         answer.cores,
-        answer.gpus,
-        answer.frameworks,
+        gpus,
+        tuple(map(escaped, answer.frameworks)),
         escaped(answer.host),
         answer.time - now,
     )

@@ -62,6 +62,13 @@ def _is_here(address: str) -> bool:
     return True
 
 
+TAKEN = (
+    "give another port=, or port=0 for any; with hy.Hosts(join=…) another run has this ticket's hosts: wait for it, or "
+    "make a second ticket"
+)
+"""What to do where a port is taken."""
+
+
 def listen(host: str, port: int = 0) -> socket.socket:
     """Return a socket that listens for those who dial `host`, see `address_to_bind`. Port 0: any.
 

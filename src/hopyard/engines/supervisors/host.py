@@ -3,7 +3,7 @@
 It is started by ssh, which brings the ticket on standard input and keeps that open (`python -m
 hopyard.engines.supervisors`), or by hand or systemd with the ticket in a file (`hopyard agent --join`). It is what the
 executor is to supervisors on Spark: its end ends all. A supervisor that was killed, or stopped for some seconds, gets a
-successor.
+successor, and so does one whose connection to the driver ended: only an order of the driver ends a place.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hopyard.engines.local import cores, gpus
-from hopyard.engines.supervisors.supervisor import Holder, attend, continue_when_parent_ends, dial
+from hopyard.engines.supervisors.supervisor import Holder, Left, attend, continue_when_parent_ends, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.system.processes import state_of, watched
 
 UNREACHED_CODE = 3
 """Exit code where the driver cannot be dialled."""
+CUT_CODE = 4
+"""Exit code of a supervisor whose connection to the driver ended without an order to leave."""
 LOOK_SECONDS = 1.0
 """Time between two looks at supervisors."""
 STOPPED_SECONDS = 5.0
@@ -45,7 +47,7 @@ class Child:
 
     number: int
     task: socket.socket
-    """Its end tells the supervisor that this process is gone."""
+    """Its end tells the supervisor that this process is gone. One byte comes when the driver was dialled."""
     watch: int
     stopped_at: float = 0.0
     """Since when it is stopped; 0: it is not."""
@@ -80,7 +82,10 @@ class Host:
         self._children: dict[int, Child] = {}
         self._due: list[tuple[float, int]] = []
         """When which slot gets another supervisor."""
-        self._unreached = False
+        self._reached = False
+        """Whether a supervisor has dialled the driver."""
+        self._unreached: list[int] = []
+        """Slots whose supervisors could not dial it, as long as none has."""
         self._open = True
 
     def run(self) -> int:
@@ -110,10 +115,12 @@ class Host:
         for pid, child in list(self._children.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                self._forget(pid)
                 code = os.waitstatus_to_exitcode(status)
-                self._unreached = self._unreached or code == UNREACHED_CODE
-                if code not in (0, UNREACHED_CODE):
+                self._reached = self._reached or any(map(_dialled, self._children.values()))
+                self._forget(pid)
+                if code == UNREACHED_CODE:
+                    self._unreached.append(child.number)
+                elif code != 0:
                     self._due.append((now + AGAIN_SECONDS, child.number))
             elif state_of(pid) not in "Tt":
                 child.stopped_at = 0.0
@@ -121,6 +128,9 @@ class Host:
                 child.stopped_at = now
             elif now - child.stopped_at > STOPPED_SECONDS:
                 os.kill(pid, signal.SIGKILL)
+        if self._unreached and (self._reached or any(map(_dialled, self._children.values()))):
+            self._due += [(now + AGAIN_SECONDS, number) for number in self._unreached]
+            self._unreached.clear()
         for at, number in [due for due in self._due if due[0] <= now]:
             self._due.remove((at, number))
             self._start(number)
@@ -186,6 +196,13 @@ class Host:
             os._exit(code)
 
 
+def _dialled(child: Child) -> bool:
+    """Whether this supervisor has dialled the driver."""
+    with contextlib.suppress(OSError):
+        return bool(child.task.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    return False
+
+
 def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, parent: int, *, standing: bool) -> int:
     """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does.
 
@@ -211,8 +228,11 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
                 return UNREACHED_CODE
         else:
             fault = ""
+            with contextlib.suppress(OSError):  # the parent is gone, which the holder shows
+                task.send(b".")
             holder = Holder(parent, task.dup(), "parent process", "parent process")
-            if not attend(ticket, line, holder, gpus_of_slot) or not standing:
-                return 0
+            left = attend(ticket, line, holder, gpus_of_slot)
+            if left is Left.UNHELD or not standing:
+                return CUT_CODE if left is Left.CUT else 0
         if select.select([task], [], [], AGAIN_SECONDS)[0]:
             return 0

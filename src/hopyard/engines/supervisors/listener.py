@@ -16,7 +16,7 @@ from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.line import Line, Security, lasting
 from hopyard.engines.supervisors.messages import Hello, Lines, hello_of
 from hopyard.errors import ResourceError
-from hopyard.system.network import listen
+from hopyard.system.network import TAKEN, listen
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ class Stranger:
 
     line: Line
     since: float
-    received: int = 0
     lines: Lines = field(default_factory=Lines)
 
 
@@ -80,7 +79,7 @@ class Listener:
         try:
             self._socket = listen(host, port)
         except OSError as error:
-            raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+            raise ResourceError(f"port {port} on {host}: {error}; {TAKEN}") from error
         self.port = int(self._socket.getsockname()[1])
         self._socket.setblocking(False)
         self._select.register(self._socket, selectors.EVENT_READ, self._accept)

@@ -47,6 +47,7 @@ from hopyard.engines.supervisors.messages import (
 from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
+from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class Supervisors:
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
         self._abandoned: set[int] = set()
         self._failure: str = ""
+        self._warned: set[str] = set()
+        """What is wrong with supervisors that were turned away; each is warned of once."""
         self._open = True
         self._dismissed = False
         """Whether supervisors that come are to leave."""
@@ -333,12 +336,18 @@ class Supervisors:
             lines: takes the rest.
         """
         supervisor = self._supervisors[line.fileno()] = Supervisor(line, time.monotonic(), lines)
-        supervisor.host, supervisor.executor, supervisor.job = hello.host, hello.executor, hello.job
+        supervisor.host, supervisor.executor, supervisor.job = escaped(hello.host), hello.executor, hello.job
         supervisor.gpus = hello.gpus
         self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
-        if fault := _version_fault(hello):
-            self.give_up(fault)
+        if fault := escaped(_version_fault(hello)):
             supervisor.task = False  # nobody waits for its end
+            if not self.admitted_count:
+                self.give_up(fault)
+            else:  # others do the work
+                if fault not in self._warned:
+                    self._warned.add(fault)
+                    log.warning("%s; it is turned away", fault)
+                self._send(supervisor, Leave())
             self._drop(supervisor, "")
             return
         self.admitted_count += 1

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from hopyard import __version__
@@ -66,6 +67,15 @@ POLL_SECONDS = 0.2
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+class Left(Enum):
+    """Why a supervisor has left."""
+
+    ORDERED = "the driver ordered so"
+    CUT = "its connection to the driver ended"
+    UNREACHED = "its agents cannot reach the driver"
+    UNHELD = "its holder is gone"
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """What holds the place of a supervisor: a process, whose end ends all, and a task in it or below it, which may end
@@ -83,7 +93,7 @@ class Holder:
     task_name: str
 
 
-def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> bool:
+def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Left:
     """Run agents until the driver orders to leave, or until it or the holder is gone. Closes line and task.
 
     Args:
@@ -93,7 +103,7 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> bool:
         gpus: names of the GPUs that belong to it.
 
     Returns:
-        Whether the holder is still there.
+        Why it has left.
     """
     with contextlib.closing(line), holder.task:
         host = socket.gethostname()
@@ -155,10 +165,10 @@ class _AgentRunner:
         self._counter: tuple[Path, int] | None = None
         self._agent_watch = -1
         self._open = True
-        self._held = True
+        self._left = Left.CUT
 
-    def run(self) -> bool:
-        """Run until it leaves; return whether the holder is still there."""
+    def run(self) -> Left:
+        """Run until it leaves; return why."""
         try:
             while self._open:
                 notified = self._holder_watch >= 0 and (self._agent_watch >= 0 or self._agent is None)
@@ -173,7 +183,7 @@ class _AgentRunner:
             self._wait.close()
             if self._holder_watch >= 0:
                 os.close(self._holder_watch)
-        return self._held
+        return self._left
 
     def _leave(self, cause: str = "") -> None:
         """Leave because `cause` ended; "": the driver knows why."""
@@ -182,12 +192,12 @@ class _AgentRunner:
         self._open = False
 
     def _holder_ended(self) -> None:
-        self._held = False
+        self._left = Left.UNHELD
         self._leave(self._holder.process_name)
 
     def _task_ended(self) -> None:
         """Leave. A process that dies ends its task too, which may be seen first: the process is the cause then."""
-        self._held = False
+        self._left = Left.UNHELD
         deadline = time.monotonic() + CAUSE_SECONDS
         while not (process_ended := ended(self._holder.process)) and time.monotonic() < deadline:
             time.sleep(0.02)  # polled, as the system may have no descriptors of processes
@@ -235,6 +245,7 @@ class _AgentRunner:
             case EndTask():
                 self._end_task()
             case Leave():
+                self._left = Left.ORDERED
                 self._leave()
             case End():
                 pass  # of a slot whose agent is not here any more
@@ -246,6 +257,7 @@ class _AgentRunner:
             socket.create_connection((host, port), DIAL_SECONDS).close()
         except OSError as error:
             self._send(Leaving(_unreached(host, port, error)))
+            self._left = Left.UNREACHED
             self._leave()
 
     def _start(self, slot: int) -> None:

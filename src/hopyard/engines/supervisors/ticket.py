@@ -69,8 +69,12 @@ def write(path: Path, ticket: Ticket) -> None:
         raise UsageError(f"{path} is there already; delete it first, or give another name") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(file, "wb") as opened:
-        opened.write(line_of(ticket))
+    try:
+        with os.fdopen(file, "wb") as opened:
+            opened.write(line_of(ticket))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def read(path: Path) -> Ticket:

@@ -21,7 +21,7 @@ from hopyard.store.arena import Taken
 from hopyard.store.bulk.client import Ask, Reply, always, encode
 from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, admit
 from hopyard.store.bulk.turns import Late, Turns
-from hopyard.system.network import is_loopback, joined, listen
+from hopyard.system.network import TAKEN, is_loopback, joined, listen
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Server:
         try:
             self._listener = listen(host, port)
         except OSError as error:
-            raise ResourceError(f"port {port} on {host}: {error}; give another port=, or port=0 for any") from error
+            raise ResourceError(f"port {port} on {host}: {error}; {TAKEN}") from error
         self._listener.setblocking(False)
         port = int(self._listener.getsockname()[1])
         self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
