@@ -20,7 +20,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.facts import Lost
-from hopyard.engines.templates import Templates, key_of
+from hopyard.engines.templates import Templates, key_of, request, variables_of
 from jobs import (
     CONFIGS,
     agents,
@@ -57,6 +57,11 @@ def test_what_is_read_at_import_belongs_to_the_key() -> None:
     finally:
         os.umask(before)
     assert len({key, *others}) == len(others) + 1
+
+
+def test_a_request_has_variables_that_are_not_text() -> None:
+    variables = {**VARIABLES, "OLDPWD": "/home/caf\udce9", "EMPTY": "", "CODE": "a=b\nc"}
+    assert variables_of(request(variables)) == variables
 
 
 def test_a_copy_is_not_started() -> None:

@@ -31,7 +31,7 @@ import numpy as np
 
 from hopyard.agent.main import main
 from hopyard.agent.runs import service
-from hopyard.engines.templates import Ended, Forked, Refused, Report, line_of, request_of
+from hopyard.engines.templates import Ended, Forked, Refused, Report, line_of, variables_of
 from hopyard.frameworks import environment, quiet, runtime
 from hopyard.system.processes import watched
 
@@ -179,7 +179,7 @@ class _Server:
             elif _hung_up(report):
                 report.close()
             else:
-                variables = request_of(os.pread(text, os.fstat(text).st_size, 0)).variables
+                variables = variables_of(os.pread(text, os.fstat(text).st_size, 0))
                 self._fork(variables, (text, stdin, log, folder), report)
         finally:
             for descriptor in (text, stdin, log, folder):

@@ -58,13 +58,6 @@ QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
 """What a template sets if nobody has (`frameworks.quiet`). An inline run sets it in its process, for good."""
 
 
-class Request(msgspec.Struct, frozen=True):
-    """For a template: fork an agent. With it come five descriptors: that of a file with this text, and those of
-    `Inherited`."""
-
-    variables: dict[str, str]
-
-
 class Forked(msgspec.Struct, frozen=True, tag=True):
     """From a template: the agent is this process, whose group has its number."""
 
@@ -85,9 +78,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = Forked | Ended | Refused
-request_of = msgspec.json.Decoder(Request).decode
 report_of = msgspec.json.Decoder(Report).decode
 line_of = msgspec.json.Encoder().encode
+
+
+def request(variables: Mapping[str, str]) -> bytes:
+    """Return the text of a request to fork an agent that has these variables: NAME=VALUE, each followed by a zero byte.
+    They are bytes, as the system has them, of which not all are UTF-8."""
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
+
+
+def variables_of(text: bytes) -> dict[str, str]:
+    """Return the variables of a request."""
+    lines = [os.fsdecode(line) for line in text.split(b"\0") if line]
+    return dict((name, value) for name, _, value in (line.partition("=") for line in lines))
 
 
 class Fork:
@@ -235,7 +239,7 @@ class Template:
                 return descriptor
 
             text = passed(os.memfd_create("hopyard-request"))
-            os.write(text, line_of(Request(dict(variables))))
+            os.write(text, request(variables))
             read_end, write_end = os.pipe()
             stdin = os.fdopen(write_end, "wb")
             passed(read_end)
