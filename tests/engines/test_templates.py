@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import pytest
 
 import hopyard as hy
+from hopyard.agent import template
 from hopyard.core.facts import Lost
-from hopyard.engines.templates import Templates, key_of, request, variables_of
+from hopyard.engines.templates import MESSAGE, Refused, Templates, key_of, line_of, report_of, request, variables_of
 from jobs import (
     CONFIGS,
     agents,
@@ -64,6 +65,18 @@ def test_a_request_has_variables_that_are_not_text() -> None:
     assert variables_of(request(variables)) == variables
 
 
+@pytest.mark.parametrize("reason", ["x" * 9000, "\u4e00" * 9000, '"' * 9000, "/home/caf\udce9"])
+def test_a_reason_fits_into_a_report(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError(reason)
+
+    monkeypatch.setattr(template, "runtime", fail)
+    monkeypatch.setattr(template, "environment", lambda threads: {})
+    monkeypatch.setattr(template, "quiet", lambda: None)
+    text = line_of(Refused(template.prepare(1, ["torch"])))
+    assert report_of(text[:MESSAGE]) == Refused(template.prepare(1, ["torch"]))
+
+
 def test_a_copy_is_not_started() -> None:
     with hy.Local(1, devices=None) as engine:
         assert engine._templates.started and engine == hy.Local(1, devices=None)
@@ -97,8 +110,8 @@ def test_the_template_that_was_not_used_for_longest_ends_first(monkeypatch: pyte
     for threads in (1, 2, 3, 4, 1, 5):
         assert pool.fork((), threads, {}, io.BytesIO()) == threads
     assert FakeTemplate.open == [1, 3, 4, 5]
-    for template in pool._templates.values():
-        template.refusal = "it cannot"
+    for each in pool._templates.values():
+        each.refusal = "it cannot"
     assert pool.fork((), 5, {}, io.BytesIO()) is None and FakeTemplate.open == [1, 3, 4]
     pool.stop()
     assert FakeTemplate.open == []

@@ -31,9 +31,10 @@ import numpy as np
 
 from hopyard.agent.main import main
 from hopyard.agent.runs import service
-from hopyard.engines.templates import Ended, Forked, Refused, Report, line_of, variables_of
+from hopyard.engines.templates import REASON, Ended, Forked, Refused, Report, line_of, variables_of
 from hopyard.frameworks import environment, quiet, runtime
 from hopyard.system.processes import watched
+from hopyard.text import escaped, message_of
 
 WORK = service.work
 """What an agent imports once it knows that it is to run units."""
@@ -74,7 +75,7 @@ def prepare(threads: int, frameworks: Sequence[str]) -> str:
             for module in runtime(framework).late:
                 importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - agents without a template show it to the user
-        return f"{framework} cannot be imported: {type(error).__name__}: {error}"
+        return _report(f"{framework} cannot be imported: {type(error).__name__}: {message_of(error)}")
     finally:
         if check is None:
             del os.environ[NO_CUDA]
@@ -82,7 +83,12 @@ def prepare(threads: int, frameworks: Sequence[str]) -> str:
             os.environ[NO_CUDA] = check
     gc.collect()
     gc.freeze()  # leaves the pages of memory that are shared with agents alone
-    return obstacle()
+    return _report(obstacle())
+
+
+def _report(reason: str) -> str:
+    """Return a reason as it fits into one message, whatever characters it has."""
+    return escaped(reason)[:REASON]
 
 
 def obstacle() -> str:
@@ -106,7 +112,7 @@ def _threads() -> list[str]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if task.name != str(os.getpid()):
-                names.append((task / "comm").read_text().strip())
+                names.append((task / "comm").read_text(errors="replace").strip())
     return [name for name in names if name not in SAFE]
 
 

@@ -45,6 +45,10 @@ END_SECONDS = 2.0
 """How long to wait for the end of a template that has no agents."""
 IMPORT_SECONDS = 120.0
 """How long to wait for an agent of a template that may still be importing, until the agent starts without it."""
+REASON = 1000
+"""Most characters of a reason, so that a report fits into MESSAGE."""
+MESSAGE = 4096
+"""Most bytes of a report."""
 READ_AT_IMPORT = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "HOME", "PATH", "TMPDIR", "XDG_CONFIG_HOME"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "ONEDNN_", "DNNL_", "NPROC"),
@@ -124,7 +128,7 @@ class Fork:
         """Return its exit code; None: it has not ended."""
         while self._code is None and not self.refused:
             try:
-                data = self._report.recv(4096)
+                data = self._report.recv(MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
