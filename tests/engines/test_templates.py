@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -97,6 +98,9 @@ class FakeTemplate:
     def fork(self, variables: Mapping[str, str], log: Any) -> int:
         return self.threads
 
+    def forget(self) -> None:
+        pass
+
     def close(self, seconds: float = 0.0) -> None:
         if self.threads in self.open:
             self.open.remove(self.threads)
@@ -115,6 +119,44 @@ def test_the_template_that_was_not_used_for_longest_ends_first(monkeypatch: pyte
     assert pool.fork((), 5, {}, io.BytesIO()) is None and FakeTemplate.open == [1, 3, 4]
     pool.stop()
     assert FakeTemplate.open == []
+
+
+def test_a_fork_of_the_driver_leaves_its_templates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.templates.Template", FakeTemplate)
+    monkeypatch.setattr(FakeTemplate, "open", [])
+    pool = Templates()
+    pool.start()
+    pool.fork((), 1, {}, io.BytesIO())
+    pool._owner += 1  # as it is in a fork
+    pool.start()
+    assert FakeTemplate.open == [1] and not pool._templates
+    pool.fork((), 1, {}, io.BytesIO())
+    assert FakeTemplate.open == [1, 1]
+    pool.stop()
+
+
+def test_a_template_ends_whose_driver_ended_while_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "watched", lambda process: -1)
+    monkeypatch.setattr(template, "prepare", lambda threads, frameworks: pytest.fail("it goes on"))
+    template.serve(os.getppid() + 1, 1, [])
+
+
+def test_who_asks_does_not_wait_for_a_template_that_takes_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.templates.TEMPLATE", ("sleep", "1000"))
+    pool = Templates()
+    pool.start()
+    with open(os.devnull, "wb") as log:
+        forks = [pool.fork((), 1, dict(os.environ), log)]
+        (each,) = pool._templates.values()
+        each._requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        while len(forks) < 50 and forks[-1] is not None:
+            forks.append(pool.fork((), 1, dict(os.environ), log))
+    each._process.kill()
+    assert forks.pop() is None
+    for fork in forks:
+        assert fork is not None
+        fork.close()
+    pool.stop()
 
 
 def templates_of(engine: hy.Local) -> list[int]:
@@ -167,6 +209,7 @@ def witness(config: dict[str, Any]) -> Any:
             "handlers": len(logging.getLogger().handlers),
             "collects": gc.isenabled(),
             "temporary": tempfile.gettempdir(),
+            "zone": time.tzname,
             "open": len(os.listdir("/proc/self/fd")),
         }
         path.write_text(json.dumps(facts))
@@ -180,6 +223,7 @@ def test_a_fork_is_like_a_new_process(tmp_path: Path, engine: hy.Local, monkeypa
     (template,) = templates_of(engine)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLOR", "red")
+    monkeypatch.setenv("TZ", "ABC-3")
     monkeypatch.setenv("WITNESS", str(tmp_path / "cold"))
     monkeypatch.delenv("SHLVL", raising=False)
     facts = []
@@ -189,7 +233,7 @@ def test_a_fork_is_like_a_new_process(tmp_path: Path, engine: hy.Local, monkeypa
         select(tmp_path / f"run-{name}", witness, [{"lr": 0.1}] * 2, epochs=1, engine=each)
         texts = [path.read_text().replace(str(tmp_path / name), "witness") for path in (tmp_path / name).iterdir()]
         facts.append([json.loads(text.replace(str(tmp_path / f"run-{name}"), "run")) for text in texts])
-    assert facts[0][0]["variables"]["COLOR"] == "red"
+    assert facts[0][0]["variables"]["COLOR"] == "red" and facts[0][0]["zone"] == ["ABC", "ABC"]
     for fact in facts[1]:
         assert fact == facts[0][0]
     assert templates_of(engine) == [template]

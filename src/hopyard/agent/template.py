@@ -1,4 +1,4 @@
-"""The process of which agents are forked: `python -m hopyard.agent template THREADS FRAMEWORK…`.
+"""The process of which agents are forked: `python -m hopyard.agent template PARENT THREADS FRAMEWORK…`.
 
 It imports what an agent of a run imports until its first unit, and then forks an agent for each request that comes on
 its standard input, a socket. It reads no recipe and no data, computes nothing, and touches no GPU.
@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -46,14 +47,17 @@ NO_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With this variable torch looks for GPUs without using one, whatever is imported."""
 
 
-def serve(threads: int, frameworks: Sequence[str]) -> None:
+def serve(parent: int, threads: int, frameworks: Sequence[str]) -> None:
     """Import the frameworks, then fork agents until there will be no more requests, and no agent is left.
 
     Args:
+        parent: the process that started this one.
         threads: intra-op threads of frameworks.
         frameworks: names of `hopyard.frameworks.FRAMEWORKS`.
     """
-    driver = watched(os.getppid())  # first: what has ended by then is seen
+    driver = watched(os.getppid())
+    if os.getppid() != parent:  # it ended while this process began, whose parent is another one now
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as an agent does, see `main`
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     before = dict(os.environ)
@@ -248,6 +252,7 @@ class _Server:
                 os.close(file)
             os.environ.clear()
             os.environ.update(variables | dict(self._set_by_imports))
+            time.tzset()
             os.write(1, printed)
             sys.argv[1:] = []
             tempfile.tempdir = None

@@ -38,7 +38,7 @@ from hopyard.system.processes import story
 log = logging.getLogger(__name__)
 
 TEMPLATE = (sys.executable, "-P", "-m", "hopyard.agent", "template")
-"""How a template is started; the number of threads follows, and the names of frameworks."""
+"""How a template is started; the number of this process and of threads follow, and the names of frameworks."""
 MOST = 4
 """How many templates an engine keeps; the one that was not used for longest ends first."""
 END_SECONDS = 2.0
@@ -204,10 +204,11 @@ class Template:
         """Why it forks no agents; "": it does."""
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.setblocking(False)
         output = os.memfd_create("hopyard-template")  # what imports print, for the log of each agent
         try:
             self._process = subprocess.Popen(
-                [*TEMPLATE, str(threads), *frameworks],
+                [*TEMPLATE, str(os.getpid()), str(threads), *frameworks],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -290,6 +291,11 @@ class Template:
         with self._lock:
             return self._process.poll() is not None
 
+    def forget(self) -> None:
+        """Leave it to the process that started it, of which this one is a fork."""
+        self._requests.close()
+        self._process.returncode = 0  # else Popen warns that it still runs
+
     def close(self, seconds: float = 0.0) -> None:
         """Let it end as soon as it has no agents, and wait for that, though not longer than so many seconds."""
         with contextlib.suppress(OSError):
@@ -325,6 +331,11 @@ class Templates:
     def start(self) -> None:
         """Have agents forked of templates from now on, where the system can do that."""
         if hasattr(os, "pidfd_open") and hasattr(os, "memfd_create"):
+            if not self.started:
+                for template in self._templates.values():  # those of the process of which this one was forked
+                    template.forget()
+                self._templates.clear()
+                self._lock = threading.Lock()  # which a thread of that process may have held
             self._owner = os.getpid()
         else:
             log.warning("workers are forked of a process that has imported what they need on Linux only")
@@ -369,6 +380,8 @@ class Templates:
             try:
                 return template.fork(variables, log)
             except (BrokenPipeError, ConnectionResetError):  # it has ended just now: the next one has another
+                return None
+            except BlockingIOError:  # it still imports, and as many requests wait for it as its socket takes
                 return None
 
 
