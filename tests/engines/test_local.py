@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_as_many_workers_as_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     assert hy.Local(workers=3).devices == ("4", "6")
     assert hy.Local(devices=None).workers == cores()
     assert hy.Local(devices=[0, 0, 1]).workers == 3
+
+
+def test_a_path_is_that_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent may begin elsewhere, or be a fork of a process that did."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", "lib", "/opt/lib"])
+    assert local.python_path().split(os.pathsep) == [str(tmp_path), str(tmp_path / "lib"), "/opt/lib"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -19,8 +20,9 @@ from typing import Any, ClassVar
 import pytest
 
 import hopyard as hy
+from hopyard.agent import template
 from hopyard.core.facts import Lost
-from hopyard.engines.templates import Templates, key_of
+from hopyard.engines.templates import MESSAGE, Refused, Templates, key_of, line_of, report_of, request, variables_of
 from jobs import (
     CONFIGS,
     agents,
@@ -59,6 +61,23 @@ def test_what_is_read_at_import_belongs_to_the_key() -> None:
     assert len({key, *others}) == len(others) + 1
 
 
+def test_a_request_has_variables_that_are_not_text() -> None:
+    variables = {**VARIABLES, "OLDPWD": "/home/caf\udce9", "EMPTY": "", "CODE": "a=b\nc"}
+    assert variables_of(request(variables)) == variables
+
+
+@pytest.mark.parametrize("reason", ["x" * 9000, "\u4e00" * 9000, '"' * 9000, "/home/caf\udce9"])
+def test_a_reason_fits_into_a_report(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError(reason)
+
+    monkeypatch.setattr(template, "runtime", fail)
+    monkeypatch.setattr(template, "environment", lambda threads: {})
+    monkeypatch.setattr(template, "quiet", lambda: None)
+    text = line_of(Refused(template.prepare(1, ["torch"])))
+    assert report_of(text[:MESSAGE]) == Refused(template.prepare(1, ["torch"]))
+
+
 def test_a_copy_is_not_started() -> None:
     with hy.Local(1, devices=None) as engine:
         assert engine._templates.started and engine == hy.Local(1, devices=None)
@@ -79,6 +98,9 @@ class FakeTemplate:
     def fork(self, variables: Mapping[str, str], log: Any) -> int:
         return self.threads
 
+    def forget(self) -> None:
+        pass
+
     def close(self, seconds: float = 0.0) -> None:
         if self.threads in self.open:
             self.open.remove(self.threads)
@@ -92,11 +114,49 @@ def test_the_template_that_was_not_used_for_longest_ends_first(monkeypatch: pyte
     for threads in (1, 2, 3, 4, 1, 5):
         assert pool.fork((), threads, {}, io.BytesIO()) == threads
     assert FakeTemplate.open == [1, 3, 4, 5]
-    for template in pool._templates.values():
-        template.refusal = "it cannot"
+    for each in pool._templates.values():
+        each.refusal = "it cannot"
     assert pool.fork((), 5, {}, io.BytesIO()) is None and FakeTemplate.open == [1, 3, 4]
     pool.stop()
     assert FakeTemplate.open == []
+
+
+def test_a_fork_of_the_driver_leaves_its_templates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.templates.Template", FakeTemplate)
+    monkeypatch.setattr(FakeTemplate, "open", [])
+    pool = Templates()
+    pool.start()
+    pool.fork((), 1, {}, io.BytesIO())
+    pool._owner += 1  # as it is in a fork
+    pool.start()
+    assert FakeTemplate.open == [1] and not pool._templates
+    pool.fork((), 1, {}, io.BytesIO())
+    assert FakeTemplate.open == [1, 1]
+    pool.stop()
+
+
+def test_a_template_ends_whose_driver_ended_while_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "watched", lambda process: -1)
+    monkeypatch.setattr(template, "prepare", lambda threads, frameworks: pytest.fail("it goes on"))
+    template.serve(os.getppid() + 1, 1, [])
+
+
+def test_who_asks_does_not_wait_for_a_template_that_takes_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.engines.templates.TEMPLATE", ("sleep", "1000"))
+    pool = Templates()
+    pool.start()
+    with open(os.devnull, "wb") as log:
+        forks = [pool.fork((), 1, dict(os.environ), log)]
+        (each,) = pool._templates.values()
+        each._requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        while len(forks) < 50 and forks[-1] is not None:
+            forks.append(pool.fork((), 1, dict(os.environ), log))
+    each._process.kill()
+    assert forks.pop() is None
+    for fork in forks:
+        assert fork is not None
+        fork.close()
+    pool.stop()
 
 
 def templates_of(engine: hy.Local) -> list[int]:
@@ -149,6 +209,7 @@ def witness(config: dict[str, Any]) -> Any:
             "handlers": len(logging.getLogger().handlers),
             "collects": gc.isenabled(),
             "temporary": tempfile.gettempdir(),
+            "zone": time.tzname,
             "open": len(os.listdir("/proc/self/fd")),
         }
         path.write_text(json.dumps(facts))
@@ -162,6 +223,7 @@ def test_a_fork_is_like_a_new_process(tmp_path: Path, engine: hy.Local, monkeypa
     (template,) = templates_of(engine)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLOR", "red")
+    monkeypatch.setenv("TZ", "ABC-3")
     monkeypatch.setenv("WITNESS", str(tmp_path / "cold"))
     monkeypatch.delenv("SHLVL", raising=False)
     facts = []
@@ -171,7 +233,7 @@ def test_a_fork_is_like_a_new_process(tmp_path: Path, engine: hy.Local, monkeypa
         select(tmp_path / f"run-{name}", witness, [{"lr": 0.1}] * 2, epochs=1, engine=each)
         texts = [path.read_text().replace(str(tmp_path / name), "witness") for path in (tmp_path / name).iterdir()]
         facts.append([json.loads(text.replace(str(tmp_path / f"run-{name}"), "run")) for text in texts])
-    assert facts[0][0]["variables"]["COLOR"] == "red"
+    assert facts[0][0]["variables"]["COLOR"] == "red" and facts[0][0]["zone"] == ["ABC", "ABC"]
     for fact in facts[1]:
         assert fact == facts[0][0]
     assert templates_of(engine) == [template]

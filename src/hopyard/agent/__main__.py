@@ -10,6 +10,6 @@ from hopyard.agent.main import main
 if sys.argv[1:2] == ["template"]:
     from hopyard.agent.template import serve
 
-    serve(int(sys.argv[2]), sys.argv[3:])
+    serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
 else:
     main()

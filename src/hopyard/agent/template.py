@@ -1,4 +1,4 @@
-"""The process of which agents are forked: `python -m hopyard.agent template THREADS FRAMEWORK…`.
+"""The process of which agents are forked: `python -m hopyard.agent template PARENT THREADS FRAMEWORK…`.
 
 It imports what an agent of a run imports until its first unit, and then forks an agent for each request that comes on
 its standard input, a socket. It reads no recipe and no data, computes nothing, and touches no GPU.
@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,9 +32,10 @@ import numpy as np
 
 from hopyard.agent.main import main
 from hopyard.agent.runs import service
-from hopyard.engines.templates import Ended, Forked, Refused, Report, line_of, request_of
+from hopyard.engines.templates import REASON, Ended, Forked, Refused, Report, line_of, variables_of
 from hopyard.frameworks import environment, quiet, runtime
 from hopyard.system.processes import watched
+from hopyard.text import escaped, message_of
 
 WORK = service.work
 """What an agent imports once it knows that it is to run units."""
@@ -45,14 +47,17 @@ NO_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With this variable torch looks for GPUs without using one, whatever is imported."""
 
 
-def serve(threads: int, frameworks: Sequence[str]) -> None:
+def serve(parent: int, threads: int, frameworks: Sequence[str]) -> None:
     """Import the frameworks, then fork agents until there will be no more requests, and no agent is left.
 
     Args:
+        parent: the process that started this one.
         threads: intra-op threads of frameworks.
         frameworks: names of `hopyard.frameworks.FRAMEWORKS`.
     """
-    driver = watched(os.getppid())  # first: what has ended by then is seen
+    driver = watched(os.getppid())
+    if os.getppid() != parent:  # it ended while this process began, whose parent is another one now
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as an agent does, see `main`
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     before = dict(os.environ)
@@ -74,7 +79,7 @@ def prepare(threads: int, frameworks: Sequence[str]) -> str:
             for module in runtime(framework).late:
                 importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - agents without a template show it to the user
-        return f"{framework} cannot be imported: {type(error).__name__}: {error}"
+        return _report(f"{framework} cannot be imported: {type(error).__name__}: {message_of(error)}")
     finally:
         if check is None:
             del os.environ[NO_CUDA]
@@ -82,7 +87,12 @@ def prepare(threads: int, frameworks: Sequence[str]) -> str:
             os.environ[NO_CUDA] = check
     gc.collect()
     gc.freeze()  # leaves the pages of memory that are shared with agents alone
-    return obstacle()
+    return _report(obstacle())
+
+
+def _report(reason: str) -> str:
+    """Return a reason as it fits into one message, whatever characters it has."""
+    return escaped(reason)[:REASON]
 
 
 def obstacle() -> str:
@@ -106,7 +116,7 @@ def _threads() -> list[str]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if task.name != str(os.getpid()):
-                names.append((task / "comm").read_text().strip())
+                names.append((task / "comm").read_text(errors="replace").strip())
     return [name for name in names if name not in SAFE]
 
 
@@ -179,7 +189,7 @@ class _Server:
             elif _hung_up(report):
                 report.close()
             else:
-                variables = request_of(os.pread(text, os.fstat(text).st_size, 0)).variables
+                variables = variables_of(os.pread(text, os.fstat(text).st_size, 0))
                 self._fork(variables, (text, stdin, log, folder), report)
         finally:
             for descriptor in (text, stdin, log, folder):
@@ -242,6 +252,7 @@ class _Server:
                 os.close(file)
             os.environ.clear()
             os.environ.update(variables | dict(self._set_by_imports))
+            time.tzset()
             os.write(1, printed)
             sys.argv[1:] = []
             tempfile.tempdir = None

@@ -42,12 +42,12 @@ END_SECONDS = 2.0
 
 
 def python_path() -> str:
-    """Return where this process looks for modules, as PYTHONPATH, so that an agent finds the same ones. An
-    interactive session, whose path has "", looks in the current folder."""
+    """Return where this process looks for modules, as PYTHONPATH, so that an agent finds the same ones, whatever folder
+    it begins in. An interactive session, whose path has "", looks in the current folder."""
     paths = []
     for path in sys.path:
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed
-            paths.append(path or os.getcwd())  # noqa: PTH109 - a text
+            paths.append(path if os.path.isabs(path) else os.path.abspath(path))  # noqa: PTH100, PTH117 - texts
     return os.pathsep.join(paths)
 
 

@@ -38,13 +38,17 @@ from hopyard.system.processes import story
 log = logging.getLogger(__name__)
 
 TEMPLATE = (sys.executable, "-P", "-m", "hopyard.agent", "template")
-"""How a template is started; the number of threads follows, and the names of frameworks."""
+"""How a template is started; the number of this process and of threads follow, and the names of frameworks."""
 MOST = 4
 """How many templates an engine keeps; the one that was not used for longest ends first."""
 END_SECONDS = 2.0
 """How long to wait for the end of a template that has no agents."""
 IMPORT_SECONDS = 120.0
 """How long to wait for an agent of a template that may still be importing, until the agent starts without it."""
+REASON = 1000
+"""Most characters of a reason, so that a report fits into MESSAGE."""
+MESSAGE = 4096
+"""Most bytes of a report."""
 READ_AT_IMPORT = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "HOME", "PATH", "TMPDIR", "XDG_CONFIG_HOME"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "ONEDNN_", "DNNL_", "NPROC"),
@@ -56,13 +60,6 @@ READ_LATER = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Variables with such names that are read when a GPU is first used."""
 QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
 """What a template sets if nobody has (`frameworks.quiet`). An inline run sets it in its process, for good."""
-
-
-class Request(msgspec.Struct, frozen=True):
-    """For a template: fork an agent. With it come five descriptors: that of a file with this text, and those of
-    `Inherited`."""
-
-    variables: dict[str, str]
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -85,9 +82,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = Forked | Ended | Refused
-request_of = msgspec.json.Decoder(Request).decode
 report_of = msgspec.json.Decoder(Report).decode
 line_of = msgspec.json.Encoder().encode
+
+
+def request(variables: Mapping[str, str]) -> bytes:
+    """Return the text of a request to fork an agent that has these variables: NAME=VALUE, each followed by a zero byte.
+    They are bytes, as the system has them, of which not all are UTF-8."""
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
+
+
+def variables_of(text: bytes) -> dict[str, str]:
+    """Return the variables of a request."""
+    lines = [os.fsdecode(line) for line in text.split(b"\0") if line]
+    return dict((name, value) for name, _, value in (line.partition("=") for line in lines))
 
 
 class Fork:
@@ -120,7 +128,7 @@ class Fork:
         """Return its exit code; None: it has not ended."""
         while self._code is None and not self.refused:
             try:
-                data = self._report.recv(4096)
+                data = self._report.recv(MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
@@ -196,10 +204,11 @@ class Template:
         """Why it forks no agents; "": it does."""
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.setblocking(False)
         output = os.memfd_create("hopyard-template")  # what imports print, for the log of each agent
         try:
             self._process = subprocess.Popen(
-                [*TEMPLATE, str(threads), *frameworks],
+                [*TEMPLATE, str(os.getpid()), str(threads), *frameworks],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -235,7 +244,7 @@ class Template:
                 return descriptor
 
             text = passed(os.memfd_create("hopyard-request"))
-            os.write(text, line_of(Request(dict(variables))))
+            os.write(text, request(variables))
             read_end, write_end = os.pipe()
             stdin = os.fdopen(write_end, "wb")
             passed(read_end)
@@ -282,6 +291,11 @@ class Template:
         with self._lock:
             return self._process.poll() is not None
 
+    def forget(self) -> None:
+        """Leave it to the process that started it, of which this one is a fork."""
+        self._requests.close()
+        self._process.returncode = 0  # else Popen warns that it still runs
+
     def close(self, seconds: float = 0.0) -> None:
         """Let it end as soon as it has no agents, and wait for that, though not longer than so many seconds."""
         with contextlib.suppress(OSError):
@@ -317,6 +331,11 @@ class Templates:
     def start(self) -> None:
         """Have agents forked of templates from now on, where the system can do that."""
         if hasattr(os, "pidfd_open") and hasattr(os, "memfd_create"):
+            if not self.started:
+                for template in self._templates.values():  # those of the process of which this one was forked
+                    template.forget()
+                self._templates.clear()
+                self._lock = threading.Lock()  # which a thread of that process may have held
             self._owner = os.getpid()
         else:
             log.warning("workers are forked of a process that has imported what they need on Linux only")
@@ -361,6 +380,8 @@ class Templates:
             try:
                 return template.fork(variables, log)
             except (BrokenPipeError, ConnectionResetError):  # it has ended just now: the next one has another
+                return None
+            except BlockingIOError:  # it still imports, and as many requests wait for it as its socket takes
                 return None
 
 
