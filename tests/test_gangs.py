@@ -171,6 +171,7 @@ class ScarceProcesses(Processes):
             super().start(slot)
 
 
+@pytest.mark.cold
 def test_a_gang_that_may_get_smaller_goes_on_without_a_lost_member(tmp_path: Path) -> None:
     alone = fit(tmp_path / "alone", engine=hy.Inline(), parallel=hy.Hopper())
     config = trouble(1, 11, "kill", tmp_path / "once")
