@@ -175,11 +175,14 @@ class ScarceProcesses(Processes):
 def test_a_gang_that_may_get_smaller_goes_on_without_a_lost_member(tmp_path: Path) -> None:
     alone = fit(tmp_path / "alone", engine=hy.Inline(), parallel=hy.Hopper())
     config = trouble(1, 11, "kill", tmp_path / "once")
-    parallel = hy.AllReduce(min_workers=1)
+    parallel = hy.AllReduce(2, min_workers=1)
     run = fit(tmp_path / "run", config=config, engine=Scarce(2, devices=None), parallel=parallel)
     assert run.status == "completed"
     assert run.best.history[2] == pytest.approx(alone.best.history[2], rel=1e-9)
     assert [line.members for line in journal(run.directory) if isinstance(line, Shrunk)] == [1]
+    assert fit(tmp_path / "run", config=config, parallel=parallel, resume=True).status == "completed"
+    with pytest.raises(hy.RunDirectoryError, match="holds a run with parallel="):
+        fit(tmp_path / "run", 3, hy.AllReduce(3, min_workers=1), config, resume=True)
     with pytest.raises(hy.SpecError, match="min_workers= and the loss of a worker has changed how many"):
         replay(run.directory)
 

@@ -255,7 +255,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     if (
         then.gang is not msgspec.UNSET
         and now.gang is not msgspec.UNSET
-        and (any_workers(request.parallel) or then.gang.least)
+        and (any_workers(request.parallel) or now.gang.size == recovered[1].members)
     ):
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)

@@ -24,6 +24,7 @@ class EarlierDrivers:
         marks: the marks that they put into the folder of the States.
         directories: the run directory, as each of them named it.
         trained: whether a unit was ever dispatched.
+        members: workers of a gang that the user asked for last, whatever was lost since.
         at: when the last line was written.
     """
 
@@ -32,6 +33,7 @@ class EarlierDrivers:
     marks: set[str] = field(default_factory=set)
     directories: list[str] = field(default_factory=list)
     trained: bool = False
+    members: int = 1
     at: float = 0.0
 
     def see(self, lines: Iterable[Line]) -> Iterator[Line]:
@@ -46,6 +48,7 @@ class EarlierDrivers:
             elif isinstance(line, (Began, Resumed)):
                 self.marks.add(line.mark)
                 self.directories.append(line.directory)
+                self.members = line.spec.members if isinstance(line, Began) else line.members or self.members
             yield line
 
 
