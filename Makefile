@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
+# Three processes of tests on two cores: tests wait about as long as they compute.
 
 .PHONY: demo test quick most check lint types docs bench clean
 
@@ -12,13 +13,13 @@ demo: $(STAMP)
 	$(BIN)/hopyard demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 quick: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not spark and not tensorflow and not slow'
+	$(BIN)/pytest -n 3 --dist loadfile -m 'not spark and not tensorflow and not slow'
 
 most: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not long and not campaign'
+	$(BIN)/pytest -n 3 --dist loadfile -m 'not long and not campaign'
 
 check: lint types most
 

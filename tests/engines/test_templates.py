@@ -86,6 +86,14 @@ def test_a_copy_is_not_started() -> None:
     assert not engine._templates.started
 
 
+def test_the_outermost_with_stops_an_engine() -> None:
+    with hy.Local(1, devices=None) as engine:
+        with engine:
+            pass
+        assert engine._templates.started
+    assert not engine._templates.started
+
+
 class FakeTemplate:
     """Notes which are open."""
 

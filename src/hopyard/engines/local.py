@@ -144,10 +144,13 @@ class Local:
         self._templates.stop()
 
     def __enter__(self) -> Self:
+        self._templates.entered += 1
         return self.start()
 
     def __exit__(self, *exception: object) -> None:
-        self.stop()
+        self._templates.entered -= 1
+        if not self._templates.entered:  # else an outer `with` goes on
+            self.stop()
 
 
 class Processes:

@@ -318,6 +318,8 @@ class Templates:
         """Key → template; the one that was used last is the last one."""
         self._owner = 0
         """The process that started them; 0: they are not started."""
+        self.entered = 0
+        """How many `with` statements have the engine."""
         self._finalizer = weakref.finalize(self, _close_all, self._templates, os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
