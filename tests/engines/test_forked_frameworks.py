@@ -57,7 +57,7 @@ def fingerprint(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "framework",
     [
-        "torch",
+        pytest.param("torch", marks=pytest.mark.long),
         "torch, 2 threads",
         pytest.param("keras, tensorflow", marks=pytest.mark.tensorflow),
         pytest.param("keras, torch", marks=pytest.mark.long),

@@ -14,7 +14,7 @@ from gang_jobs import network
 from hopyard.core.runs.events import Joined
 from jobs import dataset, journal
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
+pytestmark = [pytest.mark.slow, pytest.mark.cold, pytest.mark.filterwarnings("ignore:. workers on")]
 
 NETWORK = Path(__file__).parents[2] / "benchmarks" / "slow_network.py"
 
