@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from hopyard.engines.local import agent_environment
 from hopyard.engines.supervisors import pool as module
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.messages import (
@@ -39,7 +40,7 @@ from hopyard.engines.supervisors.messages import (
     order_of,
 )
 from hopyard.engines.supervisors.pool import Supervisors
-from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial, environment
+from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
@@ -414,10 +415,10 @@ def test_devices(supervisors: Supervisors) -> None:
 
 
 def test_gpus_of_a_task_are_those_of_its_agent() -> None:
-    made = environment(Prepare("", 2, {"A": "b"}), ["3", "5"])
+    made = agent_environment(2, "3,5", {"A": "b"})
     assert made["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert (made["OMP_NUM_THREADS"], made["A"]) == ("2", "b")
-    assert environment(Prepare("", 2, {"CUDA_VISIBLE_DEVICES": ""}), ["3"])["CUDA_VISIBLE_DEVICES"] == ""
+    assert agent_environment(2, "3", {"CUDA_VISIBLE_DEVICES": ""})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
 from hopyard.system.oom import RAN_OUT, Kills
-from hopyard.system.processes import story as story  # noqa: PLC0414 - for those that start processes
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -49,6 +48,25 @@ def python_path() -> str:
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed
             paths.append(path if os.path.isabs(path) else os.path.abspath(path))  # noqa: PTH100, PTH117 - texts
     return os.pathsep.join(paths)
+
+
+def agent_environment(threads: int, gpus: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an agent: that of this process, and what its run adds.
+
+    Args:
+        threads: intra-op threads.
+        gpus: those that it may use, with commas between them; empty: as this process.
+        env: the values of the engine's env=.
+    """
+    variables = dict(os.environ)
+    variables.update(dict.fromkeys(THREADS, str(threads)))
+    variables["PYTHONPATH"] = python_path()
+    variables["PYTHONUNBUFFERED"] = "1"
+    if gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = gpus
+        variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    variables.update(env)
+    return variables
 
 
 def cores() -> int:
@@ -178,11 +196,12 @@ class Processes:
         self._start(slot, lambda variables, log: self._fork(variables, log) or _spawn(variables, log))
 
     def _start(self, slot: int, start: Callable[[dict[str, str], IO[bytes]], Process]) -> None:
+        variables = agent_environment(self._engine.threads, self._devices.get(slot, ""), self._engine.env)
         path = self._launch.log(slot)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as log:
-                process = start(self._variables(slot), log)
+                process = start(variables, log)
         except OSError as error:
             raise ResourceError(f"slot {slot}: no worker process could be started: {error}") from error
         self._counters[slot] = self._kills.watch(process.counted)  # before its card, without which it does nothing
@@ -190,19 +209,6 @@ class Processes:
             process.stdin.write(self._launch.card(slot))
             process.stdin.flush()
         self._running[slot] = process
-
-    def _variables(self, slot: int) -> dict[str, str]:
-        """Return the environment of this slot's process."""
-        engine = self._engine
-        variables = dict(os.environ)
-        variables.update(dict.fromkeys(THREADS, str(engine.threads)))
-        variables["PYTHONPATH"] = python_path()
-        variables["PYTHONUNBUFFERED"] = "1"
-        if slot in self._devices:
-            variables["CUDA_VISIBLE_DEVICES"] = self._devices[slot]
-            variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        variables.update(engine.env)
-        return variables
 
     def _fork(self, variables: dict[str, str], log: IO[bytes]) -> Process | None:
         return self._engine._templates.fork(self._launch.frameworks, self._engine.threads, variables, log)

@@ -21,14 +21,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from hopyard import __version__
 from hopyard.core.facts import UNREADABLE
-from hopyard.engines.local import AGENT, THREADS, python_path, story
+from hopyard.engines.local import AGENT, agent_environment
 from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
 from hopyard.engines.supervisors.messages import (
     FORMAT,
@@ -51,7 +50,7 @@ from hopyard.engines.supervisors.messages import (
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.system import oom
 from hopyard.system.network import joined, parted
-from hopyard.system.processes import ended, watched
+from hopyard.system.processes import ended, story, watched
 from hopyard.text import escaped
 
 DIAL_SECONDS = 10.0
@@ -274,7 +273,7 @@ class _AgentRunner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=environment(self._prepare, self._gpus),
+                env=agent_environment(self._prepare.threads, ",".join(self._gpus), self._prepare.env),
                 start_new_session=True,  # what it starts ends with it, by its process group
             )
         except OSError as error:
@@ -346,16 +345,3 @@ class _AgentRunner:
             self._line.send(line_of(report))
         except OSError:
             self._open = False
-
-
-def environment(prepare: Prepare, gpus: list[str]) -> Mapping[str, str]:
-    """Return the environment of an agent: that of this process, and what the driver adds."""
-    variables = dict(os.environ)
-    variables.update(dict.fromkeys(THREADS, str(prepare.threads)))
-    variables["PYTHONPATH"] = python_path()
-    variables["PYTHONUNBUFFERED"] = "1"
-    if gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    variables.update(prepare.env)
-    return variables
