@@ -1,9 +1,8 @@
 """Which process runs which file of tests, where xdist has several: files that share what is dear to start go to one.
 
 A session of Spark takes 25 seconds of a core until its first job is done, TensorFlow five in each process that imports
-it. So the first process takes files with the fixture `spark`, the second those that import TensorFlow, the others the
-rest; who has nothing of its own left takes what there is. The longest files begin first, else one of them would run
-alone at the end.
+it. So the first process takes files with the fixture `spark`, the second those that import TensorFlow, and then helps
+the first; the others take the rest. The longest files begin first, else one of them would run alone at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +13,12 @@ from typing import Any
 
 from xdist.scheduler import LoadFileScheduling
 
-KINDS = {"spark": r"\bspark: Any", "tensorflow": r"mark\.tensorflow|import tensorflow|import keras"}
+KINDS = {
+    "spark": r"\bspark: Any|getfixturevalue\(\"spark",
+    "tensorflow": r"mark\.tensorflow|import tensorflow|import keras",
+}
+WANTED = (("spark", "", "tensorflow"), ("tensorflow", "spark", ""), ("", "tensorflow", "spark"))
+"""What the first process takes first, second and last; what the second does; what all others do."""
 LONGEST = """
     engines/test_spark_programs engines/test_spark data/from_spark/test_spark_dataset spark/ml/test_estimator
     spark/inference/test_predict feeds/test_sender test_gangs spark/tfrecord/test_tfrecords compat/test_cluster
@@ -43,7 +47,7 @@ def weight(path: str) -> int:
 
 
 class ByKind(LoadFileScheduling):
-    """xdist's scheduler of whole files, which chooses each process's next one by what it has started."""
+    """xdist's scheduler of whole files, with another choice of the next one."""
 
     def __init__(self, config: Any, log: Any = None) -> None:
         super().__init__(config, log)
@@ -54,8 +58,8 @@ class ByKind(LoadFileScheduling):
         self.workqueue.move_to_end(min(self.workqueue, key=lambda path: self._rank(node, path)), last=False)
         super()._assign_work_unit(node)
 
-    def _rank(self, node: Any, path: str) -> tuple[bool, int]:
-        wanted = dict(enumerate(KINDS)).get(self.nodes.index(node), "")
+    def _rank(self, node: Any, path: str) -> tuple[int, int]:
         if path not in self._kinds:
             self._kinds[path] = kind((self._root / path).read_text())
-        return self._kinds[path] != wanted, weight(path)
+        wanted = WANTED[min(self.nodes.index(node), len(WANTED) - 1)]
+        return wanted.index(self._kinds[path]), weight(path)
