@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
-# Processes of tests, on two cores: tests wait about as long as they compute.
+# Of tests, on two cores: they wait about as long as they compute. tests/schedule.py says which files each of them takes.
 PROCESSES := 4
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
