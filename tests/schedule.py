@@ -46,6 +46,11 @@ def weight(path: str) -> int:
     return files.index(name) if name in files else len(files)
 
 
+def rank(process: int, kind: str, path: str) -> tuple[int, int]:
+    """Return what is the smaller the sooner a process, by its number, takes a file."""
+    return WANTED[min(process, len(WANTED) - 1)].index(kind), weight(path)
+
+
 class ByKind(LoadFileScheduling):
     """xdist's scheduler of whole files, with another choice of the next one."""
 
@@ -55,11 +60,12 @@ class ByKind(LoadFileScheduling):
         self._kinds: dict[str, str] = {}
 
     def _assign_work_unit(self, node: Any) -> None:
-        self.workqueue.move_to_end(min(self.workqueue, key=lambda path: self._rank(node, path)), last=False)
+        process = self.nodes.index(node)
+        first = min(self.workqueue, key=lambda path: rank(process, self._kind(path), path))
+        self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
-    def _rank(self, node: Any, path: str) -> tuple[int, int]:
+    def _kind(self, path: str) -> str:
         if path not in self._kinds:
             self._kinds[path] = kind((self._root / path).read_text())
-        wanted = WANTED[min(self.nodes.index(node), len(WANTED) - 1)]
-        return wanted.index(self._kinds[path]), weight(path)
+        return self._kinds[path]
