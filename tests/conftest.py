@@ -194,7 +194,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",  # 200 write as many files, for seconds
-        "spark.task.maxFailures": "2",  # what fails always does so the second time too, each time in a new Python
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
