@@ -190,6 +190,8 @@ class Search:
     @property
     def slots(self) -> int:
         """How many slots train: a gang is one, and a worker that waits for others to form one is none."""
+        if self.spec.members == 1:  # asked after each event, of which there are thousands a second
+            return len(self._slots)
         return sum([slot.trains for slot in self._slots.values()])
 
     def earliest(self) -> float | None:
