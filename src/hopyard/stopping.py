@@ -244,6 +244,20 @@ def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
         )
 
 
+def check_partitions(rule: Rule | None, epochs: int, partitions: int) -> None:
+    """Check a rule against the number of training partitions, which is known once the data is prepared.
+
+    Raises:
+        SpecError: it does not fit.
+    """
+    if isinstance(rule, ASHA) and rule.min_partitions is not None and rule.min_partitions >= epochs * partitions:
+        raise SpecError(
+            f"ASHA: min_partitions = {rule.min_partitions} must be below the partitions that a trial goes over, which "
+            f"are {epochs * partitions} ({epochs} epochs of {partitions}): trials would end before anything is "
+            "decided; give a smaller min_partitions, or min_epochs="
+        )
+
+
 def number(name: str, value: Any, least: float = -math.inf) -> float:
     """Return the argument `name`, a finite number >= `least`, as a float.
 

@@ -34,7 +34,7 @@ from hopyard.parallel import any_workers, parallel_of, whole_epochs
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
-from hopyard.stopping import Asked
+from hopyard.stopping import Asked, check_partitions
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -73,6 +73,9 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
                 f"metric = {metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
                 'choose a metric of training such as "loss"'
             )
+        sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
+        spec = whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes))
+        check_partitions(spec.stop, spec.epochs, spec.partitions)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
@@ -84,9 +87,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
-        machine = Machine(whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes)))
-        return drive(Drive(layout, lock, kept, manifest, machine, states, encrypt=request.encrypt, live=inputs), wait)
+        job = Drive(layout, lock, kept, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
+        return drive(job, wait)
 
 
 def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
@@ -137,6 +139,11 @@ def go_on(
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, text)
     elif ended:
+        if members_of(layout, machine.spec, changes):
+            raise SpecError(
+                f"workers = {changes.workers}: {layout.root} has ended ({machine.status}), and trains nothing more; "
+                "give epochs= or failed=True too, or start another run"
+            )
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
