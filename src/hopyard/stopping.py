@@ -136,7 +136,8 @@ class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         sync: whether trials wait for each other, so that results do not depend on time.
 
     Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, §3.2.2. (There every
-    reported value is a step; here each epoch is.)
+    reported value is a step; here each epoch is. There the others are trials that were completed; here trials that were
+    stopped count too, up to the epoch to which they came.)
     """
 
     min_epochs: int = 1

@@ -134,16 +134,16 @@ def go_on(
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
     ended = machine.ended and not retries and not changes.extend
+    if ended and members_of(layout, machine.spec, changes):
+        raise SpecError(
+            f"workers = {changes.workers}: {layout.root} has ended ({machine.status}), and trains nothing more; what "
+            "is lost of it is made again by as many workers as before; give epochs= or failed=True too"
+        )
     lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
     if lost:
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, text)
     elif ended:
-        if members_of(layout, machine.spec, changes):
-            raise SpecError(
-                f"workers = {changes.workers}: {layout.root} has ended ({machine.status}), and trains nothing more; "
-                "give epochs= or failed=True too, or start another run"
-            )
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
