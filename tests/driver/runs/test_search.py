@@ -549,5 +549,13 @@ def test_few_trials_for_hyperband_are_said(tmp_path: Path, caplog: pytest.LogCap
     assert "hy.Hyperband over 4 epochs has 3 brackets of 10 trials in all, the search proposes 3" in caplog.text
 
 
+def test_a_search_that_can_learn_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "lets all 3 trials wait for each other, so the search proposes them all before"
+    for kind, said in ((hy.TPE(3), 1), (hy.TPE(3, batch=2), 0)):
+        caplog.clear()
+        search(tmp_path / str(said), hy.ASHA(2, sync=True), search=kind, epochs=2, exact=True)
+        assert caplog.text.count(text) == said
+
+
 def test_decisions_are_in_the_journal() -> None:
     assert {Paused, Granted, Stopped, Closed, Dispatch} <= set(DECISIONS)

@@ -170,7 +170,7 @@ def run_spec(
         if better != each.mode:
             best = f"{each.mode}imum"
             log.warning('mode = "%s": of metric = %r the %s is taken for the best', each.mode, each.metric, best)
-    _check_cohorts(spec)
+    _check_cohorts(spec, learns(inputs.search))
     if (reason := inexact(spec, learns(inputs.search), repeated)) and exact is True:
         raise Inexact(f"exact=True: {reason}")
     if reason and exact == "warn":
@@ -210,15 +210,21 @@ def inexact(spec: RunSpec, learning: bool, repeated: bool = True) -> str:
     return ""
 
 
-def _check_cohorts(spec: RunSpec) -> None:
+def _check_cohorts(spec: RunSpec, learning: bool) -> None:
     """Raise SpecError where trials are to wait for each other, and nobody knows how many there are; warn where there
-    are too few for all brackets."""
+    are too few for all brackets, and where all are proposed before the search has learned anything."""
     rule = spec.stop
     waits = isinstance(rule, (ASHA, Median)) and rule.sync
     if waits and spec.trials is None and not spec.batch:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(sync=True) needs a search that knows how many trials it proposes; give "
             "max_trials= too"
+        )
+    if waits and learning and not spec.batch:
+        log.warning(
+            "stop = hy.%s(sync=True) lets all %d trials wait for each other, so the search proposes them all before it "
+            "has a result to learn from; give it batch=n, as in hy.TPE(64, batch=8)",
+            *(type(rule).__name__, spec.trials),
         )
     if isinstance(rule, Hyperband) and spec.trials is not None:
         brackets = rule.brackets(spec.epochs)
