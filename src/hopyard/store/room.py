@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 import threading
 
 LARGE = 4 << 20
 """Bytes from which large pages are worth a mapping of their own."""
 KEPT = 1 << 28
 """Bytes of the largest memory that is kept to be used again."""
-_UNUSED = 3
-"""References to a mapping of which nobody has a view: its owner's, a local name, and the argument of the count."""
 
 
 def room(size: int) -> memoryview:
@@ -34,9 +31,18 @@ class Room:
             return room(size)
         with self._lock:
             mapping = self._mapping
-            if mapping is None or not size <= len(mapping) <= 2 * size or sys.getrefcount(mapping) > _UNUSED:
+            if mapping is None or not size <= len(mapping) <= 2 * size or _viewed(mapping):
                 mapping = self._mapping = _mapped(size)
             return memoryview(mapping)[:size]
+
+
+def _viewed(mapping: mmap.mmap) -> bool:
+    """Whether somebody has a view of it: then its size is fixed. True also where that cannot be known."""
+    try:
+        mapping.resize(len(mapping))
+    except (BufferError, OSError, SystemError):  # views; no memory; a system that cannot do it
+        return True
+    return False
 
 
 def _mapped(size: int) -> mmap.mmap:
