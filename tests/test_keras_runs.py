@@ -68,13 +68,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Run]:
-    """By Keras' backend, what one worker makes of the zoo, or of one architecture. All at once, to save time; the first
-    in a driver of its own, which imports no framework."""
+    """By Keras' backend, what one worker makes of the zoo, or of one architecture. Both at once, to save time; the
+    first in a driver of its own, which imports no framework."""
     process = driver([str(script(folder / "job.py", DRIVER))], folder)
-    runs = {name: on(name, folder, 1, wait=False) for name in ("jax", "torch")}
+    run = on("torch", folder, 1, wait=False)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out + err
-    return {name: run.wait() for name, run in runs.items()} | {"tensorflow": hy.load(folder / "one")}
+    return {"torch": run.wait(), "tensorflow": hy.load(folder / "one")}
+
+
+@pytest.fixture(scope="module")
+def jax(folder: Path) -> Run:
+    """One architecture on one worker with JAX, which compiles for many seconds."""
+    return on("jax", folder, 1)
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +191,8 @@ def backends(run: Run) -> set[str]:
 
 @pytest.mark.jax
 @pytest.mark.long
-def test_on_jax_two_workers_give_the_bits_of_one(alone: dict[str, Run], folder: Path) -> None:
-    one, two = alone["jax"], on("jax", folder, 2)
+def test_on_jax_two_workers_give_the_bits_of_one(jax: Run, folder: Path) -> None:
+    one, two = jax, on("jax", folder, 2)
     assert backends(one) == backends(two) == {"jax"}
     assert digests(one) == digests(two)
     assert len(set(digests(one))) == 2
@@ -204,11 +210,14 @@ def test_on_torch(alone: dict[str, Run]) -> None:
     assert quiet(run)
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_a_model_of_another_backend_is_as_good_here(alone: dict[str, Run], backend: str, one: Run) -> None:
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.jax)])
+def test_a_model_of_another_backend_is_as_good_here(
+    request: pytest.FixtureRequest, alone: dict[str, Run], backend: str, one: Run
+) -> None:
     """Here Keras is on TensorFlow; a State holds plain arrays."""
     one.trials[0].model()
-    trial = alone[backend].trials[1]
+    run = request.getfixturevalue("jax") if backend == "jax" else alone[backend]
+    trial = run.trials[1]
     x, y = table(384)
     found = trial.evaluate({"inputs": x[256:], "targets": y[256:]}, "last")
     for name, value in found.items():
@@ -216,11 +225,11 @@ def test_a_model_of_another_backend_is_as_good_here(alone: dict[str, Run], backe
 
 
 @pytest.mark.long
-def test_whoever_asks_for_a_model_of_jax_gets_no_workers_of_jax(alone: dict[str, Run], tmp_path: Path) -> None:
+def test_whoever_asks_for_a_model_of_jax_gets_no_workers_of_jax(jax: Run, tmp_path: Path) -> None:
     """In a process of its own, where Keras is not there yet. What is in its environment is in that of later workers."""
     body = f"""
 import os
-model = hy.load({str(alone["jax"].directory)!r}).best.model()
+model = hy.load({str(jax.directory)!r}).best.model()
 import keras
 assert keras.backend.backend() == "jax"
 assert isinstance(model, keras.Model)
@@ -424,7 +433,7 @@ def forked(config: dict[str, Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "weighted"])
 def test_several_inputs_and_outputs_by_name(tmp_path: Path, weighted: bool) -> None:
     data = several(weighted)
     run = select(tmp_path / "run", forked, [{"lr": 0.03}], data=data, metric="val_sign_auc", mode="max")

@@ -142,8 +142,15 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
         assert " in segfault\n" in Layout(tmp_path / "run").log(slot).read_text()
 
 
-@pytest.mark.parametrize("at", ["build", "first"])
-@pytest.mark.parametrize("do", ["burn", "child"])
+@pytest.mark.parametrize(
+    ("at", "do"),
+    [
+        ("build", "child"),
+        ("first", "burn"),
+        pytest.param("build", "burn", marks=pytest.mark.long),
+        pytest.param("first", "child", marks=pytest.mark.long),
+    ],
+)
 def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[str], at: str, do: str) -> None:
     run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
     assert (tmp_path / "once").exists()
@@ -153,7 +160,11 @@ def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[st
 
 @pytest.mark.parametrize(
     ("at", "do", "phase"),
-    [("build", "sleep", "build"), ("build", "deadlock", "build"), ("first", "deadlock", "compile")],
+    [
+        pytest.param("build", "sleep", "build", marks=pytest.mark.long),
+        ("build", "deadlock", "build"),
+        ("first", "deadlock", "compile"),
+    ],
 )
 def test_waiting_in_a_build_or_first_step_is_none(
     tmp_path: Path, undisturbed: list[str], at: str, do: str, phase: str
@@ -170,8 +181,8 @@ def test_processor_time_alone_is_no_progress_in_training(tmp_path: Path, undistu
 
 
 def test_a_partition_that_takes_longer_than_any_timeout(tmp_path: Path, undisturbed: list[str]) -> None:
-    """12 batches of 0.7 s, each of which is progress."""
-    run = run_odd(tmp_path, [{"lr": 0.1, "slow": 0.7}], stall_timeout=1.5, heartbeat_timeout=1.0, epochs=1)
+    """12 batches of 0.55 s, each of which is progress."""
+    run = run_odd(tmp_path, [{"lr": 0.1, "slow": 0.55}], stall_timeout=1.5, heartbeat_timeout=1.0, epochs=1)
     assert lost(tmp_path) == []
     train = [part.seconds for line in journal(tmp_path / "run") for part in getattr(line, "parts", ())]
     assert max(train) > 1.5

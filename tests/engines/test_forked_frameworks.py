@@ -59,7 +59,7 @@ def fingerprint(directory: Path) -> dict[str, Any]:
     [
         pytest.param("torch", marks=pytest.mark.long),
         "torch, 2 threads",
-        pytest.param("keras, tensorflow", marks=pytest.mark.tensorflow),
+        pytest.param("keras, tensorflow", marks=[pytest.mark.tensorflow, pytest.mark.long]),
         pytest.param("keras, torch", marks=pytest.mark.long),
         pytest.param("keras, jax", marks=[pytest.mark.jax, pytest.mark.long]),
     ],

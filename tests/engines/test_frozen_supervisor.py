@@ -83,7 +83,7 @@ class Placed:
         return sum(self.agents.waits(slot) for slot in range(2))
 
 
-@pytest.fixture(params=[2, 3], ids=["all cores taken", "a core to spare"])
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long)], ids=["all cores taken", "a core to spare"])
 def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.5)
     monkeypatch.setattr("hopyard.engines.spark.AGAIN_SECONDS", 0.1)

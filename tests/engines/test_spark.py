@@ -115,6 +115,7 @@ def test_a_synchronous_search_gives_the_bits_and_decisions_of_this_process(tmp_p
     assert [trial.status for trial in run.trials].count("stopped") == 2
 
 
+@pytest.mark.long
 def test_a_worker_lost_five_times(tmp_path: Path, spark: Any) -> None:
     configs = [{"lr": lr, "at": 15, "do": "kill"} for lr in (0.1, 0.03, 0.01, 0.3, 0.2)]
     for number, config in enumerate(configs):
@@ -155,7 +156,7 @@ def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed:
         while not (tmp_path / "once").exists():
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert spark.range(0, 40, 1, 40).mapInArrow(lambda batches: batches, "id long").count() == 40
+        assert spark.range(0, 12, 1, 12).mapInArrow(lambda batches: batches, "id long").count() == 12
     assert run.status == "running"
     go.touch()
     assert digests(run.wait()) == undisturbed
@@ -478,17 +479,17 @@ def bare(tmp_path: Path, spark: Any) -> Iterator[Bare]:
 
 
 def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
-    """Executors of one core: a job of 40 tasks beside two agents."""
+    """Executors of one core: a job of twelve tasks beside two agents."""
     assert len(set(bare.executor.values())) == 2
 
     def of_the_user() -> int:
-        return int(spark.range(0, 40, 1, 40).mapInArrow(lambda batches: batches, "id long").count())
+        return int(spark.range(0, 12, 1, 12).mapInArrow(lambda batches: batches, "id long").count())
 
     for _ in range(2):
         bare.agents.release_cores([0, 1])
         until(lambda: not bare.jobs())  # what Spark tells of jobs is a moment late
         bare.agents.release_cores([0, 1])
-        assert of_the_user() == 40
+        assert of_the_user() == 12
         assert len(alive([*bare.agent.values(), *bare.supervisor.values()])) == 4
         bare.agents.reacquire_cores()
         bare.agents.reacquire_cores()
@@ -501,14 +502,22 @@ def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
     assert not found
     bare.agents.release_cores([1])
     job.join(60)
-    assert found == [40]
+    assert found == [12]
     assert bare.jobs() == 1
     assert bare.agents.lost() == []
     assert len(alive(list(bare.agent.values()))) == 2
 
 
-@pytest.mark.parametrize("what", ["agent", "supervisor", "worker", "executor"])
-@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize(
+    ("aside", "what"),
+    [
+        (False, "executor"),
+        (True, "supervisor"),
+        (True, "worker"),
+        *(pytest.param(False, what, marks=pytest.mark.long) for what in ("agent", "supervisor", "worker")),
+        *(pytest.param(True, what, marks=pytest.mark.long) for what in ("agent", "executor")),
+    ],
+)
 def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) -> None:
     if aside:
         bare.agents.release_cores([0, 1])

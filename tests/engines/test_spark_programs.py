@@ -103,10 +103,11 @@ class TestItsLife:
         assert gone([*pids.values(), *everyone(program)], 2.0)
         assert slots_are_free(spark)
 
+    @pytest.mark.long
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize(
         "beside",
-        [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver", marks=pytest.mark.long)],
+        [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver")],
     )
     def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
         engine = hy.Spark(spark, workers=3, driver_workers=1) if beside else hy.Spark(spark, workers=2)
@@ -118,6 +119,7 @@ class TestItsLife:
         pids = [int(path.read_text() or 0) for path in (tmp_path / "program" / "notes").glob("*-pid")]
         assert gone([*filter(None, pids), *everyone(program)], 5.0) and slots_are_free(spark)
 
+    @pytest.mark.long
     @pytest.mark.timeout(300)
     def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _never_enough, max_time=15.0, grace=0.5)
@@ -134,7 +136,7 @@ class TestItsLife:
 
 
 class TestFeeding:
-    @pytest.mark.parametrize("kind", ["DataFrame", "RDD"])
+    @pytest.mark.parametrize("kind", ["DataFrame", pytest.param("RDD", marks=pytest.mark.long)])
     def test_every_row_comes_once(self, spark: Any, tmp_path: Path, kind: str) -> None:
         program = launch(spark, tmp_path, programs.collects)
         data = frame(spark)
@@ -175,7 +177,8 @@ class TestFeeding:
         assert time.monotonic() - began < 60
         assert program.status == "failed"
 
-    @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("who", ["worker", "executor"])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
@@ -215,10 +218,8 @@ class TestKills:
         assert time.monotonic() - began < 10
         assert gone(everyone(program), 2.0)
 
-    @pytest.mark.parametrize(
-        ("who", "told"),
-        [("worker", r"SIGKILL"), pytest.param("executor", r"agent .* was lost", marks=pytest.mark.long)],
-    )
+    @pytest.mark.long
+    @pytest.mark.parametrize(("who", "told"), [("worker", r"SIGKILL"), ("executor", r"agent .* was lost")])
     def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
         program = launch(spark, tmp_path, _doubles, {"kill": who})
         answers = program.infer(frame(spark, 2_000_000, 8), schema="b long")

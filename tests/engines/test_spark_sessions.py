@@ -81,6 +81,7 @@ select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
     assert digests(hy.resume(tmp_path / "killed", engine=hy.Local(2, devices=None))) == undisturbed
 
 
+@pytest.mark.long
 def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
     """The same script as by plain python, with a module of the user's beside it."""
     (tmp_path / "recipes.py").write_text("from jobs import linear as recipe\n")

@@ -149,7 +149,12 @@ NETS: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+COMMON = ("adam", "schedule", "clipped", "augmented", "own loss")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in NETS]
+)
 def test_a_partition_in_one_call_is_what_fit_gives(name: str) -> None:
     """Bit for bit: every variable of model and optimizer, with the generators of dropout as they were built."""
     whole, fitted = model(NETS[name]), model(NETS[name])
@@ -185,7 +190,15 @@ def test_evaluation_is_what_evaluate_gives(name: str) -> None:
     assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mixed_float16",
+        "float64",
+        pytest.param("mixed_bfloat16", marks=pytest.mark.long),
+        pytest.param("bfloat16", marks=pytest.mark.long),
+    ],
+)
 def test_other_precisions_are_fits_too(kind: str, policy: Callable[[str], None]) -> None:
     def net() -> keras.Model:  # `made` puts the policy back first
         policy(kind)
@@ -299,7 +312,7 @@ def counter() -> Iterator[Counter]:
     meter.count_with(None)
 
 
-@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize("shuffle", [pytest.param(None, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize("part_bytes", [1 << 28, 500])
 def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int

@@ -194,7 +194,12 @@ def test_batch_sizes_are_the_trials_own_in_a_shared_model(bench: Make) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"rate": 0.1}, {"clip": 0.01}, {"loss": "mse"}, {"units": 7}],
+    [
+        {"rate": 0.1},
+        {"loss": "mse"},
+        pytest.param({"clip": 0.01}, marks=pytest.mark.long),
+        pytest.param({"units": 7}, marks=pytest.mark.long),
+    ],
     ids=lambda other: next(iter(other)),
 )
 def test_what_is_compiled_into_a_step_shows_in_the_results(bench: Make, other: dict[str, Any]) -> None:

@@ -116,7 +116,12 @@ CASES: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+COMMON = ("adam", "schedule", "accumulated", "scaled", "mixed_bfloat16", "tied", "masked", "eager")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_swapped_training_is_bitwise_equal(name: str) -> None:
     """Two models of other first weights, dirtied by other rows, against one that is never swapped."""
     alone = model(CASES[name])

@@ -332,8 +332,15 @@ class TestFailures:
         assert caught.value.task == "worker 1" and caught.value.host and caught.value.exit_code == 1
         assert gone(everyone(program, tmp_path), 2.0)
 
-    @pytest.mark.parametrize("who", [("worker", 1), ("ps", 0), ("chief", 0)])
-    @pytest.mark.parametrize("how", ["kill", "agent"])
+    @pytest.mark.parametrize(
+        ("how", "who"),
+        [
+            ("kill", ("worker", 1)),
+            ("agent", ("ps", 0)),
+            *(pytest.param("kill", (role, 0), marks=pytest.mark.long) for role in ("ps", "chief")),
+            *(pytest.param("agent", who, marks=pytest.mark.long) for who in (("worker", 1), ("chief", 0))),
+        ],
+    )
     def test_a_restart_ends_right(self, tmp_path: Path, who: tuple[str, int], how: str) -> None:
         args = {"who": who, "how": how, "times": 1}
         program = launch(

@@ -62,7 +62,7 @@ def cell(folder: Path, code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("engine", ["hy.Inline()", "hy.Local(1, devices=None)"])
+@pytest.mark.parametrize("engine", ["hy.Inline()", pytest.param("hy.Local(1, devices=None)", marks=pytest.mark.long)])
 def test_the_next_run_has_what_was_changed(tmp_path: Path, engine: str) -> None:
     """Bug: cloudpickle gave a class back as it was when it was pickled, to the process that had changed it."""
     code = f"""

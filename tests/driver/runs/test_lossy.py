@@ -99,12 +99,12 @@ def slow_to_say(config: dict[str, Any]) -> Any:
     ("lost", "at", "direction", "count"),
     [
         ("Setup", Setup, "down", 1),
-        ("Ready", Setup, "up", 2),
-        ("Checked", Examine, "up", 1),
+        pytest.param("Ready", Setup, "up", 2, marks=pytest.mark.long),
+        pytest.param("Checked", Examine, "up", 1, marks=pytest.mark.long),
         ("Work", Work, "down", 5),
-        ("Work and Done", Work, "both", 6),
+        pytest.param("Work and Done", Work, "both", 6, marks=pytest.mark.long),
         ("Done and Durable", Work, "up", 9),
-        ("Durable", Durable, "up", 2),
+        pytest.param("Durable", Durable, "up", 2, marks=pytest.mark.long),
         ("the confirmation of Done, and Work", Done, "down", 4),
     ],
 )
@@ -137,12 +137,12 @@ def test_a_run_loses_nothing_and_nobody(
     ("lost", "at", "direction"),
     [
         ("Host", Host, "down"),
-        ("Reserved", Host, "up"),
-        ("Begin", Begin, "down"),
+        pytest.param("Reserved", Host, "up", marks=pytest.mark.long),
+        pytest.param("Begin", Begin, "down", marks=pytest.mark.long),
         ("Running", Begin, "up"),
         ("Ended", Running, "up"),
-        ("Halt", Halt, "down"),
-        ("Ended of who was halted", Halt, "up"),
+        pytest.param("Halt", Halt, "down", marks=pytest.mark.long),
+        pytest.param("Ended of who was halted", Halt, "up", marks=pytest.mark.long),
     ],
 )
 def test_a_program_loses_nothing_and_nobody(

@@ -102,7 +102,7 @@ def test_seconds_are_those_of_the_workers_and_the_journal_has_them(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["TPE", "GP", "NSGAIISampler"])
+@pytest.mark.parametrize("sampler", ["TPE", "GP", pytest.param("NSGAIISampler", marks=pytest.mark.long)])
 def test_what_is_proposed_for_several_follows_from_the_journal_alone(tmp_path: Path, sampler: str) -> None:
     import optuna
 

@@ -53,8 +53,8 @@ def outcome(run: hy.Run) -> list[tuple[Any, ...]]:
     [
         (hy.ASHA(2, sync=True), {}),
         (hy.Hyperband(2, sync=True), {"search": hy.Random(13)}),
-        (hy.Median(min_trials=1, sync=True), {}),
-        (hy.Patience(1), {"metric": "loss", "mode": "max"}),
+        pytest.param(hy.Median(min_trials=1, sync=True), {}, marks=pytest.mark.long),
+        pytest.param(hy.Patience(1), {"metric": "loss", "mode": "max"}, marks=pytest.mark.long),
         (hy.ASHA(2, sync=True), {"search": hy.TPE(8, batch=4)}),
         (None, {"search": hy.TPE(8, batch=4), "epochs": 2}),
     ],
@@ -121,7 +121,12 @@ hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search=hy.TP
 @pytest.mark.parametrize(
     ("stop", "kind", "reached"),
     [
-        ("hy.Hyperband(2, sync=True)", "hy.Random(13)", "sum(trial.target > 4 for trial in trials) >= 5"),
+        pytest.param(
+            "hy.Hyperband(2, sync=True)",
+            "hy.Random(13)",
+            "sum(trial.target > 4 for trial in trials) >= 5",
+            marks=pytest.mark.long,
+        ),
         ("None", "hy.TPE(12, batch=4)", "sum(trial.ended for trial in trials) >= 6"),
     ],
     ids=["hyperband", "tpe"],

@@ -59,6 +59,12 @@ def encrypt(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+ENCRYPTED = pytest.mark.parametrize(
+    "encrypt", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "encrypted"], indirect=True
+)
+"""For tests that wait for seconds."""
+
+
 @pytest.fixture
 def credentials(encrypt: bool) -> Credentials:
     return Credentials("the token", make_certificate() if encrypt else "")
@@ -158,6 +164,7 @@ def test_who_waits_hears_that_the_server_is_at_work(
     server.close()
 
 
+@ENCRYPTED
 def test_what_is_slow_goes_on_as_long_as_bytes_move(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +341,7 @@ def slow(
     server.close()
 
 
+@ENCRYPTED
 def test_eight_senders_wait_for_a_slow_depot(slow: tuple[SlowDisk, Server], credentials: Credentials) -> None:
     """All of it takes longer than the time after which a server that is silent counts as gone."""
     disk, server = slow

@@ -26,6 +26,14 @@ pytestmark = pytest.mark.slow
 SPACE = hy.Space(lr=hy.loguniform(1e-3, 1))
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> Path:
+    """A run that is completed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return select(tmp_path_factory.mktemp("ended") / "run").directory
+
+
 def search(directory: Path, trials: int, epochs: int, **more: Any) -> Run:
     arguments = {"epochs": epochs, "metric": "val_loss", "mode": "min", "engine": hy.Inline()} | more
     return hy.select(linear, SPACE, dataset(), search=hy.Random(trials), directory=directory, **arguments)
@@ -117,13 +125,12 @@ def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
         ({"engine": hy.Local}, "engine must be .*, got <class"),
     ],
 )
-def test_what_adds_nothing_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
-    select(tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+def test_what_adds_nothing_is_refused(ended: Path, more: dict[str, Any], words: str) -> None:
+    before = {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()}
     with pytest.raises(SpecError, match=words):
-        hy.resume(tmp_path / "run", **more)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
-    assert hy.resume(tmp_path / "run").status == "completed"  # the lock is free
+        hy.resume(ended, **more)
+    assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
+    assert hy.resume(ended).status == "completed"  # the lock is free
 
 
 def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
