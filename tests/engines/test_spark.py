@@ -21,7 +21,8 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
-from hopyard.engines.spark import Executors, _explained
+from hopyard.engines.spark import Executors
+from hopyard.engines.spark_jobs import explained
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
@@ -338,7 +339,7 @@ def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_errors_of_spark_in_our_words(text: str, said: str) -> None:
-    assert re.search(said, _explained(text))
+    assert re.search(said, explained(text))
 
 
 HEAD = """
@@ -524,7 +525,7 @@ def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) 
 
 
 def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.engines.spark.RELEASE_SECONDS", 0.3)
+    monkeypatch.setattr("hopyard.engines.spark_jobs.RELEASE_SECONDS", 0.3)
     os.kill(bare.worker[1], signal.SIGSTOP)
     try:
         with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not end the tasks that hold"):
