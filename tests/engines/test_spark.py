@@ -95,6 +95,33 @@ def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undi
     assert not lost(tmp_path / "spark")
 
 
+def noting(config: dict[str, Any]) -> Any:
+    """Notes its process and the one above it."""
+    Path(config["notes"], f"{os.getpid()} {os.getppid()}").touch()
+    return troubled(config)
+
+
+def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
+    """Executors of one core, all of which the user's job takes; then workers are forks of what has stayed there, while
+    Spark holds their cores anew."""
+    templates = []
+    with hy.Spark(spark, workers=2) as engine:
+        for number in range(2):
+            notes, met = tmp_path / f"notes-{number}", tmp_path / f"met-{number}"
+            for folder in (notes, met):
+                folder.mkdir()
+            configs = [{**config, "at": 3, "do": f"meet {met}", "notes": str(notes)} for config in CONFIGS]
+            run = select(tmp_path / str(number), noting, configs, engine=engine)
+            assert digests(run) == undisturbed
+            assert gone(agents(tmp_path / str(number)), 0.5)
+            templates.append({int(path.name.split()[1]) for path in notes.iterdir()})
+            assert alive([*templates[-1]]) == [*templates[-1]]
+            assert spark.sparkContext.parallelize(range(2), 2).map(lambda row: row).count() == 2
+    assert templates[0] == templates[1] and len(templates[0]) == 2
+    assert gone([*templates[0]], 2)
+    assert not lost(tmp_path / "1")
+
+
 @pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
 def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
     """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""

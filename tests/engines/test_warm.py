@@ -211,7 +211,7 @@ def test_supervisors_stand_by_for_the_next_run(supervisors: Supervisors, tmp_pat
         assert holder.hear() == Leave()
     else:
         rests(supervisors, one)
-    supervisors.close()
+    supervisors.dismiss()
     assert one.hear() == Leave()
 
 
@@ -284,7 +284,7 @@ def test_a_template_for_each_environment_and_none_that_is_unsafe(
         "    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    environments: list[dict[str, str]] = [{}, {}, {"KERAS_BACKEND": "jax"}, {}, {"MKL_TROUBLE": "1"}]
+    environments: list[dict[str, str]] = [{}, {"KERAS_BACKEND": "jax"}, {}, {"MKL_TROUBLE": "1"}]
     pool = lasting(tmp_path, keep_idle=True)
     ticket = Ticket("127.0.0.1", pool.port, TOKEN)
     task, its = socket.socketpair()
@@ -302,8 +302,8 @@ def test_a_template_for_each_environment_and_none_that_is_unsafe(
             parents.append(parent(agents[-1]))
             pool.rest()
             assert not alive(agents)
-        assert parents[0] == parents[1] == parents[3] != parents[2]
-        assert parents[4] == os.getpid()
+        assert parents[0] == parents[2] != parents[1]
+        assert parents[3] == os.getpid()
         assert caplog.text.count("each imports it: threads are left by what was imported") == 1
         pool.close()
     thread.join(10)
@@ -403,7 +403,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["task", "login", "by hand"])
+@pytest.mark.parametrize("way", ["task", "login", pytest.param("by hand", marks=pytest.mark.long)])
 def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) -> None:
     """Workers of the second run, and those that take the place of one that was killed, are forks of the templates of
     the first. One that is killed with its supervisor and template comes from others. Nothing stays after `stop`."""
@@ -434,7 +434,8 @@ def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) ->
             found, third = place.run()
             assert found == expected
             assert {template for _, template, _ in third} & templates == templates - {orphan}
-            everything = {pid for each in (first, second, third) for pids in each for pid in pids}
+            stay = 2 if place.standing else 3  # hosts that join wait for the next driver
+            everything = {pid for each in (first, second, third) for pids in each for pid in pids[:stay]}
         assert gone([*everything], 5)
         assert place.standing is None or place.standing.poll() is None
     finally:
@@ -452,7 +453,7 @@ ENGINES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ENGINES)
+@pytest.mark.parametrize("way", ["login", pytest.param("task", marks=pytest.mark.long)])
 def test_nothing_stays_of_a_driver_that_is_killed_between_two_runs(tmp_path: Path, way: str) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
