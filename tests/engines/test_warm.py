@@ -8,8 +8,10 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,8 +137,6 @@ class Played:
     all: ClassVar[list[Played]] = []
 
     def __init__(self, supervisors: Supervisors, job: int) -> None:
-        import socket
-
         self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job
         self.say(Hello(TOKEN, "there", f"executor-{job}", (), job, FORMAT))
@@ -171,8 +171,6 @@ def supervisors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Supe
 
 def rests(supervisors: Supervisors, *played: Played, seconds: float = 5.0) -> None:
     """End a run, in whose course these have an agent."""
-    import threading
-
     thread = threading.Thread(target=supervisors.rest)
     thread.start()
     for each in played:
@@ -213,6 +211,48 @@ def test_supervisors_stand_by_for_the_next_run(supervisors: Supervisors, tmp_pat
         rests(supervisors, one)
     supervisors.dismiss()
     assert one.hear() == Leave()
+
+
+@pytest.fixture
+def on_spark(tmp_path: Path) -> Iterator[Supervisors]:
+    made = lasting(tmp_path, keep_idle=False)
+    yield made
+    while Played.all:
+        Played.all.pop().leave()
+    made.close()
+
+
+def test_a_supervisor_that_nobody_needs_stays_without_its_task(
+    on_spark: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_spark.start(0)
+    one, other = Played(on_spark, 1), Played(on_spark, 2)
+    assert (one.hear(), one.hear(), other.hear()) == (FIRST, Start(0), FIRST)
+    on_spark.end(0)
+    assert one.hear() == End(0)
+    one.say(Free(0))
+    monkeypatch.setattr(module, "SPARE_SECONDS", 0.0)
+    until(lambda: on_spark.lost() == [] and not on_spark._supervisor_of(0) and on_spark.due == 0)
+    assert one.hear() == EndTask() and other.hear() == Leave()
+    on_spark.start(0)
+    assert one.hear() == Start(0)
+
+
+def test_others_keep_the_cores_that_they_have_for_good(on_spark: Supervisors) -> None:
+    on_spark.start(0)
+    one = Played(on_spark, 1)
+    assert (one.hear(), one.hear()) == (FIRST, Start(0))
+    assert on_spark.release_cores([0]) == {1: 0}
+    assert one.hear() == EndTask()
+    ended = threading.Thread(target=on_spark.rest, args=([0],))
+    ended.start()
+    assert one.hear() == End(0)
+    one.say(Free(0))
+    ended.join(5)
+    on_spark.renew(lambda slot: Path(), SECOND)
+    on_spark.start(0)
+    assert (one.hear(), one.hear()) == (SECOND, Start(0))
+    assert on_spark.due == 0
 
 
 def test_who_comes_between_two_runs(supervisors: Supervisors) -> None:
@@ -274,9 +314,6 @@ def test_a_template_for_each_environment_and_none_that_is_unsafe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A real supervisor in a thread, with agents that dial nobody."""
-    import socket
-    import threading
-
     monkeypatch.setattr("hopyard.engines.supervisors.supervisor._AgentRunner._reach", lambda self, prepare: None)
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, threading, time\n"
