@@ -5,7 +5,7 @@
 FOLDER gets an environment of its own for the peers, made with pip, unless it has one already. All have two workers.
 
 - *No-op trials a second*: 1,000 of Hopyard's, each with its journal line, State and metrics on disk; 250 of Optuna's in
-  a journal file; 20 of Ray's, plain and with `reuse_actors=True`, after a first call of four that is not counted.
+  a journal file; 60 of Ray's, plain and with `reuse_actors=True`, after a first call of four that is not counted.
 - *Successive halving*: 64 configurations of a net in NumPy on digits, 27 epochs, reduction factor 3: seconds of the
   whole search, start of workers included, and seconds until the best loss that both sides found.
 

@@ -13,7 +13,7 @@ CONFIGS = [
     for momentum in (0.0, 0.9)
 ]
 EPOCHS, ETA, BATCH = 27, 3, 32
-TRIALS, TRIALS_OF_RAY = 1000, 20
+TRIALS, TRIALS_OF_RAY = 1000, 60
 """Trials that do nothing."""
 
 

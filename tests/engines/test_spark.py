@@ -133,6 +133,16 @@ def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[
     assert not beyond_the_safe_step(tmp_path / "run")
 
 
+def test_a_synchronous_search_gives_the_bits_and_decisions_of_this_process(tmp_path: Path, engine: hy.Spark) -> None:
+    stop = hy.ASHA(2, sync=True)
+    run = select(tmp_path / "run", stop=stop, exact=True, engine=engine)
+    alone = select(tmp_path / "alone", stop=stop, exact=True)
+    assert [(t.status, t.reason, t.digest) for t in run.trials] == [
+        (t.status, t.reason, t.digest) for t in alone.trials
+    ]
+    assert [trial.status for trial in run.trials].count("stopped") == 2
+
+
 def test_a_worker_lost_five_times(tmp_path: Path, spark: Any) -> None:
     configs = [{"lr": lr, "at": 15, "do": "kill"} for lr in (0.1, 0.03, 0.01, 0.3, 0.2)]
     for number, config in enumerate(configs):

@@ -15,6 +15,7 @@ one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -412,6 +413,10 @@ class Templates:
                 return None
             except BlockingIOError:  # it still imports, and as many requests wait for it as its socket takes
                 return None
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # the same, with as many descriptors under way as are allowed
+                    return None
+                raise
 
 
 def key_of(frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> Hashable:

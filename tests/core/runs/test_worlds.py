@@ -56,7 +56,21 @@ def test_equal_seeds_give_equal_journals() -> None:
 @pytest.mark.slow
 def test_the_worlds_are_bad_enough() -> None:
     said = b"".join(line for seed in range(90) for line in live(seed).journal)
-    for fact in ("Lost", "Left", "Failed", "Tick", "Resumed", "Checked", "Deferred", "StoreAway", "Extended"):
+    for fact in (
+        "Lost",
+        "Left",
+        "Failed",
+        "Tick",
+        "Resumed",
+        "Checked",
+        "Deferred",
+        "StoreAway",
+        "Extended",
+        "Paused",
+        "Granted",
+        "Stopped",
+        "Closed",
+    ):
         assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
     for fact in ("Paused", "Granted", "Stopped", "Closed"):
         assert said.count(b'"type":"%s"' % fact.encode()) > 5, fact
