@@ -100,7 +100,7 @@ class FakeTemplate:
 
     open: ClassVar[list[int]] = []
 
-    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> None:
+    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], warn: Any) -> None:
         self.threads, self.refusal, self.ended = threads, "", False
         self.open.append(threads)
 
