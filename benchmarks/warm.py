@@ -2,9 +2,10 @@
 with forks of a started engine, and with `hy.Inline`. Three answers: the first unit of a selection is done; a recipe
 with an error of one line is refused; one fold of a cross-validation is trained.
 
-Each framework has a process of its own, in which each engine has had one run before, which is not counted.
+Each framework has a process of its own, in which each engine has had one run before, which is not counted. Workers are
+on this host whatever the engine: hosts are logged in to by a command that plays ssh, Spark has two executors here.
 
-    python benchmarks/warm.py [--repeats 3] [--frameworks torch tensorflow jax]
+    python benchmarks/warm.py [--engine local|hosts|spark] [--repeats 3] [--frameworks torch tensorflow jax]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ from hopyard.store.layout import Layout
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
 WIDTH = 20
+PLAYED_SSH = """#!/bin/sh
+if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit 0; fi
+while [ $# -gt 2 ]; do shift; done
+exec sh -c "$2"
+"""
 UP_SECONDS = 0.3
 """Seconds within which the forks of the second run must be up."""
 
@@ -54,6 +61,19 @@ def keras_net(config: dict[str, Any]) -> Any:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(optimizer=keras.optimizers.Adam(config["lr"]), loss=loss)
     return hy.keras.Model(net, batch_size=64)
+
+
+def engines_of(kind: str, folder: Path) -> Callable[[], Any]:
+    """Return what makes engines with two workers."""
+    if kind == "spark":
+        session = hy.spark.session(executors=2, cores=1)
+        return lambda: hy.Spark(session, workers=2)
+    if kind == "hosts":
+        ssh = folder / "ssh"
+        ssh.write_text(PLAYED_SSH)
+        ssh.chmod(0o700)
+        return lambda: hy.Hosts(["a:1", "b:1"], ssh=str(ssh), devices=None)
+    return lambda: hy.Local(2, devices=None)
 
 
 def data(seed: int) -> hy.Dataset:
@@ -92,13 +112,15 @@ def fold(recipe: Any, engine: Any, folder: Path, number: int) -> float:
     return time.perf_counter() - began
 
 
-def measure(framework: str, repeats: int) -> dict[str, dict[str, float]]:
+def measure(framework: str, repeats: int, kind: str) -> dict[str, dict[str, float]]:
     """Return engine → what was measured → median of seconds."""
     recipe = torch_net if framework == "torch" else keras_net
     results: dict[str, dict[str, float]] = {}
     digests = set()
-    with hy.Local(2, devices=None) as started, tempfile.TemporaryDirectory() as name:
-        engines = {"cold": hy.Local(2, devices=None), "warm": started, "inline": hy.Inline()}
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        new = engines_of(kind, Path(name))
+        engines = {"cold": new(), "warm": stack.enter_context(new()), "inline": hy.Inline()}
         for engine_name, engine in engines.items():
             seconds: dict[str, list[float]] = {"up": [], "first unit": [], "refused": [], "fold": []}
             folder = Path(name, engine_name)
@@ -118,6 +140,7 @@ def measure(framework: str, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("local", "hosts", "spark"), default="local")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS, choices=FRAMEWORKS)
     parser.add_argument("--one", choices=FRAMEWORKS, help="measure this one here, and print JSON")
@@ -125,12 +148,13 @@ def main() -> int:
     if arguments.one:
         warnings.simplefilter("ignore")
         with contextlib.redirect_stderr(io.StringIO()):
-            results = measure(arguments.one, arguments.repeats)
+            results = measure(arguments.one, arguments.repeats, arguments.engine)
         print(json.dumps(results))
         return 0
     code = 0
     for framework in arguments.frameworks:
-        command = [sys.executable, __file__, "--one", framework, "--repeats", str(arguments.repeats)]
+        more = ["--repeats", str(arguments.repeats), "--engine", arguments.engine]
+        command = [sys.executable, __file__, "--one", framework, *more]
         backend = {} if framework == "torch" else {"KERAS_BACKEND": framework}
         output = subprocess.run(command, env={**os.environ, **backend}, capture_output=True, text=True, check=True)
         results = json.loads(output.stdout.splitlines()[-1])

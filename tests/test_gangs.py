@@ -111,6 +111,9 @@ def test_another_number_of_workers_goes_on_from_what_was_trained(tmp_path: Path)
     assert resumed.members == 1
     with pytest.raises(hy.SpecError, match="has changed how many workers train together"):
         replay(run.directory)
+    with pytest.raises(hy.SpecError, match=r"workers = 2: .* has ended \(completed\), and trains nothing more"):
+        hy.resume(run.directory, workers=2)
+    assert hy.resume(run.directory, workers=1).status == "completed"  # as it has
 
 
 @pytest.mark.long

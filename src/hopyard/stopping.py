@@ -136,7 +136,8 @@ class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         sync: whether trials wait for each other, so that results do not depend on time.
 
     Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, §3.2.2. (There every
-    reported value is a step; here each epoch is.)
+    reported value is a step; here each epoch is. There the others are trials that were completed; here trials that were
+    stopped count too, up to the epoch to which they came.)
     """
 
     min_epochs: int = 1
@@ -241,6 +242,20 @@ def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
         raise SpecError(
             f"Patience: epochs = {rule.epochs} must be below the epochs of the run, which are {epochs}: no trial would "
             "ever be stopped; give a smaller number"
+        )
+
+
+def check_partitions(rule: Rule | None, epochs: int, partitions: int) -> None:
+    """Check a rule against the number of training partitions, which is known once the data is prepared.
+
+    Raises:
+        SpecError: it does not fit.
+    """
+    if isinstance(rule, ASHA) and rule.min_partitions is not None and rule.min_partitions >= epochs * partitions:
+        raise SpecError(
+            f"ASHA: min_partitions = {rule.min_partitions} must be below the partitions that a trial goes over, which "
+            f"are {epochs * partitions} ({epochs} epochs of {partitions}): trials would end before anything is "
+            "decided; give a smaller min_partitions, or min_epochs="
         )
 
 

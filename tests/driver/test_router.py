@@ -38,10 +38,11 @@ from hopyard.core.messages import (
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
 from hopyard.driver.links import Gone
-from hopyard.driver.router import UNCONFIRMED, Router
+from hopyard.driver.router import LOOK_AT_LEAST, LOOK_SECONDS, LOOK_SHARE, UNCONFIRMED, Router
 from hopyard.driver.runs.ownership import Owned
 from hopyard.driver.runs.session import _depot
 from hopyard.driver.timeouts import GRACE
+from hopyard.errors import ResourceError
 from hopyard.spec import Encrypt, RunSpec
 from hopyard.store.states import LocalStore, signed
 from hopyard.system.network import _is_here, parted
@@ -313,9 +314,47 @@ def test_who_makes_no_progress_is_lost_and_shown_before(
     assert it.router.stalls() == {0: ("train", 30.0)}
     clock.go(20)
     assert it.router.receive(0.0) == []  # told by heartbeats, not by their absence
+    clock.go(LOOK_SECONDS)
     reason = "made no progress for 50 seconds in phase 'train' (stall_timeout=50)"
     assert beats(it, companion, Beat(0, 3, train)) == [Gone(0, reason)]
     assert it.router.stalls() == {}
+
+
+def test_heartbeats_do_not_make_the_driver_check_all_agents_each_time(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand agents send 400 a second, and a check goes over all of them."""
+    it = wire()
+    companion, checks = it.companion(0), []
+    clock = Clock(it, monkeypatch)
+    timed_out = it.router._timed_out
+
+    def check(now: float) -> list[Gone]:
+        checks.append(now)
+        clock.now += 0.004  # which is how long a check takes
+        return timed_out(now)
+
+    monkeypatch.setattr(it.router, "_timed_out", check)
+    it.router.receive(0.0)
+    pause = 0.004 / LOOK_SHARE
+    assert LOOK_SECONDS < pause < LOOK_AT_LEAST
+    began = len(checks)
+    for _ in range(10):
+        clock.go(pause / 4)
+        assert beats(it, companion, Beat(0)) == []
+    assert 1 <= len(checks) - began <= 3
+
+
+@pytest.mark.parametrize(("allowed", "refused"), [(5 * 2 + 64, False), (5 * 2 + 63, True)])
+def test_too_few_open_files_for_the_workers_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, refused: bool
+) -> None:
+    monkeypatch.setattr("hopyard.driver.router.allow_files", lambda count: allowed)
+    if refused:
+        with pytest.raises(ResourceError, match="2 workers need 74 open files in this process, which may open 73 more"):
+            Wire()
+    else:
+        Wire().close()
 
 
 def test_a_driver_that_did_not_run_calls_nobody_hung(
@@ -415,6 +454,12 @@ def test_connections_that_are_idle_are_kept_alive(wire: Callable[..., Wire]) -> 
         assert each.getsockopt(zmq.TCP_KEEPALIVE) == 1
         assert each.getsockopt(zmq.TCP_KEEPALIVE_IDLE) == 30
         assert each.getsockopt(zmq.TCP_MAXRT) > 0
+
+
+def test_a_thousand_agents_may_come_at_once(wire: Callable[..., Wire]) -> None:
+    """By default, ZeroMQ lets 100 connections wait; each agent makes three."""
+    it = wire()
+    assert it.router._router.getsockopt(zmq.BACKLOG) >= 3 * 1000
 
 
 @pytest.mark.parametrize("phase", [99, -1])

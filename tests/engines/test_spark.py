@@ -21,7 +21,8 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
-from hopyard.engines.spark import Executors, _explained
+from hopyard.engines.spark import Executors
+from hopyard.engines.spark_jobs import explained
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
@@ -94,6 +95,33 @@ def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undi
     assert not lost(tmp_path / "spark")
 
 
+def noting(config: dict[str, Any]) -> Any:
+    """Notes its process and the one above it."""
+    Path(config["notes"], f"{os.getpid()} {os.getppid()}").touch()
+    return troubled(config)
+
+
+def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
+    """Executors of one core, all of which the user's job takes; then workers are forks of what has stayed there, while
+    Spark holds their cores anew."""
+    templates = []
+    with hy.Spark(spark, workers=2) as engine:
+        for number in range(2):
+            notes, met = tmp_path / f"notes-{number}", tmp_path / f"met-{number}"
+            for folder in (notes, met):
+                folder.mkdir()
+            configs = [{**config, "at": 3, "do": f"meet {met}", "notes": str(notes)} for config in CONFIGS]
+            run = select(tmp_path / str(number), noting, configs, engine=engine)
+            assert digests(run) == undisturbed
+            assert gone(agents(tmp_path / str(number)), 0.5)
+            templates.append({int(path.name.split()[1]) for path in notes.iterdir()})
+            assert alive([*templates[-1]]) == [*templates[-1]]
+            assert spark.sparkContext.parallelize(range(2), 2).map(lambda row: row).count() == 2
+    assert templates[0] == templates[1] and len(templates[0]) == 2
+    assert gone([*templates[0]], 2)
+    assert not lost(tmp_path / "1")
+
+
 @pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
 def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
     """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""
@@ -103,6 +131,16 @@ def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[
     assert len(lost(tmp_path / "run")) == 1, lost(tmp_path / "run")
     assert gone(agents(tmp_path / "run"), 2)
     assert not beyond_the_safe_step(tmp_path / "run")
+
+
+def test_a_synchronous_search_gives_the_bits_and_decisions_of_this_process(tmp_path: Path, engine: hy.Spark) -> None:
+    stop = hy.ASHA(2, sync=True)
+    run = select(tmp_path / "run", stop=stop, exact=True, engine=engine)
+    alone = select(tmp_path / "alone", stop=stop, exact=True)
+    assert [(t.status, t.reason, t.digest) for t in run.trials] == [
+        (t.status, t.reason, t.digest) for t in alone.trials
+    ]
+    assert [trial.status for trial in run.trials].count("stopped") == 2
 
 
 @pytest.mark.long
@@ -339,7 +377,7 @@ def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_errors_of_spark_in_our_words(text: str, said: str) -> None:
-    assert re.search(said, _explained(text))
+    assert re.search(said, explained(text))
 
 
 HEAD = """
@@ -533,7 +571,7 @@ def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) 
 
 
 def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.engines.spark.RELEASE_SECONDS", 0.3)
+    monkeypatch.setattr("hopyard.engines.spark_jobs.RELEASE_SECONDS", 0.3)
     os.kill(bare.worker[1], signal.SIGSTOP)
     try:
         with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not end the tasks that hold"):

@@ -511,7 +511,8 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
         assert supervisor._agent is not None
         kills.write_text(f"oom_kill {count}\n")
         supervisor._agent.kill()
-        supervisor._ended()
+        assert supervisor._agent.wait(5)
+        supervisor._look()
     supervisor._leave()
     supervisor.run()
     line.close()

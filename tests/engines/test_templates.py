@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import json
 import logging
@@ -99,7 +100,7 @@ class FakeTemplate:
 
     open: ClassVar[list[int]] = []
 
-    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> None:
+    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], warn: Any) -> None:
         self.threads, self.refusal, self.ended = threads, "", False
         self.open.append(threads)
 
@@ -164,6 +165,27 @@ def test_who_asks_does_not_wait_for_a_template_that_takes_no_more_requests(monke
     for fork in forks:
         assert fork is not None
         fork.close()
+    pool.stop()
+
+
+@pytest.mark.parametrize(("number", "message"), [(errno.ETOOMANYREFS, ""), (errno.EMFILE, "Too many open files")])
+def test_descriptors_under_way_are_as_many_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
+    """A template that still imports takes no requests, each of which has five. Agents beyond those start without it."""
+
+    def fork(template: FakeTemplate, variables: Mapping[str, str], log: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(FakeTemplate, "fork", fork)
+    monkeypatch.setattr("hopyard.engines.templates.Template", FakeTemplate)
+    pool = Templates()
+    pool.start()
+    if message:
+        with pytest.raises(OSError, match=message):
+            pool.fork((), 1, {}, None)  # type: ignore[arg-type]
+    else:
+        assert pool.fork((), 1, {}, None) is None  # type: ignore[arg-type]
     pool.stop()
 
 

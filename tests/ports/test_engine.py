@@ -42,11 +42,19 @@ def started() -> Iterator[hy.Local]:
         yield engine
 
 
-@pytest.fixture(params=["local", "local, started", "hosts", "hosts, by hand", *ON_SPARK])
+@pytest.fixture(scope="module")
+def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hy.Hosts]:
+    """An engine whose supervisors stay, from one test to the next."""
+    with hy.Hosts(["a:1", "b:1"], ssh=played_ssh(tmp_path_factory.mktemp("hosts")), devices=None) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "local": lambda: hy.Local(workers=2, devices=None),
         "local, started": lambda: request.getfixturevalue("started"),
+        "hosts, started": lambda: request.getfixturevalue("started_hosts"),
         "hosts": lambda: hy.Hosts(["a", "b:1"], ssh=played_ssh(tmp_path), devices=None),
         "hosts, by hand": lambda: hy.Hosts(join=ticket(tmp_path), workers=2),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),

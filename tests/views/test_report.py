@@ -24,6 +24,7 @@ def test_it_says_what_people_ask(rough):
         f"Best by val_loss (min): trial {best.id}, epoch {best.best + 1} of 3",
         f"lr = {best.config['lr']}",
         "idle share ",
+        "few trials ",
         "lost workers  1\n",
         " lost: killed by signal 9",
         "without a driver",

@@ -11,9 +11,12 @@ from hopyard.core.runs.events import (
     Exhausted,
     Failed,
     Formed,
+    Granted,
     Joined,
+    Paused,
     Proposed,
     Resumed,
+    Stopped,
 )
 from hopyard.core.runs.machine import fold
 from hopyard.sim.world import World, lengths
@@ -185,3 +188,26 @@ def test_a_lost_member_ends_the_unit_of_its_gang():
     assert not found.open
     found.see(Dispatch(at=6, slot=0, unit=unit(2, kind="validate")))
     assert found.open[0].members == ()
+
+
+def test_the_time_with_fewer_trials_than_workers_is_told():
+    spec = RunSpec(epochs=2, partitions=1, validation=0)
+    one, two = Ref(0, 1, 1), Ref(0, 2, 3)
+    lines = [
+        Began(at=0, spec=spec),
+        joined(1, 0),
+        joined(1, 1),
+        Proposed(at=2, trial=0, config={}),
+        Proposed(at=2, trial=1, config={}),
+        Dispatch(at=10, slot=0, unit=unit(1)),
+        Dispatch(at=10, slot=1, unit=unit(2, trial=1)),
+        done(20, 0, 1, 0),
+        Paused(at=20, trial=0, reason="it waits"),
+        done(23, 1, 2, 0),  # one trial for two workers, for 3 s
+        Stopped(at=23, trial=1, reason="2nd of 2"),
+        Granted(at=30, trial=0, target=2, reason="1st of 2"),  # for 7 s none, as a decision was awaited
+        Dispatch(at=30, slot=0, unit=Unit(3, 0, "train", 1, (0,), one)),
+        done(35, 0, 3, 0),  # and 5 s
+        Durable(at=50, slot=0, ref=two, digest="ab", bytes=7),
+    ]
+    assert chart(lines).thin == 8

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import secrets
 import signal
 import sys
@@ -27,6 +26,7 @@ from hopyard.agent.connection import Connection
 from hopyard.agent.progress import Progress
 from hopyard.core.messages import Card, Hello, Setup
 from hopyard.core.programs.messages import Host
+from hopyard.system.limits import allow_all_files
 
 
 def serve(card: Card, progress: Progress) -> None:
@@ -55,8 +55,7 @@ def serve(card: Card, progress: Progress) -> None:
 
 def main() -> None:
     """`python -m hopyard.agent`, started by an engine."""
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each mapped column of each partition is a file
+    allow_all_files()  # each mapped column of each partition is one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the driver decides
     # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died from it would leave
     # orphans that its companion does not know. (A handler, unlike SIG_IGN, is not inherited by what the agent starts.)

@@ -34,6 +34,7 @@ from hopyard.agent.main import main
 from hopyard.agent.runs import service
 from hopyard.engines.templates import REASON, Ended, Forked, Refused, Report, line_of, variables_of
 from hopyard.frameworks import environment, quiet, runtime
+from hopyard.system.limits import allow_all_files
 from hopyard.system.processes import watched
 from hopyard.text import escaped, message_of
 
@@ -60,6 +61,7 @@ def serve(parent: int, threads: int, frameworks: Sequence[str]) -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as an agent does, see `main`
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+    allow_all_files()  # two of each agent, and what comes with requests; agents do it too
     before = dict(os.environ)
     refusal = prepare(threads, frameworks)
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}

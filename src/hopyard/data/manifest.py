@@ -231,12 +231,17 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
             version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
             if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
                 raise DataError(f"{path}: manifest of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
-            manifest = msgspec.json.decode(data, type=cls)
+            manifest = read_manifest(data)
         except (OSError, msgspec.MsgspecError) as error:
             raise DataError(f"{path}: cannot be read as a manifest: {error}") from error
         if check and manifest.stored is None and not (Path(manifest.path) / FILE).is_file():
             raise DataError(gone(manifest))
         return manifest
+
+
+read_manifest = msgspec.json.Decoder(Manifest).decode
+"""Returns the Manifest in these bytes. It is made here, as msgspec may crash where several threads, such as two runs in
+the background, are the first to decode a type."""
 
 
 def split(manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ import os
 import queue
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hopyard.agent.runs.service import UnitService, assemble, fingerprint, unfit
 from hopyard.core.liveness import Stall
@@ -87,7 +87,7 @@ class InProcess:
         """Return 0: nobody waits for anybody here."""
         return 0.0
 
-    def stalls(self) -> dict[int, Stall]:
+    def stalls(self) -> Mapping[int, Stall]:
         """Return none: nobody looks at a worker while it works."""
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -46,7 +47,7 @@ class Link(Protocol):
         """Return the seconds since the last call in which this process, or the machine, was stopped: nobody's fault."""
         ...
 
-    def stalls(self) -> dict[int, Stall]:
+    def stalls(self) -> Mapping[int, Stall]:
         """Return the slots of which people should know that they make no progress."""
         ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import Timeouts
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
-from hopyard.system.network import TAKEN, address_to_bind, joined
+from hopyard.system.limits import allow_files
+from hopyard.system.network import BACKLOG, TAKEN, address_to_bind, joined
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,15 @@ LOOK_AT_LEAST = 1.0
 """Seconds after which all agents are checked even if nothing arrived: not every time-out of an engine has a descriptor
 that ends the waiting."""
 LOOK_SECONDS = 0.05
-"""Least seconds between two checks of all agents while messages arrive: a check costs some µs for each agent."""
+"""Least seconds between two checks of all agents while messages or heartbeats arrive."""
+LOOK_SHARE = 0.02
+"""The part of the time that these checks may take: one costs some µs for each agent."""
+SOCKETS = 3
+"""Connections of an agent: of its main thread, of its other threads, and of its companion."""
+FILES, LEAST_FILES = 12, 5
+"""Files of the driver for each agent: as many as may be open at once while all start (pipes, descriptors of processes,
+what is under way to a template), and as many as are open for long. `OTHER_FILES` are those of the driver itself."""
+OTHER_FILES = 64
 UNCONFIRMED = 600.0
 """Seconds in which an agent that need not make progress, such as one of a program, must confirm a message."""
 _POLLIN, _EVENTS, _RCVMORE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.RCVMORE)
@@ -121,6 +130,7 @@ class Router:
         self._beat = beat = min(
             heartbeat_timeout / BEATS, BEAT_SECONDS, math.inf if stall_timeout is None else stall_timeout / BEATS
         )
+        _allow_files(engine.workers)
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
@@ -136,6 +146,7 @@ class Router:
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
+        self._router.setsockopt(zmq.BACKLOG, BACKLOG)
         for option, value in KEEPALIVE.items():
             self._router.setsockopt(option, value)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent whose connection broke is let in again at once
@@ -143,7 +154,7 @@ class Router:
         try:
             host, port = engine.address
             port = _bound(self._router, host, port)
-            self._strangers = Strangers(self._router, port)
+            self._strangers = Strangers(self._router, port, SOCKETS * engine.workers)
 
             def card_of(slot: int) -> bytes:
                 keys = server_public.decode(), public.decode(), secret.decode()
@@ -168,6 +179,7 @@ class Router:
         """The poller, and the files that it looks at beside the socket."""
         self._checked = time.monotonic()
         self._looked = self._checked
+        self._look_seconds = LOOK_SECONDS
         self._lag = 0.0
 
     @property
@@ -198,7 +210,7 @@ class Router:
         ready = dict(self._polled(wake_file).poll(math.ceil(wait * 1000)))
         arrived: list[Up | Gone] = list(self._arrived()) if self._router in ready else []
         now = time.monotonic()
-        look = not arrived or len(ready) > 1 or not 0 <= now - self._looked < LOOK_SECONDS
+        look = self._router not in ready or len(ready) > 1 or not 0 <= now - self._looked < self._look_seconds
         if look:
             self._looked = now
             self._add_lost(arrived)
@@ -213,6 +225,8 @@ class Router:
         self._checked = now
         if look:
             arrived += self._timed_out(now)
+            took = time.monotonic() - now
+            self._look_seconds = min(LOOK_AT_LEAST, max(LOOK_SECONDS, took / LOOK_SHARE))
         return arrived
 
     def _polled(self, wake_file: int) -> zmq.Poller:
@@ -265,7 +279,7 @@ class Router:
             self._by_name[peer.name] = None
             self._unconfirmed.discard(peer)
 
-    def stalls(self) -> dict[int, Stall]:
+    def stalls(self) -> Mapping[int, Stall]:
         """Return the slots that are past `liveness.SHOWN`."""
         return self._timeouts.stalls()
 
@@ -429,6 +443,21 @@ def _bound(router: zmq.Socket[bytes], host: str, port: int) -> int:
     except zmq.ZMQError as error:
         raise ResourceError(f"port {port} on {host}: {error}; {TAKEN}") from error
     return port
+
+
+def _allow_files(workers: int) -> None:
+    """Let this process have as many files open as its agents need.
+
+    Raises:
+        ResourceError: it may not.
+    """
+    allowed, needed = allow_files(FILES * workers + OTHER_FILES), LEAST_FILES * workers + OTHER_FILES
+    if allowed < needed:
+        raise ResourceError(
+            f"{workers} workers need {needed} open files in this process, which may open {allowed} more: ask for fewer "
+            "workers, or raise the hard limit of open files (`ulimit -Hn`; systemd: LimitNOFILE=; Docker: --ulimit "
+            "nofile=)"
+        )
 
 
 class _Allowed:

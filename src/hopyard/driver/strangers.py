@@ -21,7 +21,7 @@ HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_BYTES = 1 << 16
 """Bytes that a stranger may bring; a handshake has 600."""
 STRANGERS = 512
-"""Connections that may be about to show the key, as all agents may come at once. One more ends the oldest."""
+"""Connections, at least, that may be about to show the key. One more ends the oldest."""
 LOOK_SECONDS = 0.05
 """Time between two looks at strangers, while there are any."""
 _LET_IN_BYTES = 250
@@ -40,10 +40,12 @@ class Strangers:
     Args:
         router: the socket, with `HANDSHAKE_SECONDS` set.
         port: where it is bound.
+        expected: how many connections agents make, which may all come at once.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], port: int) -> None:
+    def __init__(self, router: zmq.Socket[bytes], port: int, expected: int = 0) -> None:
         self._router, self._port = router, port
+        self._most = max(STRANGERS, expected)
         self._descriptors: dict[int, None] = {}
         """Connections that may be strangers'; the oldest first."""
         self._thread: threading.Thread | None = None
@@ -74,7 +76,7 @@ class Strangers:
                     self._descriptors.pop(descriptor, None)
                     if event == zmq.EVENT_ACCEPTED:
                         self._descriptors[descriptor] = None
-                if len(self._descriptors) > STRANGERS:
+                if len(self._descriptors) > self._most:
                     self._look(next(iter(self._descriptors)), -1)
                 if time.monotonic() >= next_look:
                     for descriptor in list(self._descriptors):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hopyard.core.liveness import SHOWN, Sample, Stall, Watch
 
@@ -23,8 +23,8 @@ class Timeouts:
         self._heartbeat_timeout, self._stall_timeout = heartbeat_timeout, stall_timeout
         self._last_message_at: dict[int, float] = {}
         self._watches: dict[int, Watch] = {}
-        self._stalls: dict[int, Stall] | None = None
-        """What `stalls` returns, as long as no heartbeat changes it."""
+        self._stalls: Mapping[int, Stall] = {}
+        """What `stalls` returns. It is replaced where something changes: callers compare it with an earlier one."""
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._last_message_at
@@ -33,13 +33,13 @@ class Timeouts:
         """Begin to watch a slot whose agent is started."""
         now = time.monotonic()
         self._last_message_at[slot], self._watches[slot] = now + GRACE, Watch(now)
-        self._stalls = None
+        self._note(slot, None)
 
     def forget(self, slot: int) -> None:
         """Stop watching a slot."""
         self._last_message_at.pop(slot, None)
         self._watches.pop(slot, None)
-        self._stalls = None
+        self._note(slot, None)
 
     def on_message(self, slot: int) -> None:
         """Record that a message of this slot came."""
@@ -47,15 +47,17 @@ class Timeouts:
 
     def advanced(self, slot: int, sample: Sample) -> None:
         """Record how far the slot has come, as a heartbeat says."""
-        self._watches[slot].see(sample)
-        self._stalls = None
+        watch = self._watches[slot]
+        watch.see(sample)
+        stall = watch.stall
+        self._note(slot, stall if stall.seconds >= SHOWN else None)
 
     def excuse(self, now: float) -> None:
         """Begin all limits anew: this process did not run for a while, and nobody else is to blame."""
         self._last_message_at = dict.fromkeys(self._last_message_at, now)
         for watch in self._watches.values():
             watch.excuse(now)
-        self._stalls = None
+        self._stalls = {}
 
     def expired(self, now: float, waits: Callable[[int], bool]) -> Iterator[tuple[int, str]]:
         """Yield (slot, why it is lost; "": it is not) for all slots except those that `waits` says have not begun."""
@@ -68,9 +70,14 @@ class Timeouts:
             else:
                 yield slot, "" if limit is None else self._watches[slot].hung(limit)
 
-    def stalls(self) -> dict[int, Stall]:
+    def stalls(self) -> Mapping[int, Stall]:
         """Return the slots that are past `liveness.SHOWN`."""
-        if self._stalls is None:
-            stalls = {slot: watch.stall for slot, watch in self._watches.items()}
-            self._stalls = {slot: stall for slot, stall in stalls.items() if stall.seconds >= SHOWN}
         return self._stalls
+
+    def _note(self, slot: int, stall: Stall | None) -> None:
+        """Note that a slot is stalled, or (None) is not. Each heartbeat comes here, of hundreds a second where there
+        are a thousand agents, so nothing goes over all slots."""
+        if stall is not None:
+            self._stalls = {**self._stalls, slot: stall}
+        elif slot in self._stalls:
+            self._stalls = {other: each for other, each in self._stalls.items() if other != slot}

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
-from hopyard.engines.login import Login
+from hopyard.engines.login import Login, Logins
 from hopyard.engines.ssh import (
     FRAMEWORKS,
     Surveyed,
@@ -33,6 +33,7 @@ from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.engines.warm import Warm
 from hopyard.errors import SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
@@ -40,12 +41,13 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 5.0
-"""How long hosts may take to end what runs there."""
-
 
 class Hosts:
     """Worker processes on several hosts that have Python, Hopyard and ssh.
+
+    Between `start` and `stop`, or in a `with` block, logins and supervisors stay when a run is over, each supervisor
+    with a process that has imported the framework of the first run, and the workers of later runs are forks of it, as
+    for `hy.Local`. Hosts that have joined stay with this process for so long.
 
     Args:
         hosts: for example ["a", "b:4", "user@c"]: what ssh is given, and behind a colon how many workers; without it,
@@ -114,6 +116,7 @@ class Hosts:
         self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
         self._surveyed: list[Surveyed] | None = None
         self._found_address = ""
+        self._warm: Warm[Logins] = Warm()
 
     def __repr__(self) -> str:
         if self.join is not None:
@@ -125,9 +128,11 @@ class Hosts:
         return f"Hosts({names!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what was asked for. A pickle has neither what hosts answered nor the ticket, only its path."""
+        """Return what was asked for. A pickle has neither what hosts answered nor the ticket, only its path, and is not
+        started."""
         join = None if self.join is None else str(Path(self.join).absolute())
-        return self.__dict__ | {"join": join, "_surveyed": None, "_ticket": None, "_found_address": ""}
+        here: dict[str, Any] = {"_surveyed": None, "_ticket": None, "_found_address": "", "_warm": Warm()}
+        return self.__dict__ | {"join": join} | here
 
     @property
     def ticket(self) -> Ticket | None:
@@ -197,6 +202,25 @@ class Hosts:
                 )
         return HostAgents(self, launch)
 
+    def start(self) -> Self:
+        """Have supervisors stay on the hosts when a run is over, and the workers of later runs forked of processes that
+        have imported what they need. On hosts that run no Linux each worker starts as a process of its own."""
+        self._warm.start()
+        return self
+
+    def stop(self) -> None:
+        """End what stays; a run that is under way goes on, and ends it."""
+        self._warm.stop()
+
+    def __enter__(self) -> Self:
+        self._warm.entered += 1
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._warm.entered -= 1
+        if not self._warm.entered:  # else an outer `with` goes on
+            self.stop()
+
     def _own_address(self) -> str:
         towards = {target.host: address_for(self.ssh, target) for target in self.targets}
         if unknown := [host for host, address in towards.items() if not address]:
@@ -212,39 +236,19 @@ class Hosts:
 
 
 class HostAgents:
-    """The agents of one run on hosts. Owner of the logins."""
+    """The agents of one run on hosts."""
 
     def __init__(self, engine: Hosts, launch: LaunchInfo) -> None:
         self._engine = engine
-        address, _ = engine.address
-        given = engine.ticket
-        token = secrets.token_hex(16) if given is None else given.token
-        certificate = make_certificate() if given is None else given.certificate
-        self._supervisors = Supervisors(
-            address,
-            engine.supervisors_port,
-            token,
-            launch.log,
-            certificate=certificate,
-            prepare=Prepare(launch.card(0).decode(), engine.threads, dict(engine.env)),
-            task_name="supervisor",
-            keep_idle=True,
-        )
-        ticket = Ticket(address, self._supervisors.port, token, certificate=certificate)
-        devices = "none" if engine.devices is None else engine.devices
-        self._logins = [
-            Login(engine.ssh, host.target, engine.python, host.slots, devices, ticket) for host in engine.surveyed
-        ]
+        self._logins = engine._warm.take(launch, lambda lasting: _logins(engine, launch, lasting))
+        self._supervisors = self._logins.supervisors
         self._opened = time.monotonic()
-        self._begun = self._closed = False
+        self._closed = False
 
     def start(self, slot: int) -> None:
         """Ask for an agent; the first call logs in to all hosts."""
         self._supervisors.start(slot)
-        if not self._begun:
-            self._begun = True
-            for login in self._logins:
-                login.begin()
+        self._logins.begin()
 
     def end(self, slot: int) -> None:
         """End the agent of this slot."""
@@ -256,21 +260,23 @@ class HostAgents:
         Raises:
             ResourceError: no host can run agents.
         """
-        if not self._closed and not self._supervisors.admitted_count:
-            faults = [login.fault for login in self._logins]
+        if self._closed:
+            return []
+        if not self._supervisors.admitted_count:
+            faults = self._logins.faults
             if faults and all(faults):
                 self._supervisors.give_up("; ".join(faults))
-            elif self._begun and time.monotonic() - self._opened > self._engine.start_timeout:
+            elif self._logins.begun and time.monotonic() - self._opened > self._engine.start_timeout:
                 self._supervisors.give_up(self._nobody())
         self._supervisors.abandoned()  # hosts see to supervisors that do not answer
         return self._supervisors.lost()
 
     def watch(self) -> list[int]:
         """Return a descriptor that is readable when an agent has ended."""
-        return self._supervisors.watch()
+        return [] if self._closed else self._supervisors.watch()
 
     def waits(self, slot: int) -> bool:
-        """Whether no host has taken this slot yet."""
+        """Whether no host has taken this slot yet, or what its agent needs is being imported."""
         return self._supervisors.waits(slot)
 
     def device(self, slot: int) -> str:
@@ -278,16 +284,10 @@ class HostAgents:
         return self._supervisors.device(slot)
 
     def close(self) -> None:
-        """End all agents, and what runs on the hosts."""
-        if self._closed:
-            return
-        self._closed = True
-        for login in self._logins:
-            login.closing.set()
-        self._supervisors.close()
-        deadline = time.monotonic() + END_SECONDS
-        for login in self._logins:
-            login.close(deadline)
+        """End all agents, and what runs on the hosts, unless it stays for the next run."""
+        if not self._closed:
+            self._closed = True
+            self._engine._warm.give_back(self._logins)
 
     def _nobody(self) -> str:
         limit = f"{self._engine.start_timeout:.0f} seconds (Hosts(start_timeout=…))"
@@ -298,5 +298,32 @@ class HostAgents:
                 f"no host has joined within {limit}: run `hopyard agent --join {self._engine.join}` on each; they dial "
                 f"{at}"
             )
-        faults = "; ".join(login.fault for login in self._logins if login.fault)
+        faults = "; ".join(fault for fault in self._logins.faults if fault)
         return f"no host has dialled {at} within {limit}{': ' if faults else ''}{faults}"
+
+
+def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
+    """Return the logins of an engine, of which none has begun yet."""
+
+    def prepare(launch: LaunchInfo) -> Prepare:
+        return Prepare(launch.card(0).decode(), engine.threads, dict(engine.env), launch.frameworks, lasting)
+
+    address, _ = engine.address
+    given = engine.ticket
+    token = secrets.token_hex(16) if given is None else given.token
+    certificate = make_certificate() if given is None else given.certificate
+    supervisors = Supervisors(
+        address,
+        engine.supervisors_port,
+        token,
+        launch.log,
+        certificate=certificate,
+        prepare=prepare(launch),
+        task_name="supervisor",
+        keep_idle=True,
+        lasting=lasting,
+    )
+    ticket = Ticket(address, supervisors.port, token, certificate=certificate)
+    devices = "none" if engine.devices is None else engine.devices
+    logins = [Login(engine.ssh, host.target, engine.python, host.slots, devices, ticket) for host in engine.surveyed]
+    return Logins(supervisors, logins, prepare, lasting=lasting)

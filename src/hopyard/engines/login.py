@@ -1,4 +1,4 @@
-"""A login to a host that lasts as long as a run: one process there, started by ssh, and again when it ends."""
+"""Logins to hosts: one process on each, started by ssh, and again when it ends; and the supervisors that they bring."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hopyard.engines.processes import kill_group
 from hopyard.engines.ssh import Target, explained, remote
 from hopyard.engines.supervisors.host import UNREACHED_CODE
+from hopyard.engines.supervisors.messages import Prepare
+from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
+from hopyard.ports import LaunchInfo
 from hopyard.text import escaped
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ STEADY_SECONDS = 60.0
 """A login that lasted so long was no failure: the next one comes soon."""
 KILL_SECONDS = 2.0
 """How long the end of a login that is cut may take."""
+END_SECONDS = 5.0
+"""How long hosts may take to end what runs there."""
 LINES = 20
 """Lines of a host's errors that are kept."""
 
@@ -131,3 +136,64 @@ class Login:
         if code == 0:
             return f"{self._target.host}: its processes ended, as their connections to this one did"
         return explained(self._ssh, self._target, self._python, code, errors)
+
+
+class Logins:
+    """Owner of the logins to all hosts, and of the supervisors that these have, or that come by themselves.
+
+    Args:
+        supervisors: none has come yet.
+        logins: none has begun yet.
+        prepare: the launch of a run → what its agents get.
+        lasting: whether supervisors stay for later runs.
+    """
+
+    def __init__(
+        self,
+        supervisors: Supervisors,
+        logins: Sequence[Login],
+        prepare: Callable[[LaunchInfo], Prepare],
+        *,
+        lasting: bool,
+    ) -> None:
+        self.supervisors, self._logins, self._prepare = supervisors, logins, prepare
+        self.lasting = lasting
+        """Whether there may be another run."""
+        self.begun = False
+        """Whether hosts were logged in to."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether another run can have agents there."""
+        return self.supervisors.usable
+
+    @property
+    def faults(self) -> list[str]:
+        """Why the last login to each host ended; empty: it has not since the run began."""
+        return [login.fault for login in self._logins]
+
+    def begin(self) -> None:
+        """Log in to all hosts, once."""
+        if not self.begun:
+            self.begun = True
+            for login in self._logins:
+                login.begin()
+
+    def renew(self, launch: LaunchInfo) -> None:
+        """Begin another run with the supervisors that stand by."""
+        for login in self._logins:
+            login.fault = ""
+        self.supervisors.renew(launch.log, self._prepare(launch))
+
+    def rest(self) -> None:
+        """End all agents; logins and supervisors stay."""
+        self.supervisors.rest()
+
+    def close(self) -> None:
+        """End all agents, and what runs on the hosts."""
+        for login in self._logins:
+            login.closing.set()
+        self.supervisors.close()
+        deadline = time.monotonic() + END_SECONDS
+        for login in self._logins:
+            login.close(deadline)

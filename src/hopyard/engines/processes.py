@@ -60,8 +60,8 @@ class Process(Protocol):
         """Forget it, once it has ended and its companion has, or does not in time."""
         ...
 
-    def story(self, code: int) -> str:
-        """Return how it ended, with this exit code."""
+    def story(self, code: int, where: str = "") -> str:
+        """Return how it ended, with this exit code. `where` follows its number, for example " on alpha"."""
         ...
 
 
@@ -72,6 +72,7 @@ class Spawned:
         command: starts it.
         variables: its environment.
         log: takes what it prints.
+        session: whether it leads a session of its own, not only a group.
 
     Raises:
         OSError: it cannot be started.
@@ -79,14 +80,17 @@ class Spawned:
 
     refused = False
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: IO[bytes]) -> None:
+    def __init__(
+        self, command: Sequence[str], variables: Mapping[str, str], log: IO[bytes], session: bool = False
+    ) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=dict(variables),
-            process_group=0,  # what it starts ends with it
+            start_new_session=session,
+            process_group=None if session else 0,  # what it starts ends with it
         )
         self.pid = self.counted = self._process.pid
         self.descriptor = watched(self.pid)
@@ -114,9 +118,9 @@ class Spawned:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def story(self, code: int) -> str:
+    def story(self, code: int, where: str = "") -> str:
         """Return how it ended."""
-        return f"process {self.pid} {story(code)}"
+        return f"process {self.pid}{where} {story(code)}"
 
 
 def kill_group(pid: int) -> None:

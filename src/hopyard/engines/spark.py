@@ -1,36 +1,31 @@
 """Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`spark_task.py`).
 
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
-`mapInArrow`. Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or
-twice, is one more supervisor, never one more agent of a slot.
+`mapInArrow` (`spark_jobs.py`).
 
 Cores can be released: jobs end while their agents go on, so that other jobs of the session find room, and come back
 after those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an
-executor without a task is idle, and may be removed with its agent (after `executorIdleTimeout`, 60 s).
+executor without a task is idle, and may be removed with its agent (after `executorIdleTimeout`, 60 s). The same holds
+of a started engine between two runs: no core is held, and supervisors stand by in the executors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from hopyard.checks import flag, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
-from hopyard.engines.spark_task import supervise, supervise_in_rdd
+from hopyard.engines.spark_jobs import RELEASE_SECONDS, Jobs, Settings
 from hopyard.engines.split import Split
-from hopyard.engines.supervisors.messages import Prepare
-from hopyard.engines.supervisors.pool import Supervisors
-from hopyard.engines.supervisors.supervisor import UNREACHED
-from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.engines.warm import Warm
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
@@ -41,14 +36,6 @@ log = logging.getLogger(__name__)
 
 FEWER_SECONDS = 10.0
 """Time after the first supervisor until a warning says that there are fewer than requested."""
-FAILURES = 3
-"""Jobs that may fail one after the other while no supervisor comes, until the run gives up."""
-AGAIN_SECONDS = 1.0
-"""Time before a job that failed is submitted again."""
-RELEASE_SECONDS = 5.0
-"""How long jobs whose tasks were ordered to end alone may take."""
-COMING_SECONDS = 1.0
-"""At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 MORE = (
     "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
     "task (spark.task.cpus) would give them one"
@@ -63,6 +50,10 @@ _OPEN_LOCK = threading.Lock()
 @dataclass(frozen=True, slots=True, eq=False)
 class Spark:
     """Worker processes on the executors of a Spark session, one for each task slot that it grants.
+
+    Between `start` and `stop`, or in a `with` block, supervisors stay in the executors when a run is over, each with a
+    process that has imported the framework of the first run, and the workers of later runs are forks of it, as for
+    `Local`. Between two runs they hold no core. Workers beside the driver start as without.
 
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
@@ -97,6 +88,7 @@ class Spark:
     name: str = field(default="spark", init=False)
     apart: bool = field(default=True, init=False, repr=False)
     in_process: bool = field(default=False, init=False, repr=False)
+    _warm: Warm[Jobs] = field(default_factory=lambda: Warm(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.session is not None and not all(
@@ -149,16 +141,40 @@ class Spark:
         local = Processes(Local(workers=self.driver_workers, threads=self.threads, devices=None, env=env), launch)
         return Split(executors, local, range(self.workers - self.driver_workers, self.workers))
 
+    def start(self) -> Self:
+        """Have supervisors stay when a run is over, and the workers of later runs forked of processes that have
+        imported what they need. Linux only; elsewhere each worker starts as a process of its own."""
+        self._warm.start()
+        return self
+
+    def stop(self) -> None:
+        """End what stays; a run that is under way goes on, and ends it."""
+        self._warm.stop()
+
+    def __enter__(self) -> Self:
+        self._warm.entered += 1
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._warm.entered -= 1
+        if not self._warm.entered:  # else an outer `with` goes on
+            self.stop()
+
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self.start_timeout, self.driver_workers, self.release_cores
         return Spark, (None, self.workers, self.host, self.port, self.threads, self.env, *rest)
 
 
 class Executors:
-    """The agents of one run on Spark. Owner of the jobs that hold their supervisors."""
+    """The agents of one run on Spark.
+
+    Args:
+        engine: the run's.
+        session: of Spark.
+        launch: the run's.
+    """
 
     def __init__(self, engine: Spark, session: Any, launch: LaunchInfo) -> None:
-        self._session = session
         self._start_timeout = engine.start_timeout
         self._workers = engine.workers
         self._logs = launch.log(0).parent
@@ -167,20 +183,11 @@ class Executors:
         self._placed = False
         """Whether each slot has had an agent."""
         host, _ = engine.address
-        token = secrets.token_hex(16)
-        self._supervisors = Supervisors(host, engine.supervisors_port, token, launch.log)
-        prepare = Prepare(launch.card(0).decode(), engine.threads, dict(engine.env))
-        self._ticket = Ticket(host, self._supervisors.port, token, prepare)
-        self._tag = f"hopyard-{secrets.token_hex(4)}"
-        self._lock = threading.Condition()
-        """Notified when a job has ended."""
-        self._jobs: dict[int, threading.Thread] = {}
-        self._submitted = 0
-        self._cancelled: set[int] = set()
-        """Jobs that hold no slot any more, and do not end."""
-        self._leaving: dict[int, int] = {}
-        """Job whose core is being released → the slot that it held."""
-        self._failures = 0
+        port, env = engine.supervisors_port, dict(engine.env)
+        settings = Settings(host, port, engine.threads, env, engine.workers, engine.release_cores)
+        self._warm = engine._warm
+        self._jobs = self._warm.take(launch, lambda lasting: Jobs(session, settings, launch, lasting=lasting))
+        self._supervisors = self._jobs.supervisors
         self._opened = time.monotonic()
         self._first_arrival = 0.0
         self._warned = False
@@ -191,7 +198,7 @@ class Executors:
     def start(self, slot: int) -> None:
         """Ask for an agent, and for a supervisor where none is free."""
         self._supervisors.start(slot)
-        self._submit()
+        self._jobs.submit()
 
     def end(self, slot: int) -> None:
         """End the agent of this slot."""
@@ -203,6 +210,8 @@ class Executors:
         Raises:
             ResourceError: Spark gives no slot, or its executors cannot run agents.
         """
+        if self._closed:
+            return []
         self._check_slots()
         if self._release_cores and not self._placed and self._supervisors.occupied and not self._supervisors.missing:
             self._placed = True
@@ -211,10 +220,10 @@ class Executors:
 
     def watch(self) -> list[int]:
         """Return a descriptor that is readable when an agent has ended."""
-        return self._supervisors.watch()
+        return [] if self._closed else self._supervisors.watch()
 
     def waits(self, slot: int) -> bool:
-        """Whether Spark has not granted a place for this slot yet."""
+        """Whether Spark has not granted a place for this slot yet, or what its agent needs is being imported."""
         return self._supervisors.waits(slot)
 
     def device(self, slot: int) -> str:
@@ -228,13 +237,7 @@ class Executors:
         Raises:
             ResourceError: Spark did not end a task of theirs in time.
         """
-        slots = set(slots)
-        jobs = self._supervisors.release_cores(slots)
-        with self._lock:
-            self._leaving.update((job, slot) for job, slot in jobs.items() if job in self._jobs)
-            self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), RELEASE_SECONDS)
-            unreleased = sorted(slots & set(self._leaving.values()))
-        if unreleased:
+        if unreleased := self._jobs.release(slots):
             raise ResourceError(
                 f"slots {', '.join(map(str, unreleased))}: Spark did not end the tasks that hold them within "
                 f"{RELEASE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
@@ -244,63 +247,23 @@ class Executors:
     def reacquire_cores(self) -> None:
         """Ask Spark for tasks that hold the slots again; returns at once. They come when Spark has room. Does nothing
         where the engine has `release_cores=True`."""
-        if self._release_cores:
+        if self._release_cores or self._closed:
             return
         self._supervisors.reacquire_cores()
-        self._submit()
+        self._jobs.submit()
 
     def close(self) -> None:
         """End all agents, give the slots back to Spark."""
         if self._closed:
             return
-        with self._lock:
-            self._closed = True
+        self._closed = True
         with _OPEN_LOCK:
             _OPEN.discard(self)
-        self._supervisors.dismiss()
-        with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
-            self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
-        self._interrupt(self._tag)
-        self._supervisors.close()
-        deadline = time.monotonic() + 10
-        while (jobs := list(self._jobs.values())) and time.monotonic() < deadline:
-            jobs[0].join(0.5)
-            self._interrupt(self._tag)  # one that was about to be submitted
-
-    def _interrupt(self, tag: str) -> None:
-        """End the jobs that have this tag."""
-        with contextlib.suppress(Exception):  # a session that was stopped has none
-            if is_connect(self._session):
-                self._session.interruptTag(tag)
-            else:
-                self._session.sparkContext.cancelJobsWithTag(tag)
-
-    def _mark(self, job: int) -> None:
-        """Tag the jobs of this thread, so that one, or all of the run, can be interrupted. A classic session's own tags
-        are known only to the thread that set them (Spark 4), so `interruptTag` in another thread ends nothing there,
-        and reports nothing."""
-        for tag in (self._tag, f"{self._tag}-{job}"):
-            if is_connect(self._session):
-                self._session.addTag(tag)
-            else:
-                self._session.sparkContext.addJobTag(tag)
-        if not is_connect(self._session):
-            self._session.sparkContext.setJobDescription("Hopyard: holds the slot of one worker")
-
-    def _cancel(self, jobs: set[int]) -> None:
-        """Cancel jobs whose supervisor does not answer, or is gone while its task is not, and submit others in their
-        place."""
-        with self._lock:
-            cancelling = [job for job in jobs if job in self._jobs and job not in self._cancelled]
-            self._cancelled.update(cancelling)
-        for job in cancelling:  # in threads, as a server may take its time
-            threading.Thread(target=self._interrupt, args=(f"{self._tag}-{job}",), daemon=True).start()
-        if cancelling:
-            self._submit()
+        self._warm.give_back(self._jobs)
 
     def _check_slots(self) -> None:
         """Cancel abandoned jobs, give up if no worker came in time, and warn when there are fewer than requested."""
-        self._cancel(self._supervisors.abandoned())
+        self._jobs.cancel(self._supervisors.abandoned())
         now, missing = time.monotonic(), self._supervisors.missing
         if self._supervisors.admitted_count and not self._first_arrival:
             self._first_arrival = now
@@ -319,100 +282,6 @@ class Executors:
             others = {str(other._logs): other._supervisors.occupied for other in _OPEN if other is not self}
         held = ", ".join(f"those of {logs} hold {count}" for logs, count in sorted(others.items()) if count)
         return f". Of this process, {held}: stop what nobody needs (hy.Program.running())" if held else ""
-
-    def _submit(self) -> None:
-        """Submit jobs until there is one for each slot that wants a supervisor or has one, except those whose cores are
-        released. Cancelled jobs do not count, as their slots are taken from them before they end."""
-        with self._lock:
-            if self._closed:
-                return
-            for _ in range(self._supervisors.due - len(self._jobs.keys() - self._cancelled)):
-                self._submitted += 1
-                job = threading.Thread(
-                    target=self._job, args=(self._submitted,), name="hopyard-supervisor", daemon=True
-                )
-                self._jobs[self._submitted] = job
-                job.start()
-
-    def _job(self, number: int) -> None:
-        """Run one job of one task, for as long as its supervisor stays and its core is not released. Spark ties its
-        calls to the thread."""
-        admitted_before = self._supervisors.admitted_count
-        try:
-            self._mark(number)
-            ticket = replace(self._ticket, job=number)
-            if is_connect(self._session):
-                self._session.range(0, 1, 1, 1).mapInArrow(supervise(ticket), "host string").collect()
-            else:  # no plan to make, no code to generate, and neither pandas nor Arrow to import in the task
-                self._session.sparkContext.parallelize([number], 1).mapPartitions(supervise_in_rdd(ticket)).collect()
-            self._failures = 0
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises is reported, or tried again
-            if not self._closed and number not in self._cancelled:
-                self._failed(error, admitted_before)
-        finally:
-            with self._lock:
-                del self._jobs[number]
-                self._leaving.pop(number, None)
-                self._cancelled.discard(number)
-                self._lock.notify_all()
-        if not self._closed:
-            self._submit()
-
-    def _failed(self, error: Exception, admitted_before: int) -> None:
-        """A job failed, and Spark does not try it again: give up, or wait before it is submitted again."""
-        text = str(error)
-        self._failures = 1 if self._supervisors.admitted_count > admitted_before else self._failures + 1
-        explanation = _explained(text, _python_of(self._session))
-        if is_stopped(self._session):
-            self._supervisors.give_up(_STOPPED)
-        elif explanation and not self._supervisors.occupied:
-            self._supervisors.give_up(explanation)
-        elif self._failures >= FAILURES and not self._supervisors.occupied:
-            self._supervisors.give_up(f"Spark cannot run workers: {_short(text)}")
-        else:
-            log.warning("a Spark task that held a worker's slot failed; it is asked for again: %s", _short(text))
-            time.sleep(AGAIN_SECONDS)
-
-
-_STOPPED = (
-    "the Spark session was stopped while the run went on. Nothing is lost: hopyard.resume(directory, "
-    "engine=hopyard.Spark(spark, workers=…)) goes on with another session"
-)
-_MEANINGS = {
-    UNREACHED: "an executor {detail}: give hy.Spark(host=…) an address of this machine that executors can dial, and "
-    "port=… where a firewall lets three ports in a row through",
-    "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
-    "spark.pyspark.python) to the same minor version before the session starts",
-    "No module named 'hopyard": "Hopyard is not installed in the executors' Python{python}. Usually PYSPARK_PYTHON (or "
-    "spark.pyspark.python) was not set, and the environment that the driver runs from is not activated: set it to a "
-    "Python that has Hopyard on every executor, for example {ours}, before the session starts; or install Hopyard "
-    "there; or send a packed environment (spark.archives) and point PYSPARK_PYTHON at its python. {detail}",
-    "No module named": "the executors' Python{python} lacks a package: {detail}. Install it there, or send a packed "
-    "environment (spark.archives) and point PYSPARK_PYTHON at its python",
-    "Cannot run program": "executors cannot start Python: {detail}. Set PYSPARK_PYTHON (or spark.pyspark.python) to a "
-    "Python that is there on every executor",
-}
-"""Part of an error of Spark → what it means here."""
-
-
-def _python_of(session: Any) -> str:
-    """Return the Python that the session's executors run, by its settings; empty: a server of Connect knows it."""
-    return "" if is_connect(session) else str(getattr(session.sparkContext, "pythonExec", ""))
-
-
-def _explained(text: str, python: str = "") -> str:
-    """Return what an error of Spark means, "" where that is not known; `python`: of the executors."""
-    for part, meaning in _MEANINGS.items():
-        if part in text:
-            line = next((line.strip() for line in text.splitlines() if part in line), "")
-            python_note = f", which is {python!r}" if python else ""
-            return meaning.format(detail=line.rpartition("Error: ")[2][:400], python=python_note, ours=sys.executable)
-    return ""
-
-
-def _short(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:600]
 
 
 def _active_session(session: Any) -> Any:

@@ -104,6 +104,11 @@ class Answer(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+_read_answer = msgspec.json.Decoder(Answer).decode
+"""It is made here, as msgspec may crash where several threads are the first to decode a type, and all hosts are asked
+at once."""
+
+
 def targets(name: str, hosts: object) -> tuple[Target, ...]:
     """Return the hosts that the argument `name` lists.
 
@@ -196,7 +201,7 @@ def _ask(ssh: Sequence[str], target: Target, python: str, devices: str) -> Surve
     if not line:
         return explained(ssh, target, python, done.returncode, done.stderr)
     try:
-        answer = msgspec.json.decode(line.removeprefix(MARK), type=Answer)
+        answer = _read_answer(line.removeprefix(MARK))
     except UNREADABLE as error:
         return f"{target.host} answers what cannot be read: {error}"
     gpus = answer.gpus if devices == "auto" else ()

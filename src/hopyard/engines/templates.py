@@ -15,6 +15,7 @@ one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -184,22 +185,31 @@ class Fork:
             self._report.shutdown(socket.SHUT_RDWR)  # a process that was forked of this one may have it too
         self._report.close()
 
-    def story(self, code: int) -> str:
+    def story(self, code: int, where: str = "") -> str:
         """Return how it ended."""
         if self._orphaned:
-            return f"process {self.pid} ended as process {self.counted}, of which it was forked, {story(code)}"
-        return f"process {self.pid} {story(code)}"
+            return f"process {self.pid}{where} ended as process {self.counted}, of which it was forked, {story(code)}"
+        return f"process {self.pid}{where} {story(code)}"
 
 
 class Template:
     """One template. Any thread may use it.
 
+    Args:
+        frameworks: what it imports.
+        threads: intra-op threads of frameworks.
+        variables: its environment.
+        warn: is told why it forks no agents, if it does not.
+
     Raises:
         OSError: no process could be started.
     """
 
-    def __init__(self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], warn: Callable[[str], None]
+    ) -> None:
         self.frameworks = tuple(frameworks)
+        self._warn = warn
         self.refusal = ""
         """Why it forks no agents; "": it does."""
         self._lock = threading.Lock()
@@ -270,10 +280,9 @@ class Template:
         with self._lock:
             if not self.refusal:
                 self.refusal = reason
-                log.warning(
-                    "workers are not forked of one process that has imported %s, but each imports it: %s",
-                    " and ".join(self.frameworks) or "Hopyard",
-                    reason,
+                imported = " and ".join(self.frameworks) or "Hopyard"
+                self._warn(
+                    f"workers are not forked of one process that has imported {imported}, but each imports it: {reason}"
                 )
 
     def exit_code(self) -> int:
@@ -308,11 +317,24 @@ class Template:
         except subprocess.TimeoutExpired:
             threading.Thread(target=self._process.wait, name="hopyard-template", daemon=True).start()
 
+    def kill(self) -> None:
+        """End it now. Its agents end with it."""
+        self._requests.close()
+        with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait(END_SECONDS)
+
 
 class Templates:
-    """The templates of one engine. Any thread may use them. A copy or a pickle has none, and is not started."""
+    """The templates of one engine, or of one supervisor. Any thread may use them. A copy or a pickle has none, and is
+    not started.
 
-    def __init__(self) -> None:
+    Args:
+        warn: is told what people are to know; None: this module's logger.
+    """
+
+    def __init__(self, warn: Callable[[str], None] | None = None) -> None:
+        self._warn = warn or log.warning
         self._lock = threading.Lock()
         self._templates: dict[Hashable, Template] = {}
         """Key → template; the one that was used last is the last one."""
@@ -340,7 +362,7 @@ class Templates:
                 self._lock = threading.Lock()  # which a thread of that process may have held
             self._owner = os.getpid()
         else:
-            log.warning("workers are forked of a process that has imported what they need on Linux only")
+            self._warn("workers are forked of a process that has imported what they need on Linux only")
 
     def stop(self) -> None:
         """End the templates; those that still have agents end with the last of these."""
@@ -348,6 +370,12 @@ class Templates:
             if self.started:
                 _close_all(self._templates, self._owner)
             self._owner = 0
+
+    def kill(self) -> None:
+        """End the templates and their agents now; the next agent has another template."""
+        with self._lock:
+            while self._templates:
+                self._templates.popitem()[1].kill()
 
     def fork(
         self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], log: IO[bytes]
@@ -374,7 +402,7 @@ class Templates:
             if template is None:
                 while len(self._templates) >= MOST:
                     self._templates.pop(next(iter(self._templates))).close()
-                template = Template(frameworks, threads, _without_device(variables))
+                template = Template(frameworks, threads, _without_device(variables), self._warn)
             self._templates[key] = template
             if template.refusal:
                 template.close()
@@ -385,6 +413,10 @@ class Templates:
                 return None
             except BlockingIOError:  # it still imports, and as many requests wait for it as its socket takes
                 return None
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # the same, with as many descriptors under way as are allowed
+                    return None
+                raise
 
 
 def key_of(frameworks: Sequence[str], threads: int, variables: Mapping[str, str]) -> Hashable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.search.define import Defined, Searched, searched
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
-from hopyard.space import Distribution
+from hopyard.space import Choice, Distribution, RandInt, Space
 from hopyard.spec import Config, Mode
-from hopyard.text import shown
+from hopyard.text import message_of, shown
+
+log = logging.getLogger(__name__)
 
 Search = Grid | Random | Configs | Learned
 SEARCHES = (Grid, Random, Configs, TPE, GP, CMA, Optuna)
@@ -44,7 +47,8 @@ def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> S
 
 
 def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
-    """Return a search that begins with these configurations.
+    """Return a search that begins with these configurations. A value outside its range or choice is tried as it is,
+    and a warning says so, as Optuna's `enqueue_trial` does.
 
     Raises:
         SpecError: they are no configurations, or not of the space.
@@ -55,32 +59,82 @@ def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
         raise SpecError(f"enqueue must be a list of configurations, which are dicts, got {shown(configs)}")
     if not configs:
         return search
-    return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), searched(space)) for config in configs]))
+    known = searched(space)
+    return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), known) for config in configs]))
 
 
 def _completed(config: Config, space: Searched | None) -> Config:
-    """Return a configuration of the user with what the function of a space returns beside its parameters."""
+    """Return a configuration of the user with what the space has beside the parameters."""
+    outside: list[str] = []
 
     def pick(name: str, distribution: Distribution) -> Any:
         if name not in config:
             raise SpecError(f"enqueue: {shown(config)} has no {name!r}, for which the space asks: give all parameters")
-        return config[name]
+        value = config[name]
+        if isinstance(distribution, Choice):
+            if value not in distribution.values:
+                outside.append(f"{name} = {shown(value)} is not one of {shown(list(distribution.values))}")
+            return value
+        integers = isinstance(distribution, RandInt)
+        last = distribution.high - 1 if integers else distribution.high
+        limits = f"{distribution.low:g} to {last:g}"
+        if isinstance(value, bool) or not isinstance(value, int if integers else (int, float)):
+            kind = "an integer" if integers else "a number"
+            raise SpecError(
+                f"enqueue: {shown(config)}: {name} must be {kind}, its range is {limits}, got {shown(value)}"
+            )
+        if not distribution.low <= value <= last:
+            outside.append(f"{name} = {shown(value)} is outside {limits}")
+        return value
+
+    def check(names: Collection[str]) -> None:
+        if wrong := [name for name in config if name not in names]:
+            raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
 
     if space is None:
         return config
-    whole = space.walk(pick) if isinstance(space, Defined) else config
-    names = whole if isinstance(space, Defined) else space.parameters
-    if wrong := [name for name in config if name not in names]:
-        raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
-    if missing := [name for name in names if name not in whole]:
-        raise SpecError(f"enqueue: {shown(config)} has no {missing[0]!r}, which is in the space: give all parameters")
-    return whole
+    if isinstance(space, Space):
+        check(space.parameters)
+    whole = space.walk(pick)
+    if isinstance(space, Defined):
+        check(whole)
+    learned = "" if not outside else ", and a search that learns does not learn from it"
+    constant = [name for name in config if name in whole and whole[name] != config[name]]
+    outside += [f"{name} = {shown(config[name])} is not {shown(whole[name])}" for name in constant]
+    if outside:
+        log.warning("enqueue: %s: the space has no such value; it is tried all the same%s", "; ".join(outside), learned)
+    return {**whole, **config}
 
 
 def batch_of(search: Search | Enqueued) -> int:
     """Return how many trials are proposed at a time; 0: as others end."""
     inner = search.search if isinstance(search, Enqueued) else search
     return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
+
+
+def repeats(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> bool:
+    """Ask a search that learns what it would propose first. Returns whether it says the same when it is asked anew, as
+    after a resume; a search that does not learn does.
+
+    Raises:
+        SpecError: it raised.
+    """
+    inner = search.search if isinstance(search, Enqueued) else search
+    if not isinstance(inner, _LEARNED):
+        return True
+    first, second = (_first(open_sampler(inner, space, seed, modes)) for _ in range(2))
+    return first == second
+
+
+def _first(sampler: Sampler | LearningSampler) -> Config | None:
+    assert isinstance(sampler, LearningSampler)
+    try:
+        proposal = sampler.propose([])
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"search: it proposed nothing: {type(error).__name__}: {message_of(error)}") from error
+    return None if proposal is None else proposal.config
 
 
 def learns(search: Search | Enqueued) -> bool:

@@ -12,17 +12,20 @@ import logging
 import math
 from collections.abc import Callable
 
+from hopyard.code import places
 from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
-from hopyard.spec import RunSpec
-from hopyard.text import escaped
+from hopyard.spec import RunSpec, Warned
+from hopyard.text import escaped, message_of
 
 log = logging.getLogger(__name__)
 
+LONGEST = 1000
+"""Characters of an error of the user's code that are journaled."""
 SAID = "the function of stop= said so"
 """Why trials end that the user's function ends."""
 
@@ -35,6 +38,7 @@ class Proposer:
         sampler: proposes configurations.
         workers: how many the engine has.
         stops: trial → whether the user's function ends it; None: there is no such function.
+        defined: where that function is defined, for messages.
     """
 
     def __init__(
@@ -43,12 +47,16 @@ class Proposer:
         sampler: Sampler | LearningSampler,
         workers: int,
         stops: Callable[[int], bool] | None = None,
+        defined: str = "",
     ) -> None:
         self._machine = machine
         self._sampler = sampler
         self._learning = sampler if isinstance(sampler, LearningSampler) else None
         self._workers = workers
         self._stops = stops
+        self._defined = defined
+        self._logged: set[tuple[str, str]] = set()
+        """What the user's function raised, as (place, category) in the log."""
 
     def events(self, at: float) -> list[Event]:
         """Return what they say now; the machine must have it before the next call.
@@ -63,23 +71,28 @@ class Proposer:
         machine, events = self._machine, list[Event]()
         for number in machine.search.asks():
             trial = machine.trials[number]
-            if self._ends(number):
-                events.append(Stopped(at=at, trial=number, reason=SAID))
+            ends, reason, warnings = self._ask(number)
+            if ends:
+                events.append(Stopped(at=at, trial=number, reason=reason))
             else:
                 target = min(trial.target + machine.spec.partitions, machine.spec.steps)
-                reason = "stop= raised, and is not asked" if self._stops is None else "stop= lets it go on"
-                events.append(Granted(at=at, trial=number, target=target, reason=reason))
+                events.append(Granted(at=at, trial=number, target=target, reason=reason, warnings=warnings))
         return events
 
-    def _ends(self, number: int) -> bool:
-        if self._stops is None:
-            return False
+    def _ask(self, number: int) -> tuple[bool, str, tuple[Warned, ...]]:
+        """Return whether the user's function ends a trial, the reason, and what it raised. Where it raises, the trial
+        goes on to its next epoch: what becomes of the others must not depend on which was asked first."""
         try:
-            return self._stops(number)
+            ends = self._stops is not None and self._stops(number)
         except Exception as error:  # noqa: BLE001 - it is the user's
-            log.warning("stop= raised %s: no trial is stopped from now on", _text(error))
-            self._stops = None
-            return False
+            text, place = _text(error), places.of_error(error) or self._defined
+            warning = Warned(f"{text}; stop= raised it, and stops no trial where it does", place)
+            key = place, text.partition(":")[0]
+            if key not in self._logged:
+                self._logged.add(key)
+                log.warning("trial %d: %s (%s)", number, warning.text, place)
+            return False, f"stop= raised {text} ({place}), and so lets it go on", (warning,)
+        return ends, SAID if ends else "stop= lets it go on", ()
 
     def _proposals(self, at: float) -> list[Event]:
         """Return what the sampler proposes, as far as there is room."""
@@ -94,8 +107,10 @@ class Proposer:
             except Exception as error:  # the search ends, not the run
                 if not number:
                     raise SpecError(f"search: it proposed nothing: {_text(error)}") from error
-                log.warning("search= raised %s: nothing more is proposed", _text(error))
-                events.append(Exhausted(at=at, reason=f"the search raised {_text(error)}"))
+                place = places.of_error(error)
+                text = f"{_text(error)} ({place})" if place else _text(error)
+                log.warning("search= raised %s: nothing more is proposed", text)
+                events.append(Exhausted(at=at, reason=f"the search raised {text}"))
                 break
             if proposal is None:
                 events.append(Exhausted(at=at))
@@ -148,4 +163,4 @@ def _up_to(count: float) -> range:
 
 
 def _text(error: Exception) -> str:
-    return escaped(f"{type(error).__name__}: {error}".splitlines()[0])
+    return escaped(f"{type(error).__name__}: {' '.join(message_of(error).split())}")[:LONGEST]

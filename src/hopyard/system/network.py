@@ -11,6 +11,9 @@ import struct
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+BACKLOG = 4096
+"""Connections that may wait to be accepted, as far as the system allows. The kernel drops what does not fit, and the
+other end tries again ever later: with 100, ten of a thousand agents that came at once were not heard for 15 seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -77,7 +80,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """
     address = address_to_bind(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=512)
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 def joined(host: str, port: int) -> str:

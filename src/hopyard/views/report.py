@@ -19,6 +19,9 @@ WARNINGS = 50
 """The most warnings that it shows."""
 DECISIONS = 50
 """The most trials of which it says why they were stopped."""
+THIN = 0.01
+"""The share of the wall time, and of a second, from which on the report says that there were fewer trials than workers.
+"""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
@@ -118,9 +121,11 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "paused": statuses.count("paused"),
         "failed": statuses.count("failed"),
         "closed": machine.search.closed,
+        "search_error": machine.search.error,
         "wall_seconds": timeline.elapsed(timeline.at),
         "busy_seconds": timeline.busy(),
         "idle_share": timeline.idle(),
+        "thin_seconds": timeline.thin,
         "slots": len(timeline.lanes),
         "units": timeline.units,
         "partitions": timeline.parts,
@@ -153,6 +158,7 @@ def _head(timeline: Chart, machine: Machine, directory: str, status: str, split:
         + f"; {words.count(spec.epochs, 'epoch')}, {data}, seed {spec.seed}",
     ]
     lines += [f"  it ended with what it had: {machine.search.closed}"] if machine.search.closed else []
+    lines += [f"  nothing more was proposed: {machine.search.error}"] if machine.search.error else []
     lines += [f"  rows are split {split}"] if split and machine.spec.validation else []
     lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)
@@ -269,6 +275,9 @@ def _account(timeline: Chart, machine: Machine, status: str) -> str:
         )
     if idle is not None:
         rows.append(("idle share", f"{idle:.1%} of the slots' time, from the first to the last unit"))
+    if timeline.thin >= THIN * max(1.0, facts["wall_seconds"]):
+        thin = words.duration(timeline.thin)
+        rows.append(("few trials", f"for {thin} there were fewer to train than workers; free ones validated or waited"))
     rows.append(("units", f"{words.count(timeline.units, 'unit')} over {words.count(timeline.parts, 'partition')}"))
     rows.append(("done again", words.count(timeline.redone, "partition") if timeline.redone else "none"))
     rows.append(("hops", f"{words.size(timeline.hop_bytes)} in {words.duration(timeline.hop_seconds)}"))

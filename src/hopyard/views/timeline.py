@@ -13,20 +13,27 @@ from dataclasses import dataclass, field
 
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import (
+    Began,
     Check,
     Checked,
     Dispatch,
     Done,
     Durable,
+    Extended,
     Failed,
     Finished,
     Formed,
+    Granted,
     Interrupted,
     Joined,
     Left,
     Line,
+    Paused,
+    Proposed,
     Resumed,
+    Retried,
     Shrunk,
+    Stopped,
 )
 from hopyard.spec import Part
 
@@ -51,6 +58,8 @@ class Span:
     parts: tuple[Part, ...] = ()
     hop_seconds: float = 0.0
     hop_bytes: int = 0
+    step: int = 0
+    """Partitions that its trial had finished when it began."""
     again: bool = False
     """Whether some of its partitions had been dispatched before."""
     members: tuple[int, ...] = ()
@@ -122,6 +131,8 @@ class Chart:
     stored: int = 0
     """States that became durable."""
     stored_bytes: int = 0
+    thin: float = 0.0
+    """Seconds in which fewer trials were to be trained than slots were there to train them."""
 
     def __post_init__(self) -> None:
         self._present: dict[int, Worker] = {}
@@ -131,16 +142,29 @@ class Chart:
         """Worker → the members of its gang, by rank."""
         self._over = False
         self._begun = False
+        self._active: set[int] = set()
+        """Trials that are to be trained, or are: they do not wait for a decision, and have not come to their end."""
+        self._steps, self._partitions = 0, 1
 
     def see(self, line: Line) -> int:
         """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1)."""
         before, self.at = self.at, line.at
         if not self._begun:
             self._begun, self.began, before = True, line.at, line.at
+        if self.first is not None and 0 < len(self._active) < self._trainers() and not isinstance(line, Resumed):
+            self.thin += line.at - before
         if isinstance(line, Dispatch):
             self._dispatch(line)
         elif isinstance(line, Done):
             return self._done(line)
+        elif isinstance(line, Began):
+            self._steps, self._partitions = line.spec.steps, line.spec.partitions
+        elif isinstance(line, (Proposed, Granted, Retried)):
+            self._active.add(line.trial)
+        elif isinstance(line, (Paused, Stopped)):
+            self._active.discard(line.trial)
+        elif isinstance(line, Extended):
+            self._steps = line.epochs * self._partitions
         elif isinstance(line, Durable):
             self._durable(line)
         elif isinstance(line, Failed):
@@ -148,6 +172,8 @@ class Chart:
             if span is None or span.lease != line.lease:
                 return -1
             self._end(span, line.at, "failed", line.error)
+            if line.fault == "user":
+                self._active.discard(span.trial)
             text = f"trial {span.trial} failed on worker {line.slot} ({line.fault}): {line.error}"
             self.marks.append(Mark(line.at, span.lane, "failed", text, line.slot, span.trial))
             return span.trial
@@ -239,6 +265,11 @@ class Chart:
         """The workers that were lost."""
         return [mark for mark in self.marks if mark.what == "lost"]
 
+    def _trainers(self) -> int:
+        """Return how many trials can be trained at the same time."""
+        gangs = set(self._gangs.values())
+        return len(gangs) if gangs else len(self._present)
+
     def _until(self, now: float | None) -> float:
         if self.open:
             return max(self.last, self.at if now is None else now)
@@ -266,8 +297,10 @@ class Chart:
             self.first = self.last = line.at
         lane = self._present[line.slot].lane if line.slot in self._present else -1
         span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
+        span.step = unit.step
         if unit.kind == "train":
             span.members = self._gangs.get(line.slot, ())
+            self._active.add(unit.trial)  # one that was completed goes on, as the run is given more epochs
         if self.keep:
             key = unit.trial, unit.kind, unit.epoch
             dispatched = self._dispatched.get(key, 0)
@@ -303,6 +336,8 @@ class Chart:
         self._end(span, line.at, "done")
         self.units += 1
         self.parts += len(line.parts)
+        if span.kind == "train" and span.step + len(line.parts) >= self._steps:
+            self._active.discard(span.trial)
         self.hop_seconds += line.hop_seconds
         self.hop_bytes += line.hop_bytes
         return span.trial

@@ -12,16 +12,20 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
+    Closed,
     Dispatch,
     Done,
     Durable,
     Exhausted,
     Failed,
     Finished,
+    Granted,
     Interrupted,
     Joined,
+    Paused,
     Proposed,
     Resumed,
+    Stopped,
     _Dispatch,
     _JournalUnit,
     decode,
@@ -52,6 +56,12 @@ LINES = [
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
     Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…", warnings=WARNED),
     Lost(at=3.0, slot=3, reason="killed"),
+    Paused(at=3.0, trial=1, reason="rung 1: 2nd of 3, top 1/3 goes on"),
+    Granted(at=3.0, trial=1, target=6, reason="rung 1: 1st of 3, top 1/3 goes on"),
+    Granted(at=3.0, trial=1, target=6, reason="stop= raised", warnings=WARNED),
+    Stopped(at=3.0, trial=1, reason="the search is over"),
+    Closed(at=3.0, reason="max_time=1 seconds are over"),
+    Exhausted(at=3.0, reason="the search raised ValueError"),
     Tick(at=4.0),
     Resumed(at=5.0, fingerprint={"torch": "2.9"}),
     Interrupted(at=6.0, reason="INT"),
@@ -64,6 +74,11 @@ def test_round_trip(line):
     text = encode(line)
     assert b"\n" not in text and decode(text) == line
     assert msgspec.json.decode(text)["type"] == type(line).__name__
+
+
+def test_a_trial_that_goes_on_is_written_as_before_stop_could_raise():
+    """Journals of earlier versions have no warnings, and new ones only where there are some."""
+    assert b"warnings" not in encode(Granted(at=3.0, trial=1, target=6, reason="1st of 3"))
 
 
 def test_floats_keep_every_bit():

@@ -17,7 +17,7 @@ from hopyard.driver.runs.replay import replay
 from hopyard.errors import Inexact, PreflightError, RunDirectoryError, SpecError, UsageError
 from hopyard.frameworks.linear import Linear
 from hopyard.ports import LearningSampler, Observation
-from hopyard.search.kinds import open_sampler
+from hopyard.search.kinds import Enqueued, enqueued, open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Batch
 from jobs import WIDTH, children, dataset, driver, gone, journal, linear, script
@@ -265,17 +265,31 @@ def test_samplers_made_anew_walk_along_no_diagonal() -> None:
         assert abs(correlation(x, y)) < 0.3
 
 
-def test_a_function_that_raises_stops_no_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = search(tmp_path / "run", lambda trial, history: history["no such epoch"], search=hy.Random(2), epochs=2)
-    assert [trial.status for trial in run.trials] == ["completed", "completed"]
-    assert caplog.text.count("stop= raised KeyError: 'no such epoch': no trial is stopped from now on") == 1
-    assert {trial.reason for trial in run.trials} == {"stop= raised, and is not asked"}
+def breaks(trial: hy.Trial, history: dict[int, dict[str, float]]) -> bool:
+    if trial.id == 0 and len(history) == 1:
+        raise KeyError("no such epoch")
+    return len(history) == 2
+
+
+def test_a_function_that_raises_lets_that_trial_go_on_and_every_view_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: it was not asked any more, so which trials it stopped depended on time; and no report had the error."""
+    run = search(tmp_path / "run", breaks, search=hy.Random(2), epochs=4)
+    assert [(trial.status, len(trial.history)) for trial in run.trials] == [("stopped", 2)] * 2
+    text, place = "KeyError: 'no such epoch'", "test_search.py, line "
+    assert f"trial 0: {text}; stop= raised it" in caplog.text and place in caplog.text
+    assert f"{text}; stop= raised it, and stops no trial where it does ({place}" in hy.load(run.directory).report()
+    assert text in capsys.readouterr().err.split("warning: ")[1]
+    (granted,) = [line for line in journal(run.directory) if isinstance(line, Granted) and line.trial == 0]
+    assert granted.reason.startswith(f"stop= raised {text} ({place}")
 
 
 def test_what_is_no_answer_is_not_taken_for_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = search(tmp_path / "run", lambda trial, history: "no", search=hy.Random(2), epochs=2)
     assert [trial.status for trial in run.trials] == ["completed", "completed"]
-    assert "what the function of stop= returns must be True or False, got 'no'" in caplog.text
+    text = "what the function of stop= returns must be True or False, got 'no'"
+    assert caplog.text.count(text) == 1 and f"{text}; stop= raised it" in run.report()
 
 
 def test_patience_ends_a_fit(tmp_path: Path) -> None:
@@ -310,6 +324,25 @@ def test_configurations_of_the_user_are_tried_first(tmp_path: Path) -> None:
     assert rates[:2] == [0.5, 0.25] and len(rates) == 4
     plain = search(tmp_path / "plain", search=hy.Random(2), epochs=1)
     assert rates[2:] == [trial.config["lr"] for trial in plain.trials]  # a sampler counts its own
+
+
+def test_values_outside_the_space_are_tried_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Optuna's `enqueue_trial` does, which warns too, and does not learn from them."""
+    run = search(tmp_path / "run", search=hy.TPE(1), enqueue=[{"lr": 2.0}, {"lr": 1.0}], epochs=1)
+    assert [trial.config["lr"] for trial in run.trials][:2] == [2.0, 1.0]
+    assert "enqueue: lr = 2.0 is outside 0.001 to 1: the space has no such value" in caplog.text
+    assert caplog.text.count("enqueue: ") == 1
+
+
+def test_what_the_space_has_beside_the_parameters_need_not_be_enqueued() -> None:
+    """Bug: a parameter that is not asked for in this configuration had to be in it."""
+    space = hy.Space(kind=hy.choice(["sgd", "adam"]), net="small",
+                     momentum=lambda c: hy.uniform(0, 1) if c["kind"] == "sgd" else None)  # fmt: skip
+    whole = enqueued(hy.Random(1), space, [{"kind": "adam"}, {"kind": "sgd", "momentum": 0.5, "net": "large"}])
+    assert isinstance(whole, Enqueued)
+    assert whole.configs == ({"kind": "adam", "net": "small"}, {"kind": "sgd", "net": "large", "momentum": 0.5})
+    with pytest.raises(SpecError, match="has no 'momentum', for which the space asks"):
+        enqueued(hy.Random(1), space, [{"kind": "sgd"}])
 
 
 def test_a_search_learns_from_them(tmp_path: Path) -> None:
@@ -348,9 +381,10 @@ def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, ca
 
     run = search(tmp_path / "run", search=hy.Optuna(Fails, 9), epochs=1)
     assert (run.status, len(run.trials)) == ("completed", 2)
-    assert "search= raised ValueError: I am lost: nothing more is proposed" in caplog.text
+    assert "search= raised ValueError: I am lost (test_search.py, line " in caplog.text
     (line,) = [line for line in journal(run.directory) if isinstance(line, Exhausted)]
-    assert line.reason == "the search raised ValueError: I am lost"
+    assert line.reason.startswith("the search raised ValueError: I am lost (test_search.py, line ")
+    assert f"  nothing more was proposed: {line.reason}\n" in hy.load(run.directory).report()
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -396,7 +430,8 @@ def test_what_depends_on_time_is_refused_or_said_once(
         ({"goal": float("nan")}, "goal must be a finite number, got nan"),
         ({"enqueue": [{"rate": 1}]}, "enqueue: {'rate': 1}: no parameter 'rate'; there are: 'lr'"),
         ({"enqueue": {"lr": 1}}, "enqueue must be a list of configurations"),
-        ({"enqueue": [{}]}, "enqueue: {} has no 'lr', which is in the space: give all parameters"),
+        ({"enqueue": [{}]}, "enqueue: {} has no 'lr', for which the space asks: give all parameters"),
+        ({"enqueue": [{"lr": "small"}]}, "lr must be a number, its range is 0.001 to 1, got 'small'"),
         ({"search": hy.TPE}, "search must be hy.Grid"),
         ({"mode": "least"}, 'mode must be "min" or "max"'),
     ],
@@ -459,6 +494,7 @@ def test_a_sampler_of_another_space_is_refused_with_its_reason(tmp_path: Path) -
         SpecError, match="search: it proposed nothing: ValueError: The parameter name, lr, is not found"
     ):
         search(tmp_path / "run", search=hy.Optuna(grid, 2))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_path: Path) -> None:
@@ -470,8 +506,30 @@ def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_pa
 def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     import optuna
 
-    with pytest.raises(SpecError, match="it proposed nothing: SpecError: QMCSampler counts its points in the study"):
-        search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3))
+    with pytest.raises(SpecError, match="QMCSampler counts its points in the study"):
+        search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3), enqueue=[{"lr": 0.5}])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sampler_that_ignores_its_seed_is_not_exact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import optuna
+
+    kind = hy.Optuna(lambda seed: optuna.samplers.RandomSampler(), 2, batch=2)
+    with pytest.raises(Inexact, match="the sampler of search= proposes something else each time that it is made"):
+        search(tmp_path / "run", search=kind, exact=True)
+    assert not (tmp_path / "run").exists()
+    search(tmp_path / "run", search=kind, exact="warn", epochs=1)
+    assert caplog.text.count("not exact: the sampler of search= proposes something else") == 1
+
+
+def test_a_first_rung_beyond_the_partitions_is_refused(tmp_path: Path) -> None:
+    """Bug: every trial went to its end, and nothing was said."""
+    more: dict[str, Any] = {"metric": "loss", "search": hy.Random(2), "epochs": 2}
+    with pytest.raises(SpecError, match=r"min_partitions = 8 must be below the partitions .* are 8 \(2 epochs of 4\)"):
+        search(tmp_path / "run", hy.ASHA(min_partitions=8), **more)
+    assert not (tmp_path / "run").exists()
+    run = search(tmp_path / "run", hy.ASHA(2, min_partitions=5, sync=True), **more)
+    assert [trial.reason for trial in run.trials].count("rung 1: 2nd of 2, 1 goes on") == 1
 
 
 def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:
@@ -494,6 +552,14 @@ def test_another_rule_is_another_run(tmp_path: Path) -> None:
 def test_few_trials_for_hyperband_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     search(tmp_path / "run", hy.Hyperband(2), search=hy.Random(3))
     assert "hy.Hyperband over 4 epochs has 3 brackets of 10 trials in all, the search proposes 3" in caplog.text
+
+
+def test_a_search_that_can_learn_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "lets all 3 trials wait for each other, so the search proposes them all before"
+    for kind, said in ((hy.TPE(3), 1), (hy.TPE(3, batch=2), 0)):
+        caplog.clear()
+        search(tmp_path / str(said), hy.ASHA(2, sync=True), search=kind, epochs=2, exact=True)
+        assert caplog.text.count(text) == said
 
 
 def test_decisions_are_in_the_journal() -> None:

@@ -38,7 +38,7 @@ from hopyard.core.messages import (
     Work,
 )
 from hopyard.core.runs.events import Checked, Failed
-from hopyard.data.manifest import Manifest
+from hopyard.data.manifest import read_manifest
 from hopyard.data.partitions.supply import supply
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
@@ -114,7 +114,7 @@ def assemble(
         Exception: something else is missing on this host.
     """
     quiet()
-    manifest = msgspec.json.decode(setup.manifest, type=Manifest)
+    manifest = read_manifest(setup.manifest)
     try:
         recipe = loads(setup.recipe)
         foresee(recipe)

@@ -263,12 +263,14 @@ class Paused(Fact, frozen=True):
     reason: str
 
 
-class Granted(Fact, frozen=True):
+class Granted(Fact, frozen=True, omit_defaults=True):
     """Decision, or the answer of the user's function: `trial` goes on, up to the step `target`."""
 
     trial: int
     target: int
     reason: str
+    warnings: tuple[Warned, ...] = ()
+    """What the user's function raised in place of an answer."""
 
 
 class Stopped(Fact, frozen=True):

@@ -122,7 +122,7 @@ class Gangs:
     def resize(self, members: int) -> None:
         """Let gangs have so many members from now on. Those that are there stay as they are."""
         run = self._run
-        run.spec = with_members(run.spec, members)
+        run.spec = run.search.spec = with_members(run.spec, members)
         run.scheduler.set_spec(run.spec)
         run.scheduler.withhold(set())
         for slot in run.slots.values() if members == 1 else ():

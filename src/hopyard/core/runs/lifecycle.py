@@ -131,6 +131,7 @@ def pause(run: RunRecord, line: Paused) -> None:
 def grant(run: RunRecord, line: Granted) -> None:
     """Let the trial go on, up to a target beyond the one that it came to."""
     trial = run.trials[line.trial]
+    run.warned(line.trial, line.warnings)
     if trial.ended or trial.stopped or line.target <= trial.target:  # the user's function was asked before that
         return
     run.search.grant(trial)
@@ -183,7 +184,7 @@ def close(run: RunRecord, line: Closed) -> None:
 def exhaust(run: RunRecord, line: Exhausted) -> None:
     """Note that the search has no more to propose."""
     run.exhausted, run.scheduler.more = True, False
-    run.search.exhausted()
+    run.search.exhausted(line.reason)
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:

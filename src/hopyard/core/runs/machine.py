@@ -76,7 +76,7 @@ from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.durability import Durability
-from hopyard.spec import Ref, RunSpec, Unit, Warned
+from hopyard.spec import Ref, RunSpec, Unit
 
 
 class Machine:
@@ -94,7 +94,7 @@ class Machine:
         search: which trials train, wait, or await a decision of the search.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
-        warnings: (place, category) → (first text of a warning that a recipe or its model gave there, its trials).
+        warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -109,7 +109,7 @@ class Machine:
         self.search = self._run.search
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects: list[str] = []
-        self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
+        self.warnings = self._run.warnings
         self._finishing = False
         """`Finish` was commanded."""
 
@@ -234,7 +234,7 @@ class Machine:
         if not self._preflight.awaits(event):
             return
         self._set_idle(self.slots[event.slot])
-        self._warned(event.trial, event.warnings)
+        self._run.warned(event.trial, event.warnings)
         self.status = self._preflight.checked(event) or self.status
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
@@ -289,7 +289,7 @@ class Machine:
         slot.trial = unit.trial
         trial.worker_seconds += event.at - (event.at if since is None else since)
         trial.model = event.model or trial.model
-        self._warned(unit.trial, event.warnings)
+        self._run.warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
             self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
             return
@@ -329,7 +329,7 @@ class Machine:
         if unit is None:
             return
         trial = self.trials[unit.trial]
-        self._warned(unit.trial, event.warnings)
+        self._run.warned(unit.trial, event.warnings)
         if event.missing is not None:
             self._retries.missing(trial, unit, event.missing, event.error)
         elif event.fault == "memory":
@@ -340,11 +340,6 @@ class Machine:
         else:
             lifecycle.requeue(self._run, trial, unit)
             lifecycle.fail(self._run, trial, event.fault, event.error, event.trace)
-
-    def _warned(self, trial: int, warnings: tuple[Warned, ...]) -> None:
-        for warning in warnings:
-            key = warning.place, warning.text.partition(":")[0]
-            self.warnings.setdefault(key, (warning.text, set()))[1].add(trial)
 
     # ---------------------------------------------------------------- States are stored, or not
 

@@ -10,7 +10,7 @@ from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
 from hopyard.core.runs.states.durability import Durability
-from hopyard.spec import RunSpec
+from hopyard.spec import RunSpec, Warned
 
 
 class RunRecord:
@@ -27,6 +27,7 @@ class RunRecord:
         open: number of trials that have not ended.
         exhausted: whether the search has no more to propose.
         extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
+        warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
         commands: those that the present event led to.
         at: when the present event happened.
         before: when the one before it did.
@@ -43,9 +44,16 @@ class RunRecord:
         self.open = 0
         self.exhausted = False
         self.extended = 0
+        self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
         self.commands: list[Command] = []
         self.at = 0.0
         self.before = 0.0
+
+    def warned(self, trial: int, warnings: tuple[Warned, ...]) -> None:
+        """Add warnings that the user's code gave about a trial."""
+        for warning in warnings:
+            key = warning.place, warning.text.partition(":")[0]
+            self.warnings.setdefault(key, (warning.text, set()))[1].add(trial)
 
     def snapshot(self) -> dict[str, Any]:
         """Return all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is

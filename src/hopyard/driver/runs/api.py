@@ -78,8 +78,8 @@ def select(
         mode: "min" or "max"; a list of as many for several metrics.
         stop: what stops, pauses and promotes trials: hy.ASHA(), hy.Hyperband(), hy.Median(), hy.Patience(n), or a
             function `(trial, history)` that is asked at the end of each epoch whether the trial ends; it gets a
-            hy.Trial and epoch → metrics. None: all trials go to the end.
-        enqueue: configurations to try first, before those of `search`.
+            hy.Trial and epoch → metrics; where it raises, the trial goes on. None: all trials go to the end.
+        enqueue: configurations to try first, before those of `search`; a value outside the space is warned of.
         max_trials: at most so many trials, those of `enqueue` included.
         max_time: seconds after which the run ends with what it has, as completed; time without a driver does not count.
         goal: the value of `metric` at which the run ends, as completed.
@@ -241,8 +241,8 @@ def resume(
 
     Raises:
         SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; epochs= and search= add
-            nothing, or the search does not begin with the run's trials; workers= of a run without gangs, of one whose
-            States belong to each member, or more than the engine has.
+            nothing, or the search does not begin with the run's trials; workers= of a run without gangs, of one that
+            has ended, of one whose States belong to each member, or more than the engine has.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version; others may write
             its pickle.
         JournalError: the journal is damaged, or of a newer version.

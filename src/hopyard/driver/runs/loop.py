@@ -119,6 +119,8 @@ class Loop:
         self._finish: Finish | None = None
         self._clock = clock or Clock()
         self._stop: tuple[str, bool] | None = None
+        self._looked_for_spare = 0.0
+        """When it last looked which agents nobody needs."""
 
     def stop(self, reason: str, stopped: bool = True) -> None:
         """End soon, as Ctrl-C does. May be called from another thread.
@@ -203,6 +205,9 @@ class Loop:
     def _give_back(self, seconds: float) -> None:
         """End the agents that nobody needs: others may need their slots."""
         now = self._clock.now()
+        if now < self._looked_for_spare + min(GLANCE, seconds):
+            return  # not at each message: `spare` goes over all slots and trials
+        self._looked_for_spare = now
         for slot in self.machine.spare(now, seconds):
             self._commit([Left(at=now, slot=slot, reason=f"nothing to do for {seconds:.0f} s: it was given back")])
             self._link.send(slot, End())

@@ -16,7 +16,7 @@ from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
-from hopyard.search.kinds import batch_of, learns, open_sampler
+from hopyard.search.kinds import batch_of, learns, open_sampler, repeats
 from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec, Timeouts
 from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
 from hopyard.store.states import private
@@ -141,6 +141,7 @@ def run_spec(
         raise SpecError(f"parallel must be {CHOICES}, got {shown(parallel)}")
     modes = [each.mode for each in objectives] or ["min"]
     total = open_sampler(inputs.search, inputs.space, whole("seed", seed), modes).total
+    repeated = repeats(inputs.search, inputs.space, whole("seed", seed), modes)
     if limits.max_trials is not None:
         most = whole("max_trials", limits.max_trials, 1)
         total = most if total is None else min(total, most)
@@ -169,17 +170,28 @@ def run_spec(
         if better != each.mode:
             best = f"{each.mode}imum"
             log.warning('mode = "%s": of metric = %r the %s is taken for the best', each.mode, each.metric, best)
-    _check_cohorts(spec)
-    if (reason := inexact(spec, learns(inputs.search))) and exact is True:
+    _check_cohorts(spec, learns(inputs.search))
+    if (reason := inexact(spec, learns(inputs.search), repeated)) and exact is True:
         raise Inexact(f"exact=True: {reason}")
     if reason and exact == "warn":
         log.warning("not exact: %s", reason)
     return spec
 
 
-def inexact(spec: RunSpec, learning: bool) -> str:
-    """Return what makes the search depend on time, so that only a replay repeats it; "": nothing does."""
+def inexact(spec: RunSpec, learning: bool, repeated: bool = True) -> str:
+    """Return what makes the search depend on time, so that only a replay repeats it; "": nothing does.
+
+    Args:
+        spec: of the run.
+        learning: whether what the search proposes depends on results.
+        repeated: whether its sampler, made anew, proposes the same.
+    """
     rule = spec.stop
+    if not repeated:
+        return (
+            "the sampler of search= proposes something else each time that it is made, with equal seeds; let the "
+            "function that makes it pass seed= on"
+        )
     if rule is not None and rule.asynchronous:
         name = type(rule).__name__
         wait = "; hy.ASHA(sync=True) waits for all" if name == "ASHA" else f"; hy.{name}(…, sync=True) waits for all"
@@ -198,15 +210,21 @@ def inexact(spec: RunSpec, learning: bool) -> str:
     return ""
 
 
-def _check_cohorts(spec: RunSpec) -> None:
+def _check_cohorts(spec: RunSpec, learning: bool) -> None:
     """Raise SpecError where trials are to wait for each other, and nobody knows how many there are; warn where there
-    are too few for all brackets."""
+    are too few for all brackets, and where all are proposed before the search has learned anything."""
     rule = spec.stop
     waits = isinstance(rule, (ASHA, Median)) and rule.sync
     if waits and spec.trials is None and not spec.batch:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(sync=True) needs a search that knows how many trials it proposes; give "
             "max_trials= too"
+        )
+    if waits and learning and not spec.batch:
+        log.warning(
+            "stop = hy.%s(sync=True) lets all %d trials wait for each other, so the search proposes them all before it "
+            "has a result to learn from; give it batch=n, as in hy.TPE(64, batch=8)",
+            *(type(rule).__name__, spec.trials),
         )
     if isinstance(rule, Hyperband) and spec.trials is not None:
         brackets = rule.brackets(spec.epochs)

@@ -17,6 +17,7 @@ import msgspec
 from hopyard import __version__
 from hopyard.certificate import make_certificate
 from hopyard.checks import flag
+from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
@@ -205,7 +206,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 
-        proposer = Proposer(machine, sampler, engine.workers, None if inputs.stop is None else asked)
+        stops, defined = (None, "") if inputs.stop is None else (asked, places.of_function(inputs.stop))
+        proposer = Proposer(machine, sampler, engine.workers, stops, defined)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:

@@ -34,7 +34,7 @@ from hopyard.parallel import any_workers, parallel_of, whole_epochs
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
-from hopyard.stopping import Asked
+from hopyard.stopping import Asked, check_partitions
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -73,6 +73,9 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
                 f"metric = {metric!r}, but the data has no validation rows: give the Dataset validation=0.2, or "
                 'choose a metric of training such as "loss"'
             )
+        sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
+        spec = whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes))
+        check_partitions(spec.stop, spec.epochs, spec.partitions)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
@@ -84,9 +87,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
-        machine = Machine(whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes)))
-        return drive(Drive(layout, lock, kept, manifest, machine, states, encrypt=request.encrypt, live=inputs), wait)
+        job = Drive(layout, lock, kept, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
+        return drive(job, wait)
 
 
 def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
@@ -132,6 +134,11 @@ def go_on(
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
     ended = machine.ended and not retries and not changes.extend
+    if ended and members_of(layout, machine.spec, changes):
+        raise SpecError(
+            f"workers = {changes.workers}: {layout.root} has ended ({machine.status}), and trains nothing more; what "
+            "is lost of it is made again by as many workers as before; give epochs= or failed=True too"
+        )
     lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
     if lost:
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")

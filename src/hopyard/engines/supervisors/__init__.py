@@ -7,6 +7,7 @@ supervisor.py  on the host: dials, runs agents as the driver orders, ends them w
 host.py        on the host: a supervisor for each slot, where no other scheduler has slots
 listener.py    in the driver: who is let in
 pool.py        in the driver: which supervisor has the agent of which slot
+record.py      in the driver: what is known of one supervisor
 logs.py        in the driver: what agents print
 
 None of this knows how supervisors are placed: `engines/spark.py` and `engines/hosts.py` do.

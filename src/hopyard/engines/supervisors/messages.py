@@ -1,8 +1,8 @@
 """The messages between the driver and its supervisors: one line of JSON for each.
 
 A supervisor sends `Hello`; then the driver orders it to start and to end agents, and it reports what becomes of them.
-What its agents need comes before that: with its ticket, or by `Prepare`. Both ends have one version of Hopyard: a
-supervisor with another one is not used.
+What its agents need comes before that: with its ticket, or by `Prepare`, of each run anew where supervisors outlive a
+run. Both ends have one version of Hopyard: a supervisor with another one is not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-FORMAT = 2
+FORMAT = 3
 """Version of these messages; hosts may have another version of Hopyard than the driver."""
 
 
@@ -43,6 +43,10 @@ class Prepare(Message, frozen=True):
     """JSON of a `core.messages.Card`, for any slot."""
     threads: int
     env: Mapping[str, str]
+    frameworks: tuple[str, ...] = ()
+    """What agents import before they are ready, see `ports.LaunchInfo`."""
+    warm: bool = False
+    """Whether agents are forks of a template that the supervisor keeps."""
 
     def __repr__(self) -> str:
         return "Prepare(…)"
@@ -66,6 +70,19 @@ class EndTask(Message, frozen=True):
 
 class Leave(Message, frozen=True):
     """To a supervisor: end all."""
+
+
+class Began(Message, frozen=True):
+    """To the driver: the process of the agent of this slot is there. One that is to be a fork comes after its template
+    has imported what it needs."""
+
+    slot: int
+
+
+class Warned(Message, frozen=True):
+    """To the driver: what people are to know of this host."""
+
+    text: str
 
 
 class Printed(Message, frozen=True):
@@ -96,7 +113,7 @@ class Leaving(Message, frozen=True):
 
 
 Order = Prepare | Start | End | EndTask | Leave
-Report = Printed | Free | Ended | Leaving
+Report = Began | Warned | Printed | Free | Ended | Leaving
 
 _encoder = msgspec.json.Encoder()
 hello_of = msgspec.json.Decoder(Hello).decode

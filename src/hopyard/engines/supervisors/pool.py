@@ -1,4 +1,4 @@
-"""The supervisors of one run, as the driver sees them: places where one agent each can run.
+"""The supervisors of one run, or of several in turn, as the driver sees them: places where one agent each can run.
 
 A supervisor (`supervisor.py`) that was placed somewhere dials in (`listener.py`). Slots that want an agent wait in a
 queue; supervisors that are free take them in turn. When the connection of a supervisor ends, its slot is lost; when an
@@ -6,7 +6,9 @@ agent ends, its supervisor is free again, so a new agent needs nothing new from 
 follow its orders is given up: whoever placed it cancels its job, and its slot gets another once it is gone, as an agent
 and its successor have one name on the wire. Tasks of supervisors can be ordered to end alone while their agents go on,
 so that others find their cores free. The slot of such an agent is then held by no task, and later by that of another
-supervisor that is free. This module does not know how supervisors are placed.
+supervisor that is free. Supervisors that last stand by when a run is over, with what they have to fork agents of; on
+Spark without their tasks, so that others have the cores meanwhile. This module does not know how supervisors are
+placed.
 """
 
 from __future__ import annotations
@@ -19,19 +21,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopyard import __version__
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.listener import Listener
 from hopyard.engines.supervisors.logs import SlotLogs
 from hopyard.engines.supervisors.messages import (
-    FORMAT,
+    Began,
     End,
     Ended,
     EndTask,
+    Free,
     Hello,
     Leave,
     Leaving,
@@ -41,10 +42,11 @@ from hopyard.engines.supervisors.messages import (
     Printed,
     Report,
     Start,
+    Warned,
     line_of,
     report_of,
 )
-from hopyard.engines.supervisors.supervisor import PYTHON
+from hopyard.engines.supervisors.record import Supervisor, version_fault
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.text import escaped
@@ -64,41 +66,8 @@ GONE_SECONDS = 15.0
 """After this time a supervisor that was given up counts as gone, whatever became of it."""
 
 
-@dataclass(slots=True)
-class Supervisor:
-    """One supervisor, as the driver knows it."""
-
-    line: Line
-    since: float
-    lines: Lines = field(default_factory=Lines)
-    host: str = ""
-    executor: str = ""
-    """Host, and process there to which it belongs."""
-    gpus: tuple[str, ...] = ()
-    job: int = -1
-    """Number of what placed it: the job whose task started it, where Spark did."""
-    task: bool = True
-    """Whether its task is there; False: its core was released."""
-    slot: int = -1
-    """Slot whose agent runs there; −1: none."""
-    held_slot: int = -1
-    """Slot that it holds for the agent of another supervisor, whose own task is gone; −1: none."""
-    used: bool = False
-    """Whether it has had a slot."""
-    ending: bool = False
-    """Whether an agent of it is being ended; it takes no other before it has confirmed that."""
-    ending_slot: int = -1
-    """The slot whose agent is being ended there, and may still be at work; −1: none."""
-    leaving: bool = False
-    """Whether it was ordered to leave."""
-    given_up: bool = False
-    """Whether it does not follow its orders: its job is cancelled, which ends it."""
-    reason: str = ""
-    """Why it leaves, as it reported."""
-
-
 class Supervisors:
-    """Owner of the supervisors of one run. A thread of its own listens; everything else is called by the driver's loop.
+    """Owner of the supervisors. A thread of its own listens; everything else is called by the driver's loop.
 
     Args:
         host: the address that supervisors dial; see `network.address_to_bind`.
@@ -109,6 +78,7 @@ class Supervisors:
         prepare: what supervisors are sent for their agents; None: they have it with their ticket.
         task_name: what holds the place of a supervisor, for messages.
         keep_idle: keep supervisors that nobody needs at the moment: nothing else wants their place.
+        lasting: supervisors that had an agent stay for later runs, see `rest` and `renew`.
     """
 
     def __init__(
@@ -122,8 +92,9 @@ class Supervisors:
         prepare: Prepare | None = None,
         task_name: str = "Spark task",
         keep_idle: bool = False,
+        lasting: bool = False,
     ) -> None:
-        self._prepare, self._task_name, self._keep_idle = prepare, task_name, keep_idle
+        self._prepare, self._task_name, self._keep_idle, self._lasting = prepare, task_name, keep_idle, lasting
         self._logs = SlotLogs(log_of)
         self._lock = threading.Condition()
         """Notified when an agent or a supervisor is gone."""
@@ -137,7 +108,7 @@ class Supervisors:
         self._abandoned: set[int] = set()
         self._failure: str = ""
         self._warned: set[str] = set()
-        """What is wrong with supervisors that were turned away; each is warned of once."""
+        """What people were warned of: of each fault once."""
         self._open = True
         self._dismissed = False
         """Whether supervisors that come are to leave."""
@@ -198,7 +169,7 @@ class Supervisors:
                 elif self._keep_idle:
                     continue
                 elif self._idle(supervisor) and not self._queue and now - supervisor.since > SPARE_SECONDS:
-                    self._dismiss(supervisor)
+                    self._spare(supervisor)
             for job, since in list(self._taskless.items()):
                 if now - since > AWAY_SECONDS:
                     self._abandon(job)
@@ -217,8 +188,12 @@ class Supervisors:
         return [self._lost_read] if self._open else []
 
     def waits(self, slot: int) -> bool:
-        """Whether no supervisor has this slot yet."""
-        return slot in self._queue
+        """Whether no supervisor has this slot yet, or a template still imports what its agent needs."""
+        with self._lock:
+            if slot in self._queue:
+                return True
+            supervisor = self._supervisor_of(slot)
+            return supervisor is not None and supervisor.importing
 
     def device(self, slot: int) -> str:
         """Return "cuda" where Spark gave the supervisor a GPU, else "cpu"."""
@@ -248,6 +223,51 @@ class Supervisors:
         with self._lock:
             self._released.clear()
             self._fill()
+
+    def rest(self, released: Collection[int] = ()) -> None:
+        """End a run: its agents, as `dismiss` does, and what is known of it. Supervisors that had an agent stand by for
+        `renew`, without their tasks where others want their places; all others leave.
+
+        Args:
+            released: slots whose tasks are to end in the next run too.
+        """
+        with self._lock:
+            if not self._open or self._dismissed:
+                return
+            self._queue.clear()
+            self._prepare = None
+            self._released = set(released)
+            self._lock.wait_for(lambda: not self.occupied, END_SECONDS)
+            for supervisor in list(self._supervisors.values()):
+                if (slot := supervisor.slot) >= 0:
+                    supervisor.ending, supervisor.ending_slot = True, slot
+                    self._vacate(supervisor)
+                    self._send(supervisor, End(slot))
+            self._lock.wait_for(lambda: not any(each.ending for each in self._supervisors.values()), CLOSE_SECONDS)
+            for supervisor in list(self._supervisors.values()):
+                if supervisor.ending and not supervisor.given_up:
+                    self._give_up(supervisor)
+                elif not supervisor.leaving and not self._keep_idle:
+                    self._spare(supervisor)
+                supervisor.ending_slot = -1  # the next run's agents have other keys
+            self._lost.clear()
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._lost_read, 4096)
+            self._logs.close_all()
+
+    def renew(self, log_of: Callable[[int], Path], prepare: Prepare) -> None:
+        """Begin another run, with the supervisors that stand by.
+
+        Args:
+            log_of: slot → the file that takes what its agent prints.
+            prepare: what supervisors are sent for their agents, those too that come later.
+        """
+        with self._lock:
+            self._prepare, self._logs = prepare, SlotLogs(log_of)
+            for supervisor in list(self._supervisors.values()):
+                if not supervisor.leaving:
+                    self._send(supervisor, prepare)
+            self.admitted_count = sum(not supervisor.leaving for supervisor in self._supervisors.values())
 
     def dismiss(self) -> None:
         """End all agents. Those that were ordered to end have a moment for it; then their supervisors end them and
@@ -282,6 +302,12 @@ class Supervisors:
                 os.close(end)
 
     # ---------------------------------------------------------------- asked by whoever places supervisors
+
+    @property
+    def usable(self) -> bool:
+        """Whether there may be another run."""
+        with self._lock:
+            return self._open and not self._dismissed and not self._failure and self._thread.is_alive()
 
     @property
     def occupied(self) -> int:
@@ -339,20 +365,19 @@ class Supervisors:
         supervisor.host, supervisor.executor, supervisor.job = escaped(hello.host), hello.executor, hello.job
         supervisor.gpus = hello.gpus
         self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
-        if fault := escaped(_version_fault(hello)):
+        if fault := escaped(version_fault(hello)):
             supervisor.task = False  # nobody waits for its end
             if not self.admitted_count:
                 self.give_up(fault)
             else:  # others do the work
-                if fault not in self._warned:
-                    self._warned.add(fault)
-                    log.warning("%s; it is turned away", fault)
+                self._warn_once(f"{fault}; it is turned away", fault)
                 self._send(supervisor, Leave())
             self._drop(supervisor, "")
             return
         self.admitted_count += 1
         self._taskless.pop(supervisor.job, None)
-        if self._dismissed:
+        resting = self._lasting and self._prepare is None
+        if self._dismissed or (resting and not self._keep_idle):
             self._dismiss(supervisor)
         elif self._prepare is not None:
             self._send(supervisor, self._prepare)
@@ -379,31 +404,45 @@ class Supervisors:
             self._drop(supervisor, f"its supervisor on {supervisor.host} said what cannot be read: {error}")
 
     def _handle(self, supervisor: Supervisor, report: Report) -> None:
-        if isinstance(report, Printed):
-            return self._logs.write(report.slot, report.text, self._supervisor_of(report.slot) is not None)
-        if isinstance(report, Leaving):
-            supervisor.reason = report.reason
-            return
+        match report:
+            case Printed(slot=slot, text=text):
+                if not supervisor.given_up:  # its agent may be one of an earlier run
+                    self._logs.write(slot, text, self._supervisor_of(slot) is not None)
+            case Leaving(reason=reason):
+                supervisor.reason = reason
+            case Began(slot=slot):
+                supervisor.importing = supervisor.importing and supervisor.slot != slot
+            case Warned(text=text):
+                self._warn_once(f"{supervisor.host}: {escaped(text)}", text)
+            case Ended() | Free():
+                self._on_end(supervisor, report)
+
+    def _on_end(self, supervisor: Supervisor, report: Ended | Free) -> None:
         if isinstance(report, Ended) and supervisor.slot == report.slot >= 0:
             self._vacate(supervisor)
             self._report_lost(report.slot, OutOfMemory(report.reason) if report.memory else report.reason)
         else:
             supervisor.ending, supervisor.ending_slot = False, -1  # as ordered, or by itself just before
-        if not supervisor.task and supervisor.slot < 0:
+            self._lock.notify_all()
+        if not supervisor.task and supervisor.slot < 0 and not self._lasting:
             self._dismiss(supervisor)
         self._fill()
 
     def _fill(self) -> None:
-        """Give supervisors that are free the slots that wait for an agent, then those that no task holds."""
-        for supervisor in list(self._supervisors.values()):
+        """Give supervisors that are free the slots that wait for an agent, then those that no task holds. Those that
+        may have a template come first."""
+        for supervisor in sorted(self._supervisors.values(), key=lambda each: not (self._lasting and each.hosted)):
             if not self._idle(supervisor):
                 continue
             if startable := self._startable():
-                supervisor.slot, supervisor.used = startable[0], True
+                supervisor.slot, supervisor.used, supervisor.hosted = startable[0], True, True
+                supervisor.importing = self._prepare is not None and self._prepare.warm
                 self._queue.remove(supervisor.slot)
                 self._send(supervisor, Start(supervisor.slot))
-                if supervisor.slot in self._released:
+                if supervisor.slot in self._released and supervisor.task:
                     self._end_task(supervisor)
+            elif not supervisor.task:
+                continue
             elif without_task := self._without_task():
                 nearby = [other.slot for other in without_task if other.executor == supervisor.executor]
                 supervisor.held_slot, supervisor.used = (nearby or [other.slot for other in without_task])[0], True
@@ -423,22 +462,26 @@ class Supervisors:
             if supervisor.slot >= 0 and not supervisor.task and supervisor.slot not in excluded
         ]
 
-    @staticmethod
-    def _idle(supervisor: Supervisor) -> bool:
+    def _idle(self, supervisor: Supervisor) -> bool:
         return (
-            supervisor.task
+            (supervisor.task or self._lasting)
             and max(supervisor.slot, supervisor.held_slot) < 0
             and not supervisor.ending
             and not supervisor.leaving
         )
 
     def _end_task(self, supervisor: Supervisor) -> None:
-        """Let its task end; a supervisor whose task only held a slot leaves too."""
-        if supervisor.slot >= 0:
-            supervisor.task = False
+        """Let its task end; a supervisor whose task only held a slot leaves too, unless it may have a template."""
+        if supervisor.slot >= 0 or (self._lasting and supervisor.hosted):
+            supervisor.task, supervisor.held_slot = False, -1
             self._send(supervisor, EndTask())
         else:
             self._dismiss(supervisor)
+
+    def _spare(self, supervisor: Supervisor) -> None:
+        """Give back the place of a supervisor that nobody needs."""
+        if supervisor.task:
+            self._end_task(supervisor)
 
     def _dismiss(self, supervisor: Supervisor) -> None:
         if not supervisor.leaving:
@@ -463,7 +506,7 @@ class Supervisors:
         for holder in self._supervisors.values():
             if holder is supervisor or holder.held_slot == supervisor.slot:
                 holder.held_slot, holder.since = -1, time.monotonic()
-        supervisor.slot = -1
+        supervisor.slot, supervisor.importing = -1, False
         self._lock.notify_all()
 
     def _send(self, supervisor: Supervisor, order: Order) -> None:
@@ -507,22 +550,12 @@ class Supervisors:
         )
         return supervisor.reason + note
 
+    def _warn_once(self, text: str, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("%s", text)
+
     @staticmethod
     def _signal(end: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(end, b"x")
-
-
-def _version_fault(hello: Hello) -> str:
-    """Return why a supervisor cannot work for this process; empty: it can."""
-    if hello.format != FORMAT or (hello.version and hello.version != __version__):
-        return (
-            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}, messages of "
-            f"format {hello.format}; here {__version__}, {FORMAT}): install the same one for all"
-        )
-    if hello.python and hello.python != PYTHON:
-        return (
-            f"{hello.host} runs agents with Python {hello.python}, and this process is {PYTHON}: neither reads the "
-            "other's pickles; use the same minor version for all"
-        )
-    return ""

@@ -6,6 +6,9 @@ ended. Whatever ends first ends the rest at once: the connection (the driver is 
 supervisor's place, the agent. Only where the driver orders so does the task end alone that holds the place: supervisor
 and agent go on, until a task of a second supervisor holds a slot for them again.
 
+Where the driver's engine was started, an agent is a fork of a template (`engines/templates.py`), which the supervisor
+has had since the first of its agents with these frameworks and this environment, and ends when it ends itself.
+
 It does not know how it was placed, and not what agents do.
 """
 
@@ -18,7 +21,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -28,9 +30,11 @@ from pathlib import Path
 from hopyard import __version__
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.local import AGENT, agent_environment
+from hopyard.engines.processes import Process, Spawned
 from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
 from hopyard.engines.supervisors.messages import (
     FORMAT,
+    Began,
     End,
     Ended,
     EndTask,
@@ -44,13 +48,15 @@ from hopyard.engines.supervisors.messages import (
     Printed,
     Report,
     Start,
+    Warned,
     line_of,
     order_of,
 )
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.engines.templates import Templates
 from hopyard.system import oom
 from hopyard.system.network import joined, parted
-from hopyard.system.processes import ended, story, watched
+from hopyard.system.processes import ended, watched
 from hopyard.text import escaped
 
 DIAL_SECONDS = 10.0
@@ -62,7 +68,9 @@ CAUSE_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 """Number of an option of `prctl` on Linux."""
 POLL_SECONDS = 0.2
-"""Time between two looks at processes, where the system has no descriptors of them."""
+"""Time between two looks at processes, where the system has no descriptors of them, or a template still imports."""
+END_SECONDS = 4.0
+"""How long a killed agent may take to end, until its template is killed: one that is stopped does not report it."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -158,11 +166,15 @@ class _AgentRunner:
             self._wait.register(self._holder_watch, selectors.EVENT_READ, self._holder_ended)
         self._lines = Lines()
         self._slot = -1
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: Process | None = None
+        self._output = -1
+        """Where what the agent prints comes."""
+        self._begun = False
+        """Whether the driver was told that the agent's process is there."""
+        self._templates = Templates(lambda text: self._send(Warned(text)))
         self._kills = oom.Kills()
         """It counts since the agent began: earlier kills are not of this agent."""
         self._counter: tuple[Path, int] | None = None
-        self._agent_watch = -1
         self._open = True
         self._left = Left.CUT
 
@@ -170,15 +182,17 @@ class _AgentRunner:
         """Run until it leaves; return why."""
         try:
             while self._open:
-                notified = self._holder_watch >= 0 and (self._agent_watch >= 0 or self._agent is None)
+                agent = self._agent
+                notified = self._holder_watch >= 0 and (agent is None or (agent.descriptor >= 0 and agent.pid > 0))
                 for key, _ in self._wait.select(None if notified else POLL_SECONDS):
                     key.data()
-                if self._agent_watch < 0 and self._agent is not None and self._agent.poll() is not None:
-                    self._ended()
+                if not notified:
+                    self._look()
                 if self._holder_watch < 0 and ended(self._holder.process):
                     self._holder_ended()
         finally:
             self._end()
+            self._templates.kill()
             self._wait.close()
             if self._holder_watch >= 0:
                 os.close(self._holder_watch)
@@ -235,6 +249,8 @@ class _AgentRunner:
         match order:
             case Prepare():
                 self._prepare = order
+                if order.warm and not self._templates.started:
+                    self._templates.start()
                 self._reach(order)
             case Start():
                 self._start(order.slot)
@@ -267,78 +283,93 @@ class _AgentRunner:
             self._send(Ended(slot, "the driver has not said what its agents get"))
             return
         self._slot = slot
+        self._launch(self._prepare, fork=True)
+
+    def _launch(self, prepare: Prepare, *, fork: bool) -> None:
+        """Start the agent's process: where it may be a fork and there are templates, of one of them."""
+        variables = agent_environment(prepare.threads, ",".join(self._gpus), prepare.env)
+        output = -1
         try:
-            self._agent = agent = subprocess.Popen(
-                AGENT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=agent_environment(self._prepare.threads, ",".join(self._gpus), self._prepare.env),
-                start_new_session=True,  # what it starts ends with it, by its process group
-            )
+            output, printed = os.pipe()
+            with os.fdopen(printed, "wb") as log:
+                agent: Process | None = None
+                if fork:
+                    agent = self._templates.fork(prepare.frameworks, prepare.threads, variables, log)
+                if agent is None:
+                    agent = Spawned(AGENT, variables, log, session=True)
         except OSError as error:
-            self._send(Ended(slot, escaped(f"no process could be started: {error}")))
+            if output >= 0:
+                os.close(output)
+            self._send(Ended(self._slot, escaped(f"no process could be started: {error}")))
             return
-        assert agent.stdin is not None and agent.stdout is not None
+        self._agent, self._output, self._begun = agent, output, False
         self._kills = oom.Kills()
-        self._counter = self._kills.watch(agent.pid)  # before its card, without which it does nothing
-        card = json.loads(self._prepare.card) | {"slot": slot}
+        self._counter = self._kills.watch(agent.counted)  # before its card, without which it does nothing
+        card = json.loads(prepare.card) | {"slot": self._slot}
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.write(json.dumps(card).encode() + b"\n")
             agent.stdin.flush()
-        os.set_blocking(agent.stdout.fileno(), False)
-        self._wait.register(agent.stdout, selectors.EVENT_READ, self._printed)
-        self._agent_watch = watched(agent.pid)
-        if self._agent_watch >= 0:
-            self._wait.register(self._agent_watch, selectors.EVENT_READ, self._ended)
+        os.set_blocking(output, False)
+        self._wait.register(output, selectors.EVENT_READ, self._printed)
+        if agent.descriptor >= 0:
+            self._wait.register(agent.descriptor, selectors.EVENT_READ, self._look)
+        self._look()
 
     def _printed(self) -> None:
         """Pass on what the agent printed."""
-        agent = self._agent
-        if agent is None or agent.stdout is None:
+        if self._agent is None:
             return
         try:
-            data = os.read(agent.stdout.fileno(), BLOCK)
+            data = os.read(self._output, BLOCK)
         except BlockingIOError:
             return
         if data:
             self._send(Printed(self._slot, data.decode(errors="replace")))
         else:
-            self._wait.unregister(agent.stdout)
+            with contextlib.suppress(KeyError):
+                self._wait.unregister(self._output)
 
-    def _ended(self) -> None:
-        """The agent ended by itself, or was killed."""
-        if self._agent is None:
+    def _look(self) -> None:
+        """Report that the agent's process has begun, or has ended, by itself or killed. One that its template refuses
+        is started without it."""
+        agent = self._agent
+        if agent is None:
             return
-        slot, pid, code = self._slot, self._agent.pid, self._agent.wait()
+        code = agent.poll()
+        if agent.refused and self._prepare is not None:
+            slot = self._slot
+            self._end()
+            self._slot = slot
+            self._launch(self._prepare, fork=False)
+            return
+        if agent.pid and not self._begun:
+            self._begun = True
+            self._send(Began(self._slot))
+        if code is None:
+            return
+        slot, reason = self._slot, agent.story(code, f" on {socket.gethostname()}")
         memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
         self._end()
-        reason = f"process {pid} on {socket.gethostname()} {story(code)}{oom.RAN_OUT if memory else ''}"
-        self._send(Ended(slot, reason, memory))
+        self._send(Ended(slot, f"{reason}{oom.RAN_OUT if memory else ''}", memory))
 
     def _end(self) -> None:
         """End the agent, and all that it started; pass on its last output."""
         agent, self._agent = self._agent, None
         if agent is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(agent.pid, signal.SIGKILL)
+        if agent.descriptor >= 0:
+            self._wait.unregister(agent.descriptor)
         agent.kill()
-        agent.wait()
-        assert agent.stdin is not None and agent.stdout is not None
+        while not agent.wait(END_SECONDS):
+            self._templates.kill()
         with contextlib.suppress(KeyError):
-            self._wait.unregister(agent.stdout)
-        if self._agent_watch >= 0:
-            self._wait.unregister(self._agent_watch)
-            os.close(self._agent_watch)
-            self._agent_watch = -1
+            self._wait.unregister(self._output)
+        agent.close()
         with contextlib.suppress(BlockingIOError, OSError):
-            while data := os.read(agent.stdout.fileno(), BLOCK):
+            while data := os.read(self._output, BLOCK):
                 self._send(Printed(self._slot, data.decode(errors="replace")))
-        with contextlib.suppress(BrokenPipeError):
-            agent.stdin.close()
-        agent.stdout.close()
-        self._slot = -1
+        os.close(self._output)
+        self._output = self._slot = -1
 
     def _send(self, report: Report) -> None:
         try:

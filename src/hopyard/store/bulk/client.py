@@ -18,6 +18,7 @@ import msgspec
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, dial
+from hopyard.store.room import Room
 
 TURN_SECONDS = 3600.0
 """How long a request waits for its turn, unless it says otherwise. Pulses make a shorter time needless."""
@@ -71,6 +72,7 @@ class Client:
         """(address, connection); the one that was used last is last."""
         self._busy: set[Connection] = set()
         self._open = True
+        self._room = Room()
 
     def ask(self, address: str, ask: Ask, data: memoryview | bytes | None = None) -> memoryview:
         """Send a request, and return the bytes of the answer.
@@ -130,6 +132,7 @@ class Client:
                 self._busy.add(connection)
                 if not self._open:
                     connection.shut()
+            connection.room = self._room
             if self._moved is not None:
                 connection.moved = self._moved
             return connection

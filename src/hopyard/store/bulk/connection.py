@@ -2,8 +2,9 @@
 
 First comes TLS 1.3 with the run's certificate, where the address says "tls://". Then each end shows that it knows the
 run's token, which itself never travels: 96 bytes in all, so that no length which a stranger sends is believed. Then
-frames go both ways, a head of 5 bytes (kind, length) and at most `CHUNK` bytes. What takes longer goes on for as long
-as bytes move: every time-out is for one step without progress, never for the whole.
+frames go both ways, a head of 5 bytes (kind, length) and at most `CHUNK` bytes. A body is many frames and its seal
+(`seals.py`). What takes longer goes on for as long as bytes move: every time-out is for one step without progress,
+never for the whole.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any
-
-from blake3 import blake3
 
 from hopyard.certificate import prove_same, tls
+from hopyard.store.bulk.seals import Seals
 from hopyard.store.bulk.tls import TlsSocket
 from hopyard.store.room import room
 from hopyard.system.network import keep_alive, parted
 
 ASK, GO, WAIT, DATA, END, REPLY = b"A", b"G", b"W", b"D", b"E", b"R"
 """Kinds of frames: a request; send its bytes; it waits for its turn or is worked on; a chunk of bytes; the seal of the
-chunks, a digest where TLS has none; the answer."""
+chunks; the answer."""
 
 CHUNK = 4 << 20
 """Bytes of the largest frame. (A thread that computes takes the interpreter back for up to 5 ms after each call.)"""
@@ -73,7 +72,11 @@ class Credentials:
 
     def mac(self, side: bytes, *nonces: bytes) -> bytes:
         """Return the proof that this side knows the token."""
-        return hmac.digest(self.token, b"hopyard bulk 1 " + side + b"".join(nonces), "sha256")
+        return hmac.digest(self.token, b"hopyard bulk 2 " + side + b"".join(nonces), "sha256")
+
+    def seals(self, side: bytes, *nonces: bytes) -> Seals:
+        """Return the seals of what this side sends over a connection in clear."""
+        return Seals(self.mac(b"seals of the " + side, *nonces))
 
 
 def dial(address: str, credentials: Credentials) -> Connection:
@@ -97,7 +100,9 @@ def dial(address: str, credentials: Credentials) -> Connection:
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    if isinstance(sock, TlsSocket):
+        return Connection(sock)
+    return Connection(sock, *[credentials.seals(side, theirs, mine) for side in (b"client", b"server")])
 
 
 def admit(sock: Socket, credentials: Credentials, *, secure: bool) -> Connection:
@@ -123,7 +128,9 @@ def admit(sock: Socket, credentials: Credentials, *, secure: bool) -> Connection
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    if isinstance(sock, TlsSocket):
+        return Connection(sock)
+    return Connection(sock, *[credentials.seals(side, mine, theirs) for side in (b"server", b"client")])
 
 
 def _secure(sock: Socket, credentials: Credentials, *, server_side: bool, seconds: float) -> TlsSocket:
@@ -135,17 +142,26 @@ def _secure(sock: Socket, credentials: Credentials, *, server_side: bool, second
 
 
 class Connection:
-    """One admitted end. One thread at a time uses it; `pulse`, `still`, `gone` and `shut` may be called from any."""
+    """One admitted end. One thread at a time uses it; `pulse`, `still`, `gone` and `shut` may be called from any.
 
-    def __init__(self, sock: Socket) -> None:
+    Args:
+        sock: the connected socket.
+        sent: seals of the bodies that it sends.
+        received: seals of those that the other end sends.
+    """
+
+    def __init__(self, sock: Socket, sent: Seals | None = None, received: Seals | None = None) -> None:
         sock.settimeout(STALL_SECONDS)
         self._socket = sock
+        self._sent, self._received = sent or Seals(), received or Seals()
         self._lock = threading.Lock()
         self._working = False
         self._body_at: float | None = None
         """When bytes of the body that is on its way last moved; None: there is none."""
         self.moved: Callable[[int], None] = lambda count: None
         """Called with the bytes of each piece that went or came; 0: a pulse of the other end, which is at work."""
+        self.room: Callable[[int], memoryview] = room
+        """Gives memory for a body that comes."""
 
     def wait(self) -> None:
         """Wait until something comes, however long that takes."""
@@ -173,14 +189,14 @@ class Connection:
     def send_body(self, data: memoryview, intact: Callable[[], bool]) -> None:
         """Send chunks and their seal. `data` may change meanwhile, as memory that is used again: after the last chunk
         `intact` tells whether it did, and the other end learns it from an empty seal."""
-        seal = self._seal()
+        seal = self._sent.next()
         with self._body():
             for at in range(0, len(data), CHUNK):
                 part = data[at : at + CHUNK]
-                seal.update(part)
                 _send(self._socket, _HEAD.pack(DATA, len(part)))
                 for start in range(0, len(part), _PIECE):
                     piece = part[start : start + _PIECE]
+                    seal.update(piece)
                     _send(self._socket, piece)
                     self._body_at = monotonic()
                     self.moved(len(piece))
@@ -193,7 +209,7 @@ class Connection:
             FileNotFoundError: they changed while they were sent.
             ConnectionError: the connection ended, or the bytes are not those that were sent.
         """
-        view, seal, at = room(size), self._seal(), 0
+        view, seal, at = self.room(size), self._received.next(), 0
         with self._body():
             while at < size:
                 kind, count = self._head()
@@ -201,9 +217,10 @@ class Connection:
                     raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
                 part = view[at : at + count]
                 for start in range(0, count, _PIECE):
-                    _read_into(self._socket, part[start : start + _PIECE])
+                    piece = part[start : start + _PIECE]
+                    _read_into(self._socket, piece)
+                    seal.update(piece)  # while the processor's cache has it
                     self._body_at = monotonic()
-                seal.update(part)
                 at += count
                 self.moved(count)
             _, theirs = self.receive(END)
@@ -266,20 +283,6 @@ class Connection:
         if size > CHUNK:
             raise ConnectionError(f"a frame of {size} bytes was announced; at most {CHUNK} are allowed")
         return kind, size
-
-    def _seal(self) -> Any:
-        return Sealed() if isinstance(self._socket, TlsSocket) else blake3()
-
-
-class Sealed:
-    """It stands in the place of a hash: TLS has one for each record."""
-
-    def update(self, part: memoryview) -> None:
-        """Nothing to do."""
-
-    def digest(self) -> bytes:
-        """Return what both ends have."""
-        return b"whole"
 
 
 def _send(sock: Socket, data: bytes | memoryview) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hopyard.core.runs.events import Formed, Granted, Paused, Stopped
+from hopyard.core.runs.events import Checked, Formed, Granted, Paused, Resumed, Retried, Stopped
 from hopyard.core.runs.rungs.rung import Rung
 from hopyard.spec import Gang
 from hopyard.stopping import ASHA, Hyperband
@@ -244,3 +244,25 @@ def test_a_gang_that_forms_promotes_a_trial_that_waits():
     commands = run.done(1, lease=late, partitions=(1,))
     assert [type(command) for command in commands if isinstance(command, (Formed, Granted))] == [Formed, Granted]
     assert run.unit(1).kind == "train"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_trial_that_begins_anew_is_counted_once_at_each_rung(sync):
+    """Bug: a rung that had promoted it before went on to count that, and a synchronous one waited for one too many."""
+    run = search(ASHA(2, sync=sync), trials=4, slots=4, epochs=4)
+    for trial in range(4):
+        report(run, trial, trial / 10)
+    slot = next(s.id for s in run.machine.slots.values() if s.busy > 0 and run.unit(s.id).trial == 1)
+    run.failed(slot, "user")
+    run_to_the_end(run, lambda trial, epoch: trial / 10)
+    assert [trial.status for trial in run.machine.trials.values()] == ["completed", "failed", "stopped", "stopped"]
+    came = run.machine.search.rungs()
+    run.give(Resumed(at=1.0))
+    run.give(Retried(at=1.0, trial=1, recipe="another"))
+    assert run.machine.search.rungs()[0][2:] == (3, came[0][3] - 1)
+    run.at = 1.0
+    run.join(9)
+    run.give(Checked(at=1.0, slot=9, trial=1, faults=(), names=("loss",)))
+    run_to_the_end(run, lambda trial, epoch: trial / 10)
+    assert not run.machine.open and len(run.machine.trials[1].history) > 1
+    assert run.machine.search.rungs()[0][2:] == came[0][2:]

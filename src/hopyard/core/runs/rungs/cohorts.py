@@ -218,7 +218,8 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
             return True, f"{rung.name}: {others} of the {least} trials to compare with"
         epochs = rung.step // spec.partitions
         value, middle = best(spec, trial, epochs), median(rung.order, (average(spec, trial, epochs), trial.id))
-        compared = f"best {text(spec, value)}, median of the {others} others {text(spec, middle)}"
+        rest = "the other" if others == 1 else f"the {others} others"
+        compared = f"best {text(spec, value)}, median of {rest} {text(spec, middle)}"
         return value <= middle and value < WORST, f"{rung.name}: {compared}"
 
     return keep, verdict

@@ -138,7 +138,8 @@ def median_of_the_ended(spec: RunSpec, rule: Median) -> EachEpoch:
         if len(others) < rule.min_trials:
             return True, f"epoch {epochs}: {len(others)} of the {rule.min_trials} trials to compare with"
         value, middle = best(spec, trial, epochs), median(others)
-        compared = f"best {text(spec, value)}, median of {len(others)} trials {text(spec, middle)}"
+        count = f"{len(others)} trial{'s' if len(others) != 1 else ''}"
+        compared = f"best {text(spec, value)}, median of {count} {text(spec, middle)}"
         return value <= middle and value < WORST, f"epoch {epochs}: {compared}"
 
     return EachEpoch(spec, rule.min_epochs, verdict, ended)

@@ -69,12 +69,14 @@ class Search:
         spec: the run's, also when the user gives it more.
         standing: which trials train, wait, or await a decision.
         closed: why the run ends with what it has; "": it does not.
+        error: what the search raised, so that nothing more is proposed; "": nothing.
         changed: whether something may have to be decided.
     """
 
     def __init__(self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, Any]) -> None:
         self.standing = Standing(trials)
         self.closed = ""
+        self.error = ""
         self.changed = False
         self.spec = spec
         self._slots = slots
@@ -159,9 +161,10 @@ class Search:
         (self.standing.paused if trial.paused else self.standing.active)[trial.id] = None
         self.changed = True
 
-    def exhausted(self) -> None:
-        """Record that nothing more is proposed."""
+    def exhausted(self, error: str = "") -> None:
+        """Record that nothing more is proposed. `error`: what the search raised."""
         self.standing.exhausted = True
+        self.error = error or self.error
         self.changed = True
 
     # ---------------------------------------------------------------- asked
@@ -190,6 +193,8 @@ class Search:
     @property
     def slots(self) -> int:
         """How many slots train: a gang is one, and a worker that waits for others to form one is none."""
+        if self.spec.members == 1:  # asked after each event, of which there are thousands a second
+            return len(self._slots)
         return sum([slot.trains for slot in self._slots.values()])
 
     def earliest(self) -> float | None:
@@ -226,6 +231,7 @@ class Search:
             "undecided": dict(sorted(standing.undecided.items())),
             "paused": sorted(standing.paused),
             "closed": self.closed,
+            "error": self.error,
             "deadline": self._deadline,
             "rungs": self.rungs(),
         }

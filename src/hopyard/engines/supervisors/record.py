@@ -1,0 +1,62 @@
+"""What the driver knows of one supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hopyard import __version__
+from hopyard.engines.supervisors.line import Line
+from hopyard.engines.supervisors.messages import FORMAT, Hello, Lines
+from hopyard.engines.supervisors.supervisor import PYTHON
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """One supervisor, as the driver knows it."""
+
+    line: Line
+    since: float
+    lines: Lines = field(default_factory=Lines)
+    host: str = ""
+    executor: str = ""
+    """Host, and process there to which it belongs."""
+    gpus: tuple[str, ...] = ()
+    job: int = -1
+    """Number of what placed it: the job whose task started it, where Spark did."""
+    task: bool = True
+    """Whether its task is there; False: its core was released."""
+    slot: int = -1
+    """Slot whose agent runs there; −1: none."""
+    held_slot: int = -1
+    """Slot that it holds for the agent of another supervisor, whose own task is gone; −1: none."""
+    used: bool = False
+    """Whether it has had a slot."""
+    hosted: bool = False
+    """Whether it has had an agent, and so may have a template."""
+    importing: bool = False
+    """Whether the template of which its agent is to be forked may still import."""
+    ending: bool = False
+    """Whether an agent of it is being ended; it takes no other before it has confirmed that."""
+    ending_slot: int = -1
+    """The slot whose agent is being ended there, and may still be at work; −1: none."""
+    leaving: bool = False
+    """Whether it was ordered to leave."""
+    given_up: bool = False
+    """Whether it does not follow its orders: its job is cancelled, which ends it."""
+    reason: str = ""
+    """Why it leaves, as it reported."""
+
+
+def version_fault(hello: Hello) -> str:
+    """Return why a supervisor cannot work for this process; empty: it can."""
+    if hello.format != FORMAT or (hello.version and hello.version != __version__):
+        return (
+            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}, messages of "
+            f"format {hello.format}; here {__version__}, {FORMAT}): install the same one for all"
+        )
+    if hello.python and hello.python != PYTHON:
+        return (
+            f"{hello.host} runs agents with Python {hello.python}, and this process is {PYTHON}: neither reads the "
+            "other's pickles; use the same minor version for all"
+        )
+    return ""

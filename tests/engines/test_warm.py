@@ -1,0 +1,516 @@
+"""Started engines with agents on hosts and executors: supervisors and templates outlive a run, nothing else does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.facts import Lost
+from hopyard.engines.supervisors import pool as module
+from hopyard.engines.supervisors.messages import (
+    FORMAT,
+    Began,
+    End,
+    Ended,
+    EndTask,
+    Free,
+    Hello,
+    Leave,
+    Prepare,
+    Printed,
+    Start,
+    Warned,
+    line_of,
+    order_of,
+)
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import Holder, attend, dial
+from hopyard.engines.supervisors.ticket import Ticket, new, write
+from hopyard.engines.warm import Warm
+from hopyard.ports import LaunchInfo
+from hosts import played_ssh
+from jobs import CONFIGS, alive, digests, driver, free_port, gone, journal, linear, script, select, troubled
+from played_spark import Session
+
+TOKEN = "the token"
+CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
+    ("server_key", "public_key", "secret_key"), "0" * 40
+)})  # fmt: skip
+FIRST, SECOND = Prepare("{}", 1, {}, (), True), Prepare("{}", 2, {}, (), True)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ places
+
+
+class Places:
+    """Note what is done to them."""
+
+    def __init__(self, lasting: bool) -> None:
+        self.lasting, self.usable, self.events = lasting, True, list[str]()
+
+    def renew(self, launch: LaunchInfo) -> None:
+        self.events.append("renew")
+
+    def rest(self) -> None:
+        self.events.append("rest")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+
+LAUNCH = LaunchInfo(lambda slot: b"", lambda slot: Path())
+
+
+def test_places_go_from_one_run_to_the_next() -> None:
+    warm = Warm[Places]()
+    cold = warm.take(LAUNCH, Places)
+    assert not cold.lasting
+    warm.give_back(cold)
+    assert cold.events == ["close"]
+    warm.start()
+    first = warm.take(LAUNCH, Places)
+    other = warm.take(LAUNCH, Places)  # of a run at the same time
+    assert first.lasting and other is not first
+    warm.give_back(first)
+    warm.give_back(other)
+    assert other.events == ["close"]
+    assert warm.take(LAUNCH, Places) is first and first.events == ["rest", "renew"]
+    warm.give_back(first)
+    first.usable = False
+    assert warm.take(LAUNCH, Places) is not first and first.events[-1] == "close"
+    last = warm.take(LAUNCH, Places)
+    warm.give_back(last)
+    warm.stop()
+    assert last.events == ["rest", "close"] and not warm.started
+
+
+def test_a_run_that_goes_on_when_its_engine_is_stopped_ends_its_places() -> None:
+    warm = Warm[Places]()
+    warm.start()
+    places = warm.take(LAUNCH, Places)
+    warm.stop()
+    assert places.events == []
+    warm.give_back(places)
+    assert places.events == ["close"]
+
+
+def test_a_copy_is_not_started_and_the_outermost_with_stops_an_engine() -> None:
+    for engine in (hy.Hosts(["a:1"]), hy.Spark(Session(1), workers=1)):
+        with engine:
+            with engine:
+                pass
+            assert engine._warm.started
+            copies = [copy.copy(engine), *([] if engine.name == "spark" else [copy.deepcopy(engine)])]
+            assert not any(other._warm.started for other in (*copies, pickle.loads(pickle.dumps(engine))))
+        assert not engine._warm.started
+
+
+# ------------------------------------------------------------------------------------------ the driver's side
+
+
+class Played:
+    """A supervisor played by the test."""
+
+    all: ClassVar[list[Played]] = []
+
+    def __init__(self, supervisors: Supervisors, job: int) -> None:
+        self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
+        self.job = job
+        self.say(Hello(TOKEN, "there", f"executor-{job}", (), job, FORMAT))
+        self._heard = self.line.makefile("rb")
+        self.all.append(self)
+
+    def say(self, message: Any) -> None:
+        self.line.sendall(line_of(message))
+
+    def hear(self) -> Any:
+        line = self._heard.readline()
+        return order_of(line) if line else None
+
+    def leave(self) -> None:
+        self._heard.close()
+        self.line.close()
+
+
+def lasting(folder: Path, *, keep_idle: bool) -> Supervisors:
+    logs = lambda slot: folder / f"{slot}.log"  # noqa: E731
+    return Supervisors("127.0.0.1", 0, TOKEN, logs, prepare=FIRST, keep_idle=keep_idle, lasting=True)
+
+
+@pytest.fixture(params=[True, False], ids=["hosts", "spark"])
+def supervisors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Supervisors]:
+    made = lasting(tmp_path, keep_idle=request.param)
+    yield made
+    while Played.all:
+        Played.all.pop().leave()
+    made.close()
+
+
+def rests(supervisors: Supervisors, *played: Played, seconds: float = 5.0) -> None:
+    """End a run, in whose course these have an agent."""
+    thread = threading.Thread(target=supervisors.rest)
+    thread.start()
+    for each in played:
+        order = each.hear()
+        assert isinstance(order, End)
+        each.say(Printed(order.slot, "its last words\n"))
+        each.say(Free(order.slot))
+    thread.join(seconds)
+    assert not thread.is_alive()
+
+
+def test_supervisors_stand_by_for_the_next_run(supervisors: Supervisors, tmp_path: Path) -> None:
+    """On Spark without their tasks, which others of the next run hold for them."""
+    on_spark = not supervisors._keep_idle
+    supervisors.start(0)
+    one = Played(supervisors, 1)
+    assert (one.hear(), one.hear()) == (FIRST, Start(0))
+    rests(supervisors, one)
+    assert (tmp_path / "0.log").read_text() == "its last words\n"
+    assert supervisors.usable and (not on_spark or one.hear() == EndTask())
+    (tmp_path / "second").mkdir()
+    supervisors.renew(lambda slot: tmp_path / "second" / f"{slot}.log", SECOND)
+    supervisors.start(7)
+    assert (one.hear(), one.hear()) == (SECOND, Start(7))
+    one.say(Printed(7, "anew\n"))
+    until(lambda: (tmp_path / "second" / "7.log").exists())
+    if on_spark:
+        assert supervisors.due == 1
+        holder = Played(supervisors, 2)
+        assert holder.hear() == SECOND
+        one.say(Ended(7, "it was killed"))
+        assert until(supervisors.lost) == [(7, "it was killed")]
+        supervisors.start(7)
+        assert one.hear() == Start(7), "it is the one that has a template"
+        rests(supervisors, one)
+        assert holder.hear() == Leave()
+    else:
+        rests(supervisors, one)
+    supervisors.dismiss()
+    assert one.hear() == Leave()
+
+
+@pytest.fixture
+def on_spark(tmp_path: Path) -> Iterator[Supervisors]:
+    made = lasting(tmp_path, keep_idle=False)
+    yield made
+    while Played.all:
+        Played.all.pop().leave()
+    made.close()
+
+
+def test_a_supervisor_that_nobody_needs_stays_without_its_task(
+    on_spark: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_spark.start(0)
+    one, other = Played(on_spark, 1), Played(on_spark, 2)
+    assert (one.hear(), one.hear(), other.hear()) == (FIRST, Start(0), FIRST)
+    on_spark.end(0)
+    assert one.hear() == End(0)
+    one.say(Free(0))
+    monkeypatch.setattr(module, "SPARE_SECONDS", 0.0)
+    until(lambda: on_spark.lost() == [] and not on_spark._supervisor_of(0) and on_spark.due == 0)
+    assert one.hear() == EndTask() and other.hear() == Leave()
+    on_spark.start(0)
+    assert one.hear() == Start(0)
+
+
+def test_others_keep_the_cores_that_they_have_for_good(on_spark: Supervisors) -> None:
+    on_spark.start(0)
+    one = Played(on_spark, 1)
+    assert (one.hear(), one.hear()) == (FIRST, Start(0))
+    assert on_spark.release_cores([0]) == {1: 0}
+    assert one.hear() == EndTask()
+    ended = threading.Thread(target=on_spark.rest, args=([0],))
+    ended.start()
+    assert one.hear() == End(0)
+    one.say(Free(0))
+    ended.join(5)
+    on_spark.renew(lambda slot: Path(), SECOND)
+    on_spark.start(0)
+    assert (one.hear(), one.hear()) == (SECOND, Start(0))
+    assert on_spark.due == 0
+
+
+def test_who_comes_between_two_runs(supervisors: Supervisors) -> None:
+    """A task would hold a core that others may want."""
+    supervisors.rest()
+    late = Played(supervisors, 1)
+    if not supervisors._keep_idle:
+        assert late.hear() == Leave()
+        return
+    until(lambda: supervisors.admitted_count)
+    supervisors.renew(lambda slot: Path(), SECOND)
+    assert late.hear() == SECOND
+
+
+def test_a_supervisor_that_does_not_end_its_agent_has_no_part_in_the_next_run(
+    supervisors: Supervisors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
+    supervisors.start(0)
+    one = Played(supervisors, 1)
+    assert (one.hear(), one.hear()) == (FIRST, Start(0))
+    supervisors.rest()
+    assert supervisors.abandoned() == {1}
+    supervisors.renew(lambda slot: tmp_path / "second.log", SECOND)
+    assert supervisors.admitted_count == 0
+    supervisors.start(0)
+    one.say(Printed(0, "of the first run\n"))
+    other = Played(supervisors, 2)
+    assert (other.hear(), other.hear()) == (SECOND, Start(0))
+    other.say(Printed(0, "of the second\n"))
+    until(lambda: (tmp_path / "second.log").exists())
+    assert (tmp_path / "second.log").read_text() == "of the second\n"
+
+
+def test_a_slot_waits_while_its_template_imports(supervisors: Supervisors) -> None:
+    """Else its silence would count against it."""
+    supervisors.start(0)
+    one = Played(supervisors, 1)
+    assert (one.hear(), one.hear()) == (FIRST, Start(0))
+    assert supervisors.waits(0) and not supervisors.missing
+    one.say(Began(0))
+    until(lambda: not supervisors.waits(0))
+
+
+def test_what_hosts_warn_of_is_said_once(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for job in (1, 2):
+            Played(supervisors, job).say(Warned("workers are not forked\x1b[2J"))
+        until(lambda: supervisors.admitted_count == 2)
+        until(lambda: "not forked" in caplog.text)
+    assert caplog.text.count(r"there: workers are not forked\x1b[2J") == 1
+
+
+# ------------------------------------------------------------------------------------------ a supervisor
+
+
+@pytest.mark.slow
+def test_a_template_for_each_environment_and_none_that_is_unsafe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A real supervisor in a thread, with agents that dial nobody."""
+    monkeypatch.setattr("hopyard.engines.supervisors.supervisor._AgentRunner._reach", lambda self, prepare: None)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, threading, time\n"
+        "if 'template' in sys.orig_argv and 'MKL_TROUBLE' in os.environ:\n"
+        "    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environments: list[dict[str, str]] = [{}, {"KERAS_BACKEND": "jax"}, {}, {"MKL_TROUBLE": "1"}]
+    pool = lasting(tmp_path, keep_idle=True)
+    ticket = Ticket("127.0.0.1", pool.port, TOKEN)
+    task, its = socket.socketpair()
+    holder = Holder(os.getpid(), its, "parent process", "parent process")
+    thread = threading.Thread(target=attend, args=(ticket, dial(ticket), holder, []))
+    thread.start()
+    parents, agents = [], []
+    with task, caplog.at_level(logging.WARNING):
+        for number, env in enumerate(environments):
+            pool.renew(lambda slot: tmp_path / "log", Prepare(CARD, 1, env, (), True))
+            before = {*children(os.getpid()), *agents}
+            pool.start(number)
+            until(lambda: not pool.waits(number))  # noqa: B023
+            agents.append(until(lambda: new_agent(os.getpid(), before)))  # noqa: B023
+            parents.append(parent(agents[-1]))
+            pool.rest()
+            assert not alive(agents)
+        assert parents[0] == parents[2] != parents[1]
+        assert parents[3] == os.getpid()
+        assert caplog.text.count("each imports it: threads are left by what was imported") == 1
+        pool.close()
+    thread.join(10)
+    assert not thread.is_alive() and not alive([pid for pid in parents if pid != os.getpid()])
+
+
+def children(process: int) -> list[int]:
+    try:
+        files = list(Path(f"/proc/{process}/task").glob("*/children"))
+        return [int(pid) for file in files for pid in file.read_text().split()]
+    except OSError:
+        return []
+
+
+def new_agent(supervisor: int, before: set[int]) -> int:
+    """The agent below a supervisor, or below a template of it, that was not there before; 0: there is none."""
+    for child in children(supervisor):
+        words = words_of(child)
+        for pid in children(child) if b"template" in words else [child]:
+            if pid not in before and b"hopyard.agent" in words_of(pid):
+                return pid
+    return 0
+
+
+def words_of(process: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+
+def noting(config: dict[str, Any]) -> Any:
+    """Notes its process, the template of which that is a fork, and the supervisor above it."""
+    me, above = os.getpid(), os.getppid()
+    supervisor = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+    Path(config["notes"], str(me)).write_text(f"{me} {above} {supervisor}")
+    return troubled(config) if "do" in config else linear(config)
+
+
+class Place:
+    """An engine that was started, and what is below it."""
+
+    def __init__(self, way: str, folder: Path) -> None:
+        self.way, self.folder = way, folder
+        self.standing: subprocess.Popen[bytes] | None = None
+        self.session: Session | None = None
+        self.engine: Any
+        if way == "task":
+            self.session = Session(2)
+            self.engine = hy.Spark(self.session, workers=2, host="127.0.0.1")
+        elif way == "login":
+            self.engine = hy.Hosts(["a:1", "b:1"], ssh=played_ssh(folder), devices=None)
+        else:
+            write(folder / "ticket", new("127.0.0.1", free_port()))
+            words = ["-P", "-m", "hopyard", "agent", "--join", str(folder / "ticket"), "--slots", "2"]
+            self.standing = subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL)
+            self.engine = hy.Hosts(join=folder / "ticket", workers=2)
+        self.number = 0
+
+    def run(self, **trouble: Any) -> tuple[list[str], list[list[int]]]:
+        """Return the digests of one more run, and (agent, template, supervisor) of each of its agents."""
+        self.number += 1
+        notes = self.folder / f"notes-{self.number}"
+        notes.mkdir()
+        configs = [{**config, "notes": str(notes)} for config in CONFIGS]
+        configs[1] |= trouble
+        (met := self.folder / f"met-{self.number}").mkdir()
+        if not trouble:
+            for config in configs:
+                config |= {"at": 3, "do": f"meet {met}"}
+        run = select(self.directory, noting, configs, engine=self.engine)
+        return digests(run), [[int(word) for word in path.read_text().split()] for path in notes.iterdir()]
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / f"run-{self.number}"
+
+    def close(self) -> None:
+        self.engine.stop()
+        if self.standing is not None:
+            self.standing.kill()
+            self.standing.wait()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("expected") / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["task", "login", pytest.param("by hand", marks=pytest.mark.long)])
+def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) -> None:
+    """Workers of the second run, and those that take the place of one that was killed, are forks of the templates of
+    the first. One that is killed with its supervisor and template comes from others. Nothing stays after `stop`."""
+    place = Place(way, tmp_path)
+    try:
+        with place.engine:
+            found, first = place.run()
+            assert found == expected
+            templates = {template for _, template, _ in first}
+            supervisors = {supervisor for *_, supervisor in first}
+            assert len(templates) == len(supervisors) == 2
+            assert not alive([agent for agent, *_ in first]) and alive([*templates]) == [*templates]
+            if place.session is not None:  # all cores are free
+                place.session.sparkContext.wait_for_tasks(1.0)
+                assert [task.poll() for task in place.session.sparkContext.tasks] == [0, 0]
+
+            found, second = place.run(at=15, do="kill", once=str(tmp_path / "once"))
+            assert found == expected
+            assert {template for _, template, _ in second} <= templates
+            assert not {agent for agent, *_ in first} & {agent for agent, *_ in second}
+            (reason,) = losses(place.directory)
+            assert reason.endswith("was killed by SIGKILL") and "forked" not in reason
+
+            victim = min(supervisors)
+            os.kill(victim, signal.SIGKILL)
+            (orphan,) = {template for _, template, supervisor in first if supervisor == victim}
+            assert gone([victim, orphan], 5)
+            found, third = place.run()
+            assert found == expected
+            assert {template for _, template, _ in third} & templates == templates - {orphan}
+            stay = 2 if place.standing else 3  # hosts that join wait for the next driver
+            everything = {pid for each in (first, second, third) for pids in each for pid in pids[:stay]}
+        assert gone([*everything], 5)
+        assert place.standing is None or place.standing.poll() is None
+    finally:
+        place.close()
+
+
+def losses(directory: Path) -> list[str]:
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+ENGINES = {
+    "login": "hy.Hosts(['a:1'], ssh={ssh!r}, devices=None)",
+    "task": "hy.Spark(Session(1), workers=1, host='127.0.0.1')",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["login", pytest.param("task", marks=pytest.mark.long)])
+def test_nothing_stays_of_a_driver_that_is_killed_between_two_runs(tmp_path: Path, way: str) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    body = f"""
+import time
+from played_spark import Session
+from engines.test_warm import noting
+with {ENGINES[way].format(ssh=played_ssh(tmp_path))} as engine:
+    select(Path("run"), noting, [{{"lr": 0.1, "notes": {str(notes)!r}}}], engine=engine)
+    Path("done").touch()
+    time.sleep(60)
+"""
+    process = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    try:
+        until(lambda: (tmp_path / "done").exists() or process.poll() is not None, 60)
+        ((agent, template, supervisor),) = [
+            [int(word) for word in path.read_text().split()] for path in notes.iterdir()
+        ]
+        assert not alive([agent]) and alive([template, supervisor])
+    finally:
+        process.kill()
+        _, errors = process.communicate(timeout=20)
+    assert gone([template, supervisor], 5), errors
