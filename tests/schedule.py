@@ -29,7 +29,7 @@ LONGEST = """
     driver/runs/resume/test_extension driver/runs/test_search test_growth driver/runs/test_copies
     driver/runs/test_ownership engines/test_bare_hosts test_exact core/runs/test_worlds store/bulk/test_bulk
     test_bad_input engines/test_templates test_examples engines/test_spark_sessions engines/test_frozen_supervisor
-    test_example_programs
+    test_example_programs engines/test_warm
 """
 """By kind, the files that took more than 25 seconds, roughly the longest first."""
 
