@@ -231,8 +231,9 @@ def test_a_supervisor_that_nobody_needs_stays_without_its_task(
     on_spark.end(0)
     assert one.hear() == End(0)
     one.say(Free(0))
-    monkeypatch.setattr(module, "SPARE_SECONDS", 0.0)
-    until(lambda: on_spark.lost() == [] and not on_spark._supervisor_of(0) and on_spark.due == 0)
+    until(lambda: not on_spark._supervisor_of(0))
+    monkeypatch.setattr(module, "SPARE_SECONDS", -1.0)
+    assert on_spark.lost() == [] and on_spark.due == 0
     assert one.hear() == EndTask() and other.hear() == Leave()
     on_spark.start(0)
     assert one.hear() == Start(0)

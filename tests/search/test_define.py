@@ -155,13 +155,35 @@ def breaks(trial: Suggestions) -> None:
         (lambda t: t.suggest_int("n", 0, 4, step=9), "step must be an integer from 1 to 4, got 9"),
         (lambda t: t.suggest_categorical("act", []), "must be given a list of at least one value"),
         (twice, "it was asked for before in this trial, with other values"),
-        (breaks, "the function raised after it was told {'lr': .*}: AttributeError: .* has no attribute 'report'"),
+        (breaks, "the function raised after it was told {'lr': .*}: AttributeError: .*, and no 'report'"),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_how(function: Any, text: str) -> None:
     with pytest.raises(SpecError, match=text) as raised:
         Defined(function).walk(lambda name, values: values.at(0.5))
     assert "\n" not in str(raised.value)
+
+
+def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(tmp_path: Path) -> None:
+    calls = []
+
+    def space(trial: Suggestions) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) % 2:
+            trial.suggest_int("depth", 1, 3)
+        return {"lr": trial.suggest_float("lr", 0.1, 0.2)}
+
+    with pytest.raises(SpecError, match=r"called again with these values it asked for .* must depend on what it is"):
+        hy.select(
+            linear, space, dataset(), search=hy.TPE(2, batch=2), epochs=1, metric="loss", mode="min",
+            engine=hy.Inline(), directory=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_optuna_has_beside_says_what_there_is() -> None:
+    with pytest.raises(SpecError, match="has suggest_categorical, suggest_float, suggest_int, and no 'number'"):
+        Defined(lambda trial: {"lr": trial.number}).walk(lambda name, distribution: 1)
 
 
 def test_a_grid_cannot_know_its_points() -> None:

@@ -116,6 +116,15 @@ def test_a_traceback_of_several_trials_is_shown_once_and_whole():
     assert "  and 1 other traceback: `hopyard show --json` has all" in text
 
 
+def test_trials_without_a_finite_value_are_counted():
+    run = Run(trials=2, partitions=1, metric="loss")
+    run.done(0)
+    assert "without a finite" not in report(run.lines, run.machine, {}, "running")
+    run.folds = False  # NaN is not equal to itself
+    run.done(0, sums={"loss": (float("nan"), 1.0)})
+    assert "\n  1 trial without a finite loss\n" in report(run.lines, run.machine, {}, "completed")
+
+
 def test_warnings_are_in_the_report():
     run = Run(trials=3, partitions=1)
     one, two = Warned("UserWarning: odd\nshapes", "train.py, line 3"), Warned("RuntimeWarning: nan", "train.py, line 9")

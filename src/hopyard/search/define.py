@@ -16,6 +16,8 @@ from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, 
 from hopyard.spec import Config
 from hopyard.text import shown
 
+CALLS = 3
+"""How often a function is called again with the same values."""
 Pick = Callable[[str, Distribution], Any]
 """Name, distribution → value."""
 
@@ -32,6 +34,10 @@ class Suggestions:
         self._distributions: dict[str, Distribution] = {}
         self._raised: BaseException | None = None
         self._values: Config = {}
+
+    def __getattr__(self, name: str) -> Any:
+        known = [each for each in dir(Suggestions) if not each.startswith("_")]
+        raise AttributeError(f"what the function of a space is given has {', '.join(known)}, and no {name!r}")
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> Any:
         """Return a real number from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
@@ -120,6 +126,30 @@ class Defined:
         if not config:
             raise SpecError("space: the function asked for no parameter: call trial.suggest_float(…) or the like in it")
         return config
+
+    def check(self, config: Config) -> None:
+        """Call the function again with the values of a configuration that it returned.
+
+        Raises:
+            SpecError: it says something else.
+        """
+        for _ in range(CALLS):
+            asked: list[str] = []
+
+            def pick(name: str, distribution: Distribution, asked: list[str] = asked) -> Any:
+                asked.append(name)
+                return config[name]
+
+            try:
+                equal = self.walk(pick) == config
+            except KeyError:  # a parameter for which it did not ask before
+                equal = False
+            if not equal:
+                raise SpecError(
+                    f"space: the function said {shown(config)}. When it was called again with these values it asked "
+                    f"for {shown(asked)} and said something else: it must depend on what it is told alone (no clock, "
+                    "no file, no random numbers)"
+                )
 
 
 Searched = Space | Defined

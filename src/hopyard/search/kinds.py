@@ -98,6 +98,8 @@ def _completed(config: Config, space: Searched | None) -> Config:
     whole = space.walk(pick)
     if isinstance(space, Defined):
         check(whole)
+    inactive = [name for name in config if name not in whole]
+    outside += [f"{name} is not a parameter where the others are {shown(whole)}" for name in inactive]
     learned = "" if not outside else ", and a search that learns does not learn from it"
     constant = [name for name in config if name in whole and whole[name] != config[name]]
     outside += [f"{name} = {shown(config[name])} is not {shown(whole[name])}" for name in constant]
@@ -117,13 +119,16 @@ def repeats(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mo
     after a resume; a search that does not learn does.
 
     Raises:
-        SpecError: it raised.
+        SpecError: it raised, or the function that defines the space says something else for the same values.
     """
     inner = search.search if isinstance(search, Enqueued) else search
     if not isinstance(inner, _LEARNED):
         return True
-    first, second = (_first(open_sampler(inner, space, seed, modes)) for _ in range(2))
-    return first == second
+    first = _first(open_sampler(inner, space, seed, modes))
+    known = searched(space)
+    if isinstance(known, Defined) and first is not None:
+        known.check(first)
+    return first == _first(open_sampler(inner, space, seed, modes))
 
 
 def _first(sampler: Sampler | LearningSampler) -> Config | None:

@@ -222,6 +222,11 @@ class Asked:
             return None
         with quietly() as optuna:
             sampler = self._make()(seed=keyed(self._seed, "sampler", count) % (1 << 32))
+            if not isinstance(sampler, optuna.samplers.BaseSampler):
+                raise SpecError(
+                    "Optuna: the function sampler= must return a sampler of optuna.samplers, and returned "
+                    f"{shown(sampler)}"
+                )
             if isinstance(sampler, optuna.samplers.QMCSampler):
                 raise SpecError(
                     "QMCSampler counts its points in the study, and is made anew for each proposal: it would propose "

@@ -151,6 +151,7 @@ def _head(timeline: Chart, machine: Machine, directory: str, status: str, split:
     data = words.count(spec.partitions, "partition")
     if spec.validation:
         data += f" + {spec.validation} for validation"
+    unusable = sum(bool(trial.history) and not trial.good(spec.metric) for trial in machine.trials.values())
     lines = [
         f"Hopyard run{f' {directory}' if directory else ''}: {status}{''.join(why)}",
         f"  {facts['completed']} of {words.count(facts['trials'], 'trial')} completed"
@@ -159,6 +160,7 @@ def _head(timeline: Chart, machine: Machine, directory: str, status: str, split:
     ]
     lines += [f"  it ended with what it had: {machine.search.closed}"] if machine.search.closed else []
     lines += [f"  nothing more was proposed: {machine.search.error}"] if machine.search.error else []
+    lines += [f"  {words.count(unusable, 'trial')} without a finite {spec.metric}"] if unusable else []
     lines += [f"  rows are split {split}"] if split and machine.spec.validation else []
     lines += [f"  nothing was trained: {fault}" for fault in machine.faults if status == "failed"]
     return "\n".join(lines)

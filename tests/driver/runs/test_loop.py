@@ -673,15 +673,18 @@ def test_what_could_not_be_deleted_is_deleted_later(
     monkeypatch.setattr(deletions, "AGAIN_SECONDS", 0.01)
     it = stage([READY], [FIT])
     asked: list[Ref] = []
+    again = threading.Event()
 
     def delete(ref: Ref) -> None:
         asked.append(ref)
         if len(asked) == 1:
             raise StoreUnreachable("away")
+        again.set()
 
     monkeypatch.setattr(it.store, "delete", delete)
     it.link.receives += [answer(it), answer(it)]
     it.loop._deletions.add(Ref(5, 1, 1))
+    assert again.wait(60.0)
     it.loop.run()
     assert asked[:2] == [Ref(5, 1, 1)] * 2 and not len(it.loop._deletions)
 

@@ -345,6 +345,13 @@ def test_what_the_space_has_beside_the_parameters_need_not_be_enqueued() -> None
         enqueued(hy.Random(1), space, [{"kind": "sgd"}])
 
 
+def test_a_parameter_that_is_not_asked_for_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    space = hy.Space(kind=hy.choice(["sgd", "adam"]), lr=hy.uniform(0, 1),
+                     momentum=lambda c: hy.uniform(0, 1) if c["kind"] == "sgd" else None)  # fmt: skip
+    enqueued(hy.Random(1), space, [{"kind": "adam", "lr": 0.5, "momentum": 0.5}])
+    assert "enqueue: momentum is not a parameter where the others are {'kind': 'adam', 'lr': 0.5}" in caplog.text
+
+
 def test_a_search_learns_from_them(tmp_path: Path) -> None:
     run = search(tmp_path / "run", search=hy.TPE(3), enqueue=[{"lr": 0.5}], epochs=1)
     assert [line.count for line in journal(run.directory) if isinstance(line, Proposed)] == [-1, 0, 1, 2]
@@ -509,6 +516,30 @@ def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="QMCSampler counts its points in the study"):
         search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3), enqueue=[{"lr": 0.5}])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_function_that_returns_no_sampler_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"sampler= must return a sampler of optuna.samplers, and returned None"):
+        search(tmp_path / "run", search=hy.Optuna(lambda seed: None, 3))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_function_of_stop_that_takes_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"is called with two arguments, a hy\.Trial and epoch → metrics: too many"):
+        search(tmp_path / "run", lambda trial: True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_time_decides_nothing_in_an_exact_run(tmp_path: Path) -> None:
+    """Bug: a function that looked at `trial.seconds` was accepted."""
+    run = search(tmp_path / "run", lambda trial, history: trial.seconds > 0, search=hy.Random(2), exact=True, epochs=2)
+    assert [trial.status for trial in run.trials] == ["completed"] * 2 and run.trials[0].seconds > 0
+    assert "Inexact: trial.seconds differ from run to run" in (tmp_path / "run" / "report.txt").read_text()
+
+
+def test_seconds_alone_are_no_objective(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match='metric = "seconds" stands beside another, which comes first'):
+        search(tmp_path / "run", metric="seconds")
 
 
 def test_a_sampler_that_ignores_its_seed_is_not_exact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

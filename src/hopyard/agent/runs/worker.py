@@ -311,6 +311,11 @@ class Worker:
         else:
             beside = {SECONDS} if len(spec.objectives) > 1 else set()
             for metric in [each.metric for each in spec.objectives if each.metric not in {*names, *beside}]:
+                if metric == SECONDS:
+                    faults.append(
+                        'metric = "seconds" stands beside another, which comes first: metric=["val_loss", "seconds"]'
+                    )
+                    continue
                 faults.append(
                     f"metric = {metric!r}: the recipe reports {', '.join(map(repr, names))}; give one of these"
                     + ("" if spec.validation else "; there is no validation data, so no val_… metrics")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +90,14 @@ def rule_of(stop: Any) -> Rule | None:
     if stop is None or isinstance(stop, RULES):
         return stop
     if callable(stop) and not isinstance(stop, type):
+        try:
+            signature(stop).bind(None, {})
+        except TypeError as error:
+            raise SpecError(
+                f"stop = {shown(stop)} is called with two arguments, a hy.Trial and epoch → metrics: {error}"
+            ) from None
+        except ValueError:  # one written in C may not say what it takes
+            pass
         return Asked()
     raise SpecError(
         "stop must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history) that "

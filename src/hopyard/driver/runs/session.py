@@ -202,7 +202,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def asked(number: int) -> bool:
-            trial = run.trial(number)
+            trial = run.trial(number).without_time() if spec.exact is True else run.trial(number)
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 

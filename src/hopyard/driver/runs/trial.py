@@ -12,7 +12,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
 from hopyard.driver.saved_model import save
-from hopyard.errors import TrialFailed
+from hopyard.errors import Inexact, TrialFailed
 from hopyard.frameworks.tree import restore
 from hopyard.ports import Store
 from hopyard.spec import Config, RunSpec
@@ -51,7 +51,6 @@ class Trial:
         metrics: metrics of that epoch; {} before any is all in.
         history: epoch → metrics, for all epochs.
         digest: digest of its final State; "" before it is durable.
-        seconds: time that workers spent on it: from each unit's dispatch to its end, what was done again included.
         error: why it failed, else "".
         reason: the search's newest decision about it, in words: why it waits, goes on or was stopped.
     """
@@ -74,13 +73,25 @@ class Trial:
         self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
         self.metrics = {} if self.epoch is None else dict(self.history[self.epoch])
         self.digest = record.digests.get(spec.steps, "") or record.digest()
-        self.seconds = record.worker_seconds
+        self._seconds: float | None = record.worker_seconds
         self.error = record.error
         self.reason = record.reason
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         return escaped(f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>")
+
+    @property
+    def seconds(self) -> float:
+        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included."""
+        if self._seconds is None:
+            raise Inexact("trial.seconds differ from run to run, so stop= may not look at them with exact=True")
+        return self._seconds
+
+    def without_time(self) -> Trial:
+        """Return it as a function of `stop=` gets it with exact=True."""
+        self._seconds = None
+        return self
 
     @property
     def classes(self) -> Labels:
