@@ -290,6 +290,40 @@ def losses(directory: Path) -> list[str]:
     return [line.reason for line in journal(directory) if isinstance(line, Lost)]
 
 
+def until(condition: Any, seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
+    """Bug: the engine had no template for that framework any more."""
+    warnings: list[str] = []
+    pool = Templates(warnings.append)
+    pool.start()
+    variables = dict(os.environ)
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            first = pool.fork((), 1, variables, log)
+            assert first is not None
+            (template,) = pool._templates.values()
+            os.kill(template.pid, signal.SIGKILL)
+            until(lambda: first.poll() is None and first.refused)
+            first.close()
+            assert warnings[0].endswith("it was killed by SIGKILL; the next worker has another one")
+            second = pool.fork((), 1, variables, log)
+            assert second is not None
+            until(lambda: second.poll() is not None or second.pid)
+            assert second.pid and not second.refused
+            second.kill()
+            until(lambda: second.poll() is not None)
+            second.close()
+    finally:
+        pool.stop()
+
+
 @pytest.mark.slow
 def test_a_template_that_is_killed_takes_its_workers_with_it_and_is_replaced(
     tmp_path: Path, engine: hy.Local, undisturbed: list[str]

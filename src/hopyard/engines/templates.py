@@ -21,6 +21,7 @@ import math
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -151,7 +152,11 @@ class Fork:
                 self._orphaned = True
                 self._code = self._template.exit_code()
             case None:
-                self._refuse(f"it {story(self._template.exit_code())}")
+                code = self._template.exit_code()
+                self._template.killed = code == -signal.SIGKILL
+                self._refuse(
+                    f"it {story(code)}" + ("; the next worker has another one" if self._template.killed else "")
+                )
 
     def _refuse(self, reason: str) -> None:
         self.refused = True
@@ -212,6 +217,8 @@ class Template:
         self._warn = warn
         self.refusal = ""
         """Why it forks no agents; "": it does."""
+        self.killed = False
+        """Whether it was killed before it could: by others, so that another one may do better."""
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.setblocking(False)
@@ -396,7 +403,7 @@ class Templates:
             if not self.started:
                 return None
             template = self._templates.pop(key, None)
-            if template is not None and template.ended and not template.refusal:
+            if template is not None and template.ended and (template.killed or not template.refusal):
                 template.close()
                 template = None
             if template is None:

@@ -133,6 +133,18 @@ def test_what_adds_nothing_is_refused(ended: Path, more: dict[str, Any], words: 
     assert hy.resume(ended).status == "completed"  # the lock is free
 
 
+def test_a_search_that_learned_from_fewer_epochs(tmp_path: Path) -> None:
+    """Bug: the run was given more epochs, and had other trials than one that had as many from the start."""
+    space = hy.Space(lr=hy.uniform(0.1, 0.2))
+    hy.select(
+        linear, space, dataset(), search=hy.TPE(2), epochs=1, metric="val_loss", mode="min", engine=hy.Inline(),
+        exact=False, directory=tmp_path / "run",
+    )  # fmt: skip
+    with pytest.raises(SpecError, match=r"epochs = 2: what TPE\(.* follows from results after 1 epochs"):
+        hy.resume(tmp_path / "run", epochs=2)
+    assert hy.resume(tmp_path / "run").status == "completed"
+
+
 def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
     configs = [{"lr": 0.1, "at": 5, "do": "raise"}]
     with pytest.raises(hy.RunFailed):

@@ -63,8 +63,8 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
         changes: more epochs, another search, or both.
 
     Raises:
-        SpecError: there are fewer epochs than the run has, or as many and no more trials; the search does not begin
-            with the run's trials; a recipe read `ctx.epochs`; every trial failed.
+        SpecError: there are fewer epochs than the run has, or as many and no more trials; the search learns, or does
+            not begin with the run's trials; a recipe read `ctx.epochs`; every trial failed.
     """
     spec, trials = machine.spec, machine.trials
     if spec.stop is not None or machine.search.closed:
@@ -74,6 +74,12 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
             "without them; start another run, with enqueue= for the configurations that were good"
         )
     epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
+    if epochs > spec.epochs and learns(inputs.search):
+        raise SpecError(
+            f"epochs = {epochs}: what {shown(inputs.search)} proposed for {layout.root} follows from results after "
+            f"{spec.epochs} epochs, so a run with {epochs} from the start has other trials; start another run, with "
+            "enqueue= for the configurations that were good"
+        )
     if epochs < spec.epochs:
         raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} already; give more")
     total = spec.trials
