@@ -304,9 +304,10 @@ class HostAgents:
 
 def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
     """Return the logins of an engine, of which none has begun yet."""
+    threads, env = engine.threads, dict(engine.env)
 
-    def prepare(launch: LaunchInfo) -> Prepare:
-        return Prepare(launch.card(0).decode(), engine.threads, dict(engine.env), launch.frameworks, lasting)
+    def prepare(launch: LaunchInfo) -> Prepare:  # without the engine, which would never be garbage while this is kept
+        return Prepare(launch.card(0).decode(), threads, env, launch.frameworks, lasting)
 
     address, _ = engine.address
     given = engine.ticket

@@ -237,6 +237,8 @@ class Executors:
         Raises:
             ResourceError: Spark did not end a task of theirs in time.
         """
+        if self._closed:  # the places may be those of another run by now
+            return
         if unreleased := self._jobs.release(slots):
             raise ResourceError(
                 f"slots {', '.join(map(str, unreleased))}: Spark did not end the tasks that hold them within "

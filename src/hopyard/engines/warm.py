@@ -91,7 +91,11 @@ class Warm(Generic[P]):
             kept = self._kept.pop() if lasting and self._kept else None
         if kept is not None:
             if kept.usable:
-                kept.renew(launch)
+                try:
+                    kept.renew(launch)
+                except BaseException:
+                    kept.close()
+                    raise
                 return kept
             kept.close()
         return make(lasting)
