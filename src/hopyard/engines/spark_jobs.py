@@ -105,10 +105,6 @@ class Jobs:
         self._open = True
         """Whether there is a run: else no job is submitted."""
 
-    def __len__(self) -> int:
-        """Return how many jobs there are."""
-        return len(self._jobs)
-
     @property
     def usable(self) -> bool:
         """Whether another run can have agents there."""
