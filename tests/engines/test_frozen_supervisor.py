@@ -149,7 +149,8 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
     os.kill(supervisor, signal.SIGSTOP)
     slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     placed.replace(slot)
-    until(lambda: placed.waits() == 0 and len(placed.agents._jobs) == 2)
+    tasks = placed.session.sparkContext.tasks
+    until(lambda: placed.waits() == 0 and sum(task.poll() is None for task in tasks) == 2)
     assert placed.agents._supervisors.due == 2
 
 

@@ -231,7 +231,7 @@ def test_a_supervisor_that_nobody_needs_stays_without_its_task(
     on_spark.end(0)
     assert one.hear() == End(0)
     one.say(Free(0))
-    until(lambda: not on_spark._supervisor_of(0))
+    until(lambda: not any(each.ending for each in on_spark._supervisors.values()))
     monkeypatch.setattr(module, "SPARE_SECONDS", -1.0)
     assert on_spark.lost() == [] and on_spark.due == 0
     assert one.hear() == EndTask() and other.hear() == Leave()
