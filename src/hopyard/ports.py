@@ -8,11 +8,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from hopyard.spec import Batch, Config, Gang, Ref, Status, Sums
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # processes of programs import no NumPy of ours
 
 Tree = Any
 """A State as plain values: dicts, lists, tuples, strings, numbers, booleans, None, and arrays (NumPy or torch)."""

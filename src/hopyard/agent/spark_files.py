@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from hopyard.agent.import_hooks import when_imported
-from hopyard.engines.spark_task import SPARK_FILES
+from hopyard.sparkapi import SPARK_FILES
 
 
 def find_spark_files() -> None:

@@ -21,10 +21,9 @@ from typing import Any, NoReturn
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.supervisor import Holder, attend, continue_when_parent_ends, dial
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.sparkapi import SPARK_FILES
 from hopyard.system.network import java_above
 
-SPARK_FILES = "HOPYARD_SPARK_FILES"
-"""Variable in which agents get the folder of Spark's files."""
 _OF_SPARK = ("PYTHONHASHSEED", "PYTHONSAFEPATH", "SPARK_AUTH_SOCKET_TIMEOUT")
 """Variables of Spark's own Python workers. The first is 0 there, and none elsewhere; with the second a script that the
 user's code starts would not find the modules beside it; others hold secrets."""

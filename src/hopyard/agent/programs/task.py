@@ -25,7 +25,6 @@ from hopyard.agent.programs.channel import Pipe, down
 from hopyard.agent.programs.session import TaskSession
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
-from hopyard.frameworks.keras import strategies
 from hopyard.system.network import interface_of
 from hopyard.text import escaped, message_of
 
@@ -184,6 +183,8 @@ def plain(text: str, limit: int = TEXT) -> str:
 
 def explained(error: BaseException) -> str:
     """Return the error in one line, with the remedy where it is known."""
+    from hopyard.frameworks.keras import strategies  # imports NumPy, which not every program needs
+
     reason = plain(f"{type(error).__name__}: {message_of(error)}".strip())
     if strategies.failed_by_it(error, reason):
         reason += ". " + strategies.SENTENCE
