@@ -7,6 +7,7 @@ STAMP := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 # Of tests, on two cores: they wait about as long as they compute. tests/schedule.py says which files each of them takes.
 PROCESSES := 4
+CLASSES := $(VENV)/.spark-classes.jsa
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick most check lint types docs bench clean
@@ -14,13 +15,13 @@ PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 demo: $(STAMP)
 	$(BIN)/hopyard demo
 
-test: $(STAMP)
+test: $(CLASSES)
 	$(PYTEST)
 
 quick: $(STAMP)
 	$(PYTEST) -m 'not spark and not tensorflow and not slow'
 
-most: $(STAMP)
+most: $(CLASSES)
 	$(PYTEST) -m 'not long and not campaign'
 
 check: lint types most
@@ -43,6 +44,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+$(CLASSES): $(STAMP) tests/light_java.py
+	-$(BIN)/python tests/light_java.py  # without Java there is none, and no test of Spark
 
 clean:
 	rm -rf docs/_build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ import pyspark
 
 from hosts import NAMES, Network
 from jobs import driver, free_port, script
+from light_java import java_options
 
 SPARK = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 HIDE = """
@@ -34,7 +35,7 @@ class Cluster:
         self.url = f"spark://{self.host}:{free_port()}"
         self._environment = {
             **os.environ,
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": java_options(),
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
         }

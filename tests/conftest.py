@@ -25,10 +25,10 @@ from hopyard.engines.templates import Templates
 settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("hopyard")
 
-LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that is up a third sooner, for the drivers and executors of Spark that tests start."""
-os.environ.setdefault("SPARK_SUBMIT_OPTS", f'{LIGHT_JAVA} -Dspark.executor.defaultJavaOptions="{LIGHT_JAVA}"')
 sys.path.insert(0, str(Path(__file__).parent))
+from light_java import submit_options  # noqa: E402
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", submit_options())  # of the drivers and executors of Spark that tests start
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so
     # A handler, unlike SIG_IGN, is not inherited by processes that tests start, and these may be sent the signal.
