@@ -20,16 +20,20 @@ KINDS = {
 WANTED = (("spark", "", "tensorflow"), ("tensorflow", "spark", ""), ("", "tensorflow", "spark"))
 """What the first process takes first, second and last; what the second does; what all others do."""
 LONGEST = """
-    engines/test_spark_programs engines/test_spark data/from_spark/test_spark_dataset spark/ml/test_estimator
-    spark/inference/test_predict feeds/test_sender test_gangs spark/tfrecord/test_tfrecords compat/test_cluster
-    spark/ml/test_model
-    test_keras_runs frameworks/test_keras_model frameworks/test_keras_state frameworks/test_keras_metrics
-    exchange/test_keras_identities test_keras_bad_input engines/test_forked_frameworks frameworks/test_keras_sharing
-    driver/programs/test_program test_liveness driver/runs/test_faults driver/programs/test_feed driver/runs/test_lossy
-    driver/runs/resume/test_extension driver/runs/test_search test_growth driver/runs/test_copies
-    driver/runs/test_ownership engines/test_bare_hosts test_exact core/runs/test_worlds store/bulk/test_bulk
-    test_bad_input engines/test_templates test_examples engines/test_spark_sessions engines/test_frozen_supervisor
-    test_example_programs engines/test_warm
+    spark/inference/test_predict data/from_spark/test_spark_dataset engines/test_spark spark/ml/test_model
+    spark/ml/test_estimator engines/test_spark_programs compat/test_pipeline test_example_programs compat/test_cluster
+    feeds/test_sender test_gangs test_examples spark/tfrecord/test_tfrecords compat/test_dfutil test_reference
+    frameworks/test_keras_model frameworks/test_keras_sharing test_keras_bad_input frameworks/test_keras_state
+    test_keras_runs frameworks/test_keras_metrics exchange/test_keras_identities engines/test_forked_frameworks
+    agent/programs/patches/test_tensorflow1 frameworks/test_tensorflow_runtime frameworks/test_internals
+    frameworks/test_keras_torch
+    driver/runs/test_ownership driver/programs/test_program driver/runs/test_search driver/runs/test_faults
+    test_bad_input driver/programs/test_feed driver/runs/resume/test_extension test_liveness driver/runs/test_copies
+    test_exact driver/runs/test_lives cli/test_cli exchange/test_slow_network data/partitions/test_cache test_doctor
+    store/bulk/test_bulk frameworks/test_torch_swap core/runs/test_worlds engines/test_spark_sessions engines/test_warm
+    engines/test_bare_hosts test_growth test_paths driver/test_saved_model agent/test_companion driver/runs/test_run
+    engines/test_templates driver/runs/test_lossy data/test_dataset exchange/test_identities spark/local/test_session
+    test_filesystems driver/runs/test_objectives feeds/test_receiver test_docs test_ports
 """
 """By kind, the files that took more than 25 seconds, roughly the longest first."""
 
