@@ -149,7 +149,7 @@ NETS: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-COMMON = ("adam", "schedule", "clipped", "augmented", "own loss")
+COMMON = ("adam", "schedule", "clipped", "augmented")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_evaluation_is_what_evaluate_gives(name: str) -> None:
     "kind",
     [
         "mixed_float16",
-        "float64",
+        pytest.param("float64", marks=pytest.mark.long),
         pytest.param("mixed_bfloat16", marks=pytest.mark.long),
         pytest.param("bfloat16", marks=pytest.mark.long),
     ],
@@ -280,7 +280,7 @@ def test_weights_of_rows_are_another_form_of_data() -> None:
     assert trainable.traces == 2
 
 
-@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize("shuffle", [pytest.param(None, marks=pytest.mark.long), 7])
 def test_a_large_partition_is_cut_and_nobody_can_tell(monkeypatch: pytest.MonkeyPatch, shuffle: int | None) -> None:
     whole, cut = model(small), model(small)
     sums = [whole.train_partition(feed(1, 60, 8, shuffle)), whole.evaluate_partition(feed(2, 60, 8, None))]
@@ -313,7 +313,7 @@ def counter() -> Iterator[Counter]:
 
 
 @pytest.mark.parametrize("shuffle", [pytest.param(None, marks=pytest.mark.long), 7])
-@pytest.mark.parametrize("part_bytes", [1 << 28, 500])
+@pytest.mark.parametrize("part_bytes", [1 << 28, pytest.param(500, marks=pytest.mark.long)])
 def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int
 ) -> None:
@@ -394,7 +394,7 @@ def noisy(own: bool = True) -> keras.Model:
     return with_loss(keras.Sequential(net))
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["generator", "unnamed"])
+@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.long), False], ids=["generator", "unnamed"])
 def test_evaluation_changes_nothing_also_where_a_layer_draws(own: bool) -> None:
     trainable = model(partial(noisy, own))
     trainable.train_partition(feed(1))
@@ -421,7 +421,9 @@ def test_what_is_drawn_without_a_generator_begins_with_the_seed_of_the_process()
     assert trainable.nondeterminism == ()
 
 
-@pytest.mark.parametrize("again", [partial(keras.utils.set_random_seed, 1), keras.utils.clear_session])
+@pytest.mark.parametrize(
+    "again", [partial(keras.utils.set_random_seed, 1), pytest.param(keras.utils.clear_session, marks=pytest.mark.long)]
+)
 def test_a_recipe_that_seeds_keras_anew_does_not_disturb_a_model_that_draws(again: Callable[[], None]) -> None:
     trainable = model(partial(noisy, own=False))
     first = bits(trainable)
@@ -532,7 +534,10 @@ def forked_rows(count: int = 28) -> tuple[Any, Any, Any]:
     return x, y, rng.uniform(0, 2, count).astype(np.float32)
 
 
-@pytest.mark.parametrize(("as_dict", "weighted"), [(True, False), (False, True)], ids=["dict", "list, weighted"])
+@pytest.mark.parametrize(
+    ("as_dict", "weighted"),
+    [pytest.param(True, False, marks=pytest.mark.long, id="dict"), pytest.param(False, True, id="list, weighted")],
+)
 def test_several_inputs_and_outputs(as_dict: bool, weighted: bool) -> None:
     whole, fitted = (Model(made(partial(forked, as_dict))) for _ in range(2))
     x, y, weights = forked_rows()
@@ -579,7 +584,7 @@ def test_weights_of_rows_are_fits_sample_weight() -> None:
     assert sums["accuracy"][1] == pytest.approx(float(weights.sum()))
 
 
-@pytest.mark.parametrize("labels", ["numbers", "column", "one-hot"])
+@pytest.mark.parametrize("labels", ["numbers", pytest.param("column", marks=pytest.mark.long), "one-hot"])
 def test_class_weight_is_fits(labels: str) -> None:
     loss = "categorical_crossentropy" if labels == "one-hot" else "sparse_categorical_crossentropy"
     weight = {0: 3.0, 2: 0.25}  # class 1 is not named

@@ -124,22 +124,21 @@ def alone(bench: Make, configs: list[dict[str, Any]], trial: int, steps: int, **
 
 
 def test_trials_that_differ_in_their_rate_share_one_model_and_end_in_the_same_bits(bench: Make) -> None:
-    configs = [{"lr": rate, "norm": True} for rate in (0.1, 0.001, 0.02)]
+    configs = [{"lr": rate, "norm": True} for rate in (0.1, 0.001)]
     it = bench(configs)
-    told: list[list[Any]] = [[], [], []]
+    told: list[list[Any]] = [[], []]
     for _ in range(4):  # partition by partition, trial after trial, over the end of an epoch
-        for trial in range(3):
+        for trial in range(2):
             told[trial].append(sums(it.train(trial)))
-    seen = {trial: sums(it.validate(trial)) for trial in (2, 0, 1)}
+    seen = [sums(it.validate(trial)) for trial in (1, 0)]
     (shared,) = it.built
     assert shared.traces == 2
-    for trial in range(3):
-        assert (it.state(trial), told[trial]) == alone(bench, configs, trial, 4)
-    own = bench(configs)
-    for _ in range(4):
-        own.train(1)
-    assert sums(own.validate(1)) == seen[1]
-    assert len({it.state(trial) for trial in range(3)}) == 3
+    for trial in range(2):
+        own = bench(configs)
+        assert [sums(own.train(trial)) for _ in range(4)] == told[trial]
+        assert own.state(trial) == it.state(trial)
+    assert sums(own.validate(1)) == seen[0] != seen[1]
+    assert it.state(0) != it.state(1)
 
 
 def test_a_preflight_counts_too_and_leaves_nothing_in_the_model(bench: Make) -> None:

@@ -116,7 +116,7 @@ CASES: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-COMMON = ("adam", "schedule", "accumulated", "scaled", "mixed_bfloat16", "tied", "masked", "eager")
+COMMON = ("adam", "schedule", "accumulated", "scaled", "tied", "masked", "eager")
 
 
 @pytest.mark.parametrize(
