@@ -28,7 +28,7 @@ from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
 from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, memory, script, select, troubled
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
