@@ -37,6 +37,9 @@ STOPPED_SECONDS = 5.0
 """A supervisor that is stopped for so long is ended; the driver has given it up by then."""
 AGAIN_SECONDS = 1.0
 """Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
+MOST_SECONDS = 60.0
+"""The longest time before a driver is dialled again whose port for agents could not be reached; it doubles from
+AGAIN_SECONDS on."""
 END_SECONDS = 3.0
 """How long supervisors may take to end their agents and themselves."""
 
@@ -204,7 +207,8 @@ def _dialled(child: Child) -> bool:
 
 
 def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, parent: int, *, standing: bool) -> int:
-    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does.
+    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does. Where
+    agents could not reach the driver, dial again: what was in the way may be gone, and the place is not lost.
 
     Args:
         ticket: the driver's.
@@ -216,7 +220,7 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
     Returns:
         The exit code.
     """
-    fault = ""
+    fault, pause = "", AGAIN_SECONDS
     while True:
         try:
             line = dial(ticket)
@@ -226,13 +230,18 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
                 print(fault, file=sys.stderr, flush=True)  # noqa: T201 - read by the driver, or by people
             if not standing:
                 return UNREACHED_CODE
+            pause = AGAIN_SECONDS
         else:
             fault = ""
             with contextlib.suppress(OSError):  # the parent is gone, which the holder shows
                 task.send(b".")
             holder = Holder(parent, task.dup(), "parent process", "parent process")
             left = attend(ticket, line, holder, gpus_of_slot)
-            if left is Left.UNHELD or not standing:
+            if left is Left.UNREACHED:
+                pause = min(2 * pause, MOST_SECONDS)
+            elif left is Left.UNHELD or not standing:
                 return CUT_CODE if left is Left.CUT else 0
-        if select.select([task], [], [], AGAIN_SECONDS)[0]:
+            else:
+                pause = AGAIN_SECONDS
+        if select.select([task], [], [], pause)[0]:
             return 0
