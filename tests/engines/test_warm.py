@@ -362,6 +362,43 @@ def test_what_hosts_warn_of_is_said_once(supervisors: Supervisors, caplog: pytes
     assert caplog.text.count(r"there: workers are not forked\x1b[2J") == 1
 
 
+# ------------------------------------------------------------------------------------------ agents
+
+CARDS = LaunchInfo(lambda slot: CARD.encode(), lambda slot: Path("no log"))
+
+
+def test_a_session_that_was_stopped_between_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(1)
+    with hy.Spark(session, workers=1, host="127.0.0.1") as engine:
+        monkeypatch.setattr(session.sparkContext, "isStopped", lambda: True)
+        with pytest.raises(hy.SpecError, match=r"the session was stopped; make another .* and an engine with it"):
+            engine.open(CARDS)
+
+
+@pytest.mark.parametrize("way", ["spark", "hosts"])
+def test_a_run_without_any_worker_says_once_what_it_waits_for(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: nothing for two minutes."""
+    monkeypatch.setattr(f"hopyard.engines.{way}.NONE_SECONDS", -1.0)
+    monkeypatch.setattr(spark_jobs, "COMING_SECONDS", 0.0)
+    write(tmp_path / "ticket", new("127.0.0.1", free_port()))
+    engine: Any = hy.Spark(Session(0), workers=1, host="127.0.0.1")
+    if way == "hosts":
+        engine = hy.Hosts(join=tmp_path / "ticket", workers=1)
+    agents = engine.open(CARDS)
+    agents.start(0)
+    with caplog.at_level(logging.WARNING):
+        assert agents.lost() == agents.lost() == []
+    agents.close()
+    (record,) = caplog.records
+    said = {
+        "spark": r"no worker has a slot of Spark yet, .*; 120 seconds are waited \(Spark\(start_timeout=…\)\)",
+        "hosts": r"no host has joined yet; 120 seconds .*\): run `hopyard agent --join .*ticket` on each.*",
+    }
+    assert re.fullmatch(said[way], record.getMessage())
+
+
 # ------------------------------------------------------------------------------------------ a supervisor
 
 

@@ -408,9 +408,10 @@ def key_of(frameworks: Sequence[str], threads: int, variables: Mapping[str, str]
         for name, value in variables.items()
         if name.startswith(READ_AT_IMPORT) and name not in READ_LATER and (name, value) != QUIET
     )
-    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
-    _, files = limits["RLIMIT_NOFILE"]
-    limits["RLIMIT_NOFILE"] = files, files  # agents raise it so far; this process, as far as its runs need
+    kinds = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}  # one has two names
+    limits = {kind: resource.getrlimit(kind) for kind in sorted(kinds)}
+    _, files = limits[resource.RLIMIT_NOFILE]
+    limits[resource.RLIMIT_NOFILE] = files, files  # agents raise it so far; this process, as far as its runs need
     inherited = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), _umask(), tuple(limits.items())
     return tuple(frameworks), threads, read, inherited
 

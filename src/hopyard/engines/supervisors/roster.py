@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 
 from hopyard.engines.supervisors.messages import (
@@ -77,7 +76,10 @@ class Roster:
         """How many supervisors were let in since the run began, and before it of those that stood by."""
         self.dismissed = False
         """Whether supervisors that come are to leave."""
-        self._queue: deque[int] = deque()
+        self._queue: dict[int, None] = {}
+        """Slots that want an agent, the first one first."""
+        self._by_slot: dict[int, Supervisor] = {}
+        """Slot → the supervisor that has its agent: each look at all agents asks for each."""
         self._released: set[int] = set()
         self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
@@ -87,14 +89,13 @@ class Roster:
     @property
     def occupied(self) -> int:
         """How many supervisors have an agent."""
-        return sum(supervisor.slot >= 0 for supervisor in self.supervisors.values())
+        return len(self._by_slot)
 
     @property
     def due(self) -> int:
         """How many tasks there should be: one for each slot that wants a supervisor or has an agent, except those
         whose cores are released."""
-        running = [supervisor.slot for supervisor in self.supervisors.values() if supervisor.slot >= 0]
-        return len(self._queue) + sum(slot not in self._released for slot in running)
+        return len(self._queue) + len(self._by_slot.keys() - self._released)
 
     @property
     def missing(self) -> int:
@@ -108,27 +109,25 @@ class Roster:
 
     def waits(self, slot: int) -> bool:
         """Whether no supervisor has this slot yet, or a template still imports what its agent needs."""
-        supervisor = self.of(slot)
+        supervisor = self._by_slot.get(slot)
         return slot in self._queue or (supervisor is not None and supervisor.importing)
 
     def of(self, slot: int) -> Supervisor | None:
         """Return the supervisor that has the agent of this slot; None: there is none."""
-        return next((supervisor for supervisor in self.supervisors.values() if supervisor.slot == slot >= 0), None)
+        return self._by_slot.get(slot)
 
     # ---------------------------------------------------------------- what the driver wants
 
     def start(self, slot: int) -> None:
         """Put this slot into the queue for an agent."""
-        self._queue.append(slot)
+        self._queue[slot] = None
         self._fill()
 
     def end(self, slot: int) -> None:
         """End the agent of this slot, or take the slot out of the queue."""
-        if slot in self._queue:
-            self._queue.remove(slot)
+        self._queue.pop(slot, None)
         self.lost = [(number, reason) for number, reason in self.lost if number != slot]
-        supervisor = self.of(slot)
-        if supervisor is not None:
+        if (supervisor := self._by_slot.get(slot)) is not None:
             self._end_agent(supervisor)
 
     def release_cores(self, slots: Collection[int]) -> dict[int, int]:
@@ -184,9 +183,8 @@ class Roster:
 
     def end_agents(self) -> None:
         """End all agents."""
-        for supervisor in list(self.supervisors.values()):
-            if supervisor.slot >= 0:
-                self._end_agent(supervisor)
+        for supervisor in list(self._by_slot.values()):
+            self._end_agent(supervisor)
 
     def stand_by(self) -> None:
         """Give up who has not confirmed the end of its agent; let the others wait for the next run."""
@@ -273,7 +271,8 @@ class Roster:
                 supervisor.slot, supervisor.used, supervisor.hosted = startable[0], True, True
                 supervisor.importing = self.prepare is not None and self.prepare.warm
                 supervisor.since = time.monotonic()
-                self._queue.remove(supervisor.slot)
+                self._by_slot[supervisor.slot] = supervisor
+                del self._queue[supervisor.slot]
                 self._send(supervisor, Start(supervisor.slot))
                 if supervisor.slot in self._released and supervisor.task:
                     self._end_task(supervisor)
@@ -294,8 +293,8 @@ class Roster:
         excluded = {supervisor.held_slot for supervisor in self.supervisors.values()} | self._released
         return [
             supervisor
-            for supervisor in self.supervisors.values()
-            if supervisor.slot >= 0 and not supervisor.task and supervisor.slot not in excluded
+            for supervisor in self._by_slot.values()
+            if not supervisor.task and supervisor.slot not in excluded
         ]
 
     def _idle(self, supervisor: Supervisor) -> bool:
@@ -343,6 +342,7 @@ class Roster:
         for holder in self.supervisors.values():
             if holder is supervisor or holder.held_slot == supervisor.slot:
                 holder.held_slot, holder.since = -1, time.monotonic()
+        self._by_slot.pop(supervisor.slot, None)
         supervisor.slot, supervisor.importing = -1, False
 
     def _send(self, supervisor: Supervisor, order: Order) -> None:
