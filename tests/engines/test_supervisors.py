@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from hopyard.engines.supervisors.messages import (
     line_of,
 )
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.record import Supervisor
 from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
@@ -156,6 +158,25 @@ def test_a_seat_that_does_not_end_its_agent_is_given_up(
     until(lambda: supervisors.lost() == [] and not supervisors.waits(0))
     assert one.hear() is None and other.hear() == Start(0)
     assert supervisors.due == 1
+
+
+def test_a_driver_that_did_not_run_blames_no_supervisor() -> None:
+    """One that was stopped (SIGSTOP) for minutes, while a template imported."""
+    roster = module.Roster(
+        lambda gone: None, Prepare("{}", 1, {}, (), True), task_name="", keep_idle=True, lasting=True
+    )
+    line: Any = SimpleNamespace(fileno=lambda: 3, send=lambda data: None)
+    now = time.monotonic()
+    one = roster.supervisors[3] = Supervisor(line, now)
+    roster.admit(one)
+    roster.start(0)
+    for seconds in (1000, 1004, 1008):
+        roster.look(now + seconds)
+    assert not roster.lost
+    for _ in range(50):
+        seconds += 4
+        roster.look(now + seconds)
+    assert [slot for slot, _ in roster.lost] == [0] and roster.abandoned == {-1}
 
 
 def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(

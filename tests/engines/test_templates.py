@@ -375,17 +375,19 @@ with hy.Local(2, devices=None) as engine:
 
 
 @pytest.mark.slow
-def test_who_is_stopped_lets_a_run_in_the_background_end(tmp_path: Path, undisturbed: list[str]) -> None:
+def test_who_is_stopped_lets_a_run_in_the_background_end(
+    tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with hy.Local(2, devices=None) as engine:
         run = disturbed(tmp_path, f"wait for {tmp_path / 'file'}", engine, wait=False)
         while not (tmp_path / "once").exists():
             time.sleep(0.01)
         templates = templates_of(engine)
-    assert alive(templates)
+    assert alive(templates) and "the engine was stopped, and a run of it will go on" in caplog.text
     (tmp_path / "file").touch()
     run.wait()
     assert digests(run) == undisturbed
-    assert gone(templates)
+    assert gone(templates) and engine._standby._run_count == 0
 
 
 TROUBLE = {

@@ -51,7 +51,7 @@ class Hosts(Startable):
     Between `start` and `stop`, or in a `with` block, logins and supervisors stay when a run is over, each supervisor
     with a process that has imported the framework of the first run, and the workers of later runs are forks of it, as
     for `hy.Local`. Hosts that have joined stay with this process for so long. A second run at the same time logs in to
-    all hosts once more, and has as many workers there.
+    all hosts once more, and has as many workers there; with `join` there is one run at a time.
 
     Args:
         hosts: for example ["a", "b:4", "user@c"]: what ssh is given, and behind a colon how many workers; without it,

@@ -44,6 +44,10 @@ BEGIN_SECONDS = IMPORT_SECONDS + 30.0
 wait for a template, and then starts the agent without one."""
 
 
+ASLEEP_SECONDS = 5.0
+"""A driver that has not looked for so long was stopped, or between two runs: no supervisor is to blame."""
+
+
 class Roster:
     """Owner of the supervisors, and of the queue of slots. Whoever calls it has the lock.
 
@@ -81,6 +85,7 @@ class Roster:
         self._by_slot: dict[int, Supervisor] = {}
         """Slot → the supervisor that has its agent: each look at all agents asks for each."""
         self._released: set[int] = set()
+        self._looked = time.monotonic()
         self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
 
@@ -149,6 +154,11 @@ class Roster:
 
     def look(self, now: float) -> None:
         """See to all whose time is over: supervisors that do not do as they are told, or that nobody needs."""
+        if now - self._looked > ASLEEP_SECONDS:
+            for supervisor in self.supervisors.values():
+                supervisor.since = now
+            self._taskless = dict.fromkeys(self._taskless, now)
+        self._looked = now
         for supervisor in list(self.supervisors.values()):
             seconds = now - supervisor.since
             if supervisor.given_up:
