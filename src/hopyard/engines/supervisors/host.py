@@ -40,6 +40,9 @@ AGAIN_SECONDS = 1.0
 """Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
 CUT_SECONDS = 10.0
 """How long supervisors of a host that was cut off dial a driver again, until the host ends."""
+MOST_SECONDS = 60.0
+"""The longest time before a driver is dialled again whose port for agents could not be reached; it doubles from
+AGAIN_SECONDS on."""
 END_SECONDS = 3.0
 """How long supervisors may take to end their agents and themselves."""
 
@@ -217,7 +220,8 @@ def _dialled(child: Child) -> bool:
 
 
 def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, parent: int, *, standing: bool) -> int:
-    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does.
+    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does. Where
+    agents could not reach the driver, dial again: what was in the way may be gone, and the place is not lost.
 
     Args:
         ticket: the driver's.
@@ -229,7 +233,7 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
     Returns:
         The exit code.
     """
-    fault = ""
+    fault, pause = "", AGAIN_SECONDS
     while True:
         try:
             line = dial(ticket)
@@ -239,13 +243,18 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
                 print(fault, file=sys.stderr, flush=True)  # noqa: T201 - read by the driver, or by people
             if not standing:
                 return UNREACHED_CODE
+            pause = AGAIN_SECONDS
         else:
             fault = ""
             with contextlib.suppress(OSError):  # the parent is gone, which the holder shows
                 task.send(b".")
             holder = Holder(parent, task.dup(), "parent process", "parent process")
             left = attend(ticket, line, holder, gpus_of_slot)
-            if left is Left.UNHELD or not standing:
+            if left is Left.UNREACHED:
+                pause = min(2 * pause, MOST_SECONDS)
+            elif left is Left.UNHELD or not standing:
                 return CUT_CODE if left is Left.CUT else 0
-        if select.select([task], [], [], AGAIN_SECONDS)[0]:
+            else:
+                pause = AGAIN_SECONDS
+        if select.select([task], [], [], pause)[0]:
             return 0
