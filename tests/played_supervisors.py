@@ -66,7 +66,7 @@ class Played:
             cls.all.pop().leave()
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """What the condition gives, once that is true."""
     end = time.monotonic() + seconds
     while not (found := condition()):

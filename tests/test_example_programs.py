@@ -20,6 +20,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.programs,
+    pytest.mark.cold,  # a template of workers would be left of each test
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is left is looked up in /proc"),
 ]
 
