@@ -248,6 +248,12 @@ class Supervisors:
             return self._roster.due
 
     @property
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs whose supervisors are there."""
+        with self._lock:
+            return {supervisor.job for supervisor in self._roster.supervisors.values()}
+
+    @property
     def missing(self) -> int:
         """How many slots wait for a supervisor."""
         with self._lock:
