@@ -12,9 +12,9 @@ from typing import Any
 
 from hopyard.checks import flag, whole
 from hopyard.errors import SpecError
-from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain
+from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain, unpruned
 from hopyard.spec import Config
-from hopyard.text import shown
+from hopyard.text import error_line, numeral, shown
 
 CALLS = 3
 """How often a function is called again with the same values."""
@@ -48,7 +48,7 @@ class Suggestions:
         if step is None:
             return self._suggest(label, name, Uniform(low, high, log=log))
         if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step <= high - low:
-            raise SpecError(f"{label}: step must be a number > 0 and <= {high - low:g}, got {shown(step)}")
+            raise SpecError(f"{label}: step must be a number > 0 and <= {numeral(high - low)}, got {shown(step)}")
         return self._suggest(label, name, Steps(low, float(step), 1 + floor((high - low) / step + 1e-9)))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
@@ -108,7 +108,7 @@ class Defined:
             if error is trial._raised:  # the sampler's, not the function's
                 raise
             raise SpecError(
-                f"space: the function raised after it was told {trial._values!r}: {type(error).__name__}: {error}"
+                f"space: the function raised after it was told {trial._values!r}: {error_line(error)}{unpruned(error)}"
             ) from error
         if returned is None:
             returned = {}
@@ -134,22 +134,27 @@ class Defined:
             SpecError: it says something else.
         """
         for _ in range(CALLS):
-            asked: list[str] = []
-
-            def pick(name: str, distribution: Distribution, asked: list[str] = asked) -> Any:
-                asked.append(name)
-                return config[name]
-
-            try:
-                equal = self.walk(pick) == config
-            except KeyError:  # a parameter for which it did not ask before
-                equal = False
+            names, equal = self._again(config)
             if not equal:
                 raise SpecError(
                     f"space: the function said {shown(config)}. When it was called again with these values it asked "
-                    f"for {shown(asked)} and said something else: it must depend on what it is told alone (no clock, "
+                    f"for {shown(names)} and said something else: it must depend on what it is told alone (no clock, "
                     "no file, no random numbers)"
                 )
+
+    def _again(self, config: Config) -> tuple[list[str], bool]:
+        """Call the function with the values of a configuration. Returns the parameters for which it asks, and whether
+        it returns that configuration."""
+        names: list[str] = []
+
+        def pick(name: str, distribution: Distribution) -> Any:
+            names.append(name)
+            return config[name]
+
+        try:
+            return names, self.walk(pick) == config
+        except KeyError:  # a parameter for which it did not ask before
+            return names, False
 
 
 Searched = Space | Defined
@@ -164,7 +169,7 @@ def searched(space: Any) -> Searched | None:
 
 def _ascending(label: str, low: float, high: float) -> None:
     if not low < high:
-        raise SpecError(f"{label}: low must be below high, got {low:g} and {high:g}")
+        raise SpecError(f"{label}: low must be below high, got {numeral(low)} and {numeral(high)}")
 
 
 def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
@@ -174,4 +179,4 @@ def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
     if steps:
         raise SpecError(f"{label}: step and log = True are given; leave one of them out")
     if low <= 0:
-        raise SpecError(f"{label}: low must be > 0 with log=True, got {low:g}")
+        raise SpecError(f"{label}: low must be > 0 with log=True, got {numeral(low)}")
