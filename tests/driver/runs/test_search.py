@@ -618,6 +618,10 @@ def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:
     run = search(tmp_path / "run", hy.Patience(1), search=hy.Random(2))
     with pytest.raises(SpecError, match="a run with stop= cannot be given more epochs or trials"):
         hy.resume(run.directory, epochs=9)
+    with pytest.raises(
+        SpecError, match=r"epochs = 4: .* has 4 epochs already: it has ended, and there is nothing to add$"
+    ):
+        hy.resume(run.directory, epochs=4)  # bug: it said that it cannot be given more, but not that it has these
     closed = search(tmp_path / "closed", goal=10.0, search=hy.Random(2))
     with pytest.raises(SpecError, match="a run with a budget that is spent cannot be given more"):
         hy.resume(closed.directory, epochs=9)

@@ -119,10 +119,10 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
-        count (their configuration cannot be trained to the end; `run.trials[0].model()` gives the model of the epochs
-        before), nor those whose every value is NaN or infinite; of a run that has not ended it is the best of what
-        there is.
+        """The trial with the best (trial, epoch) by the run's metric; ties: the one that is better in the next of
+        several metrics, then the lower trial. Failed trials do not count (their configuration cannot be trained to the
+        end; `run.trials[0].model()` gives the model of the epochs before), nor those whose every value is NaN or
+        infinite; of a run that has not ended it is the best of what there is.
 
         Raises:
             RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN or infinite in
@@ -146,9 +146,9 @@ class Run:
     @property
     def pareto(self) -> list[Trial]:
         """The trials that no other beats in one of the run's objectives without being beaten in another, the best by
-        the first metric first. A trial counts with the values of its best epoch by the first metric, and with its
-        seconds; failed trials do not count, nor those with a value that is not finite. (With one metric: the best
-        trial, and those that are equal to it.)"""
+        the first metric first, which is `run.best`. A trial counts with the values of its best epoch by the first
+        metric, and with its seconds; one that is not finite is the worst. Failed trials do not count, nor those
+        without a finite value of the first. (With one metric: the best trial, and those that are equal to it.)"""
         status = self.status
         return [self._trial(record, status) for record in words.pareto(self._machine)]
 

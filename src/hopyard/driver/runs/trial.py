@@ -94,8 +94,7 @@ class Trial:
         return self._seconds
 
     def without_time(self) -> Trial:
-        """Return it as a function of `stop=` gets it with exact=True: what depends on time raises, and decides nothing.
-        """
+        """Return it as a function of `stop=` gets it with exact=True: what depends on time raises."""
         self._seconds = None
         return self
 
