@@ -64,7 +64,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
-        kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
+        copied = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         manifest = inputs.data.prepare()
         for metric in [each.metric for each in request.spec.objectives if each.metric.startswith("val_")]:
             if manifest.validate:
@@ -87,7 +87,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        job = Drive(layout, lock, kept, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
+        job = Drive(layout, lock, copied, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
         return drive(job, wait)
 
 
