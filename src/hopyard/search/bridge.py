@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil, floor, isclose, nextafter
@@ -35,12 +36,15 @@ def optuna_package() -> Any:
 
 @contextmanager
 def quietly() -> Iterator[Any]:
-    """Give Optuna, which would print a line for each study, and put its verbosity back."""
+    """Give Optuna, which would print a line for each study, and put its verbosity back. That something of it is
+    experimental, it would say again for each sampler that is made."""
     optuna = optuna_package()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
     try:
-        yield optuna
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield optuna
     finally:
         optuna.logging.set_verbosity(before)
 

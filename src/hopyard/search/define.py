@@ -127,35 +127,6 @@ class Defined:
             raise SpecError("space: the function asked for no parameter: call trial.suggest_float(…) or the like in it")
         return config
 
-    def check(self, config: Config) -> None:
-        """Call the function again with the values of a configuration that it returned.
-
-        Raises:
-            SpecError: it says something else.
-        """
-        for _ in range(CALLS):
-            names, equal = self._again(config)
-            if not equal:
-                raise SpecError(
-                    f"space: the function said {shown(config)}. When it was called again with these values it asked "
-                    f"for {shown(names)} and said something else: it must depend on what it is told alone (no clock, "
-                    "no file, no random numbers)"
-                )
-
-    def _again(self, config: Config) -> tuple[list[str], bool]:
-        """Call the function with the values of a configuration. Returns the parameters for which it asks, and whether
-        it returns that configuration."""
-        names: list[str] = []
-
-        def pick(name: str, distribution: Distribution) -> Any:
-            names.append(name)
-            return config[name]
-
-        try:
-            return names, self.walk(pick) == config
-        except KeyError:  # a parameter for which it did not ask before
-            return names, False
-
 
 Searched = Space | Defined
 
@@ -165,6 +136,37 @@ def searched(space: Any) -> Searched | None:
     if isinstance(space, Space):
         return space
     return Defined(space) if callable(space) and not isinstance(space, type) else None
+
+
+def check_pure(space: Searched, config: Config) -> None:
+    """Call the functions of a space again with the values of a configuration of it.
+
+    Raises:
+        SpecError: they say something else.
+    """
+    for _ in range(CALLS):
+        names, equal = _again(space, config)
+        if not equal:
+            raise SpecError(
+                f"space: it had the configuration {shown(config)}. When its functions were called again with these "
+                f"values they asked for {shown(names)} and said something else: they must depend on what they are told "
+                "alone (no clock, no file, no random numbers)"
+            )
+
+
+def _again(space: Searched, config: Config) -> tuple[list[str], bool]:
+    """Ask a space with the values of a configuration. Returns the parameters for which it asks, and whether it has that
+    configuration."""
+    names: list[str] = []
+
+    def pick(name: str, distribution: Distribution) -> Any:
+        names.append(name)
+        return config[name]
+
+    try:
+        return names, space.walk(pick) == config
+    except KeyError:  # a parameter for which it did not ask before
+        return names, False
 
 
 def _ascending(label: str, low: float, high: float) -> None:

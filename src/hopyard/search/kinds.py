@@ -11,7 +11,7 @@ from hopyard.checks import no_such
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.search.bridge import SLACK, parameter_of
-from hopyard.search.define import Defined, Searched, searched
+from hopyard.search.define import Defined, Searched, check_pure, searched
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
 from hopyard.space import Choice, Distribution, RandInt, Space, Steps, Uniform
@@ -129,25 +129,25 @@ def batch_of(search: Search | Enqueued) -> int:
     return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
 
 
-def repeats(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> bool:
-    """Ask a search that learns what it would propose first. Returns whether it says the same when it is asked anew, as
-    after a resume; a search that does not learn does.
+def examined(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> tuple[int | None, bool]:
+    """Ask a search what it would propose first. Returns how many trials there are, None where nobody knows, and whether
+    it says the same when it is asked anew, as after a resume.
 
     Raises:
-        SpecError: it raised, or the function that defines the space says something else for the same values.
+        SpecError: it raised, or a function of the space says something else for the same values.
     """
-    inner = search.search if isinstance(search, Enqueued) else search
-    if not isinstance(inner, _LEARNED):
-        return True
-    first = _first(open_sampler(inner, space, seed, modes))
-    known = searched(space)
-    if isinstance(known, Defined) and first is not None:
-        known.check(first)
-    return first == _first(open_sampler(inner, space, seed, modes))
+    inner, total = (search.search, len(search.configs)) if isinstance(search, Enqueued) else (search, 0)
+    sampler = open_sampler(inner, space, seed, modes)
+    first = _first(sampler)
+    if first is not None and not isinstance(inner, Configs) and (known := searched(space)) is not None:
+        check_pure(known, first)
+    same = not isinstance(inner, _LEARNED) or first == _first(open_sampler(inner, space, seed, modes))
+    return None if sampler.total is None else sampler.total + total, same
 
 
 def _first(sampler: Sampler | LearningSampler) -> Config | None:
-    assert isinstance(sampler, LearningSampler)
+    if not isinstance(sampler, LearningSampler):
+        return sampler.ask(0)
     try:
         proposal = sampler.propose([])
     except SpecError:

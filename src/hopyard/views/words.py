@@ -145,14 +145,7 @@ def _good(machine: Machine) -> Iterator[TrialRecord]:
 def rule(machine: Machine) -> str:
     """Return the rule that stops trials, as its user wrote it: `ASHA(sync=True)`; "" where there is none."""
     stop = machine.spec.stop
-    if stop is None:
-        return ""
-    if isinstance(stop, Asked):
-        return "a function"
-    names, values = stop.__struct_fields__, stop.__struct_defaults__
-    defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    own = [name for name in names if name not in defaults or getattr(stop, name) != defaults[name]]
-    return f"{type(stop).__name__}({', '.join(f'{name}={getattr(stop, name)!r}' for name in own)})"
+    return "" if stop is None else "a function" if isinstance(stop, Asked) else repr(stop)
 
 
 def after(machine: Machine, step: int) -> str:

@@ -551,7 +551,6 @@ def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_pa
         search(tmp_path / "run", hy.ASHA(), metric="val_auc", mode="max")
 
 
-@pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
 def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     import optuna
 

@@ -293,9 +293,10 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
             break
     if differ:
+        more = ", with more epochs= or a search= of more trials if you like" if then.stop is None else ""
         raise RunDirectoryError(
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
-            "with what it was started with, with more epochs= or a search= of more trials if you like"
+            f"with what it was started with{more}"
         )
     changes = Changes(msgspec.structs.asdict(now.timeouts))
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)

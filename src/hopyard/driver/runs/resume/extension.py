@@ -69,11 +69,11 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
     spec, trials = machine.spec, machine.trials
     limited = spec.stop is not None or bool(machine.search.closed)
     epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
-    if epochs == spec.epochs and changes.search is None:
+    if epochs < spec.epochs or (epochs == spec.epochs and changes.search is None):
         over = machine.ended and not changes.failed
         text = "it has ended, and there is nothing to add" if over else "leave epochs= out to go on with it"
         more = "" if limited or learns(inputs.search) else "; give more, or a search= of more trials"
-        raise SpecError(f"epochs = {epochs}: {layout.root} has {epochs} epochs already: {text}{more}")
+        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} epochs already: {text}{more}")
     if limited:
         what = "stop=" if spec.stop is not None else "a budget that is spent"
         raise SpecError(
@@ -86,8 +86,6 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
             f"{spec.epochs} epochs, so a run with {epochs} from the start has other trials; start another run, with "
             "enqueue= for the configurations that were good"
         )
-    if epochs < spec.epochs:
-        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} already; give more")
     total = spec.trials
     if changes.search is not None:
         if not isinstance(changes.search, SEARCHES):
