@@ -40,6 +40,8 @@ def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int
     ends = finite(name, "low", low), finite(name, "high", high)
     if not ends[0] < ends[1]:
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
+    if not math.isfinite(ends[1] - ends[0]):
+        raise SpecError(f"{name}({low!r}, {high!r}): the range is wider than the largest float; give a narrower one")
     if grid is not None:
         grid = whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
     return *ends, grid

@@ -148,6 +148,7 @@ def breaks(trial: Suggestions) -> None:
         (lambda t: [t.suggest_float("lr", 0, 1)], r"the function must return a configuration, which is a dict, got \["),
         (lambda t: {"net": object()}, "space, net: .* is a object"),
         (lambda t: t.suggest_float("lr", 1, 0), r"suggest_float\('lr'\): low must be below high, got 1 and 0"),
+        (lambda t: t.suggest_float("lr", -1e308, 1e308), "the range from -1e\\+308 to 1e\\+308 is wider than"),
         (lambda t: t.suggest_float("lr", 0, 1, log=True), "low must be > 0 with log=True, got 0"),
         (lambda t: t.suggest_float("lr", 1, 2, log=True, step=0.5), "step and log = True are given"),
         (lambda t: t.suggest_float("lr", 0, 1, step=0), "step must be a number > 0 and <= 1, got 0"),

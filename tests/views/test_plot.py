@@ -90,14 +90,14 @@ def test_png(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_png_lies_on_another() -> None:
-    """Bug: those of rungs, of many values and of long names did."""
+    """Bug: those of rungs, of many values and of long names did; and a "$" began a formula, with its errors."""
     matplotlib = pytest.importorskip("matplotlib.figure")
     spec = msgspec.structs.replace(SPEC, epochs=81, metric=f"val_{'mean_' * 12}loss", stop=hy.ASHA(2))
     draws = random.Random(0)
     values: dict[str, Any] = {
         **{f"real{n}": draws.random for n in range(5)},
-        "lists": lambda: [draws.randrange(99)] * 9,
-        "choice": lambda: f"a-long-name-{draws.randrange(99)}",
+        "lists$": lambda: [draws.randrange(99)] * 9,
+        "choice": lambda: f"{draws.randrange(99)}-long $a_{{b$-names",
     }
     searched = Machine(spec)
     for number in range(40):
@@ -106,7 +106,7 @@ def test_no_text_of_a_png_lies_on_another() -> None:
         searched.trials[number].add_epoch(0, {spec.metric or "": draws.random(), "size": draws.random()}, spec)
     drawn = plot.picture(searched)
     assert len(drawn.rungs) == 7 and len({line for *_, line in drawn.rungs}) > 1
-    figure = plot.draw(matplotlib.Figure(layout="constrained"), drawn, "what is best of a run " * 40)
+    figure = plot.draw(matplotlib.Figure(layout="constrained"), drawn, "what is $x_{$ best of a run " * 40)
     figure.draw_without_rendering()
     texts = [figure._suptitle, *[text for axes in figure.axes for text in _texts(axes)]]
     boxes = [(text, text.get_window_extent()) for text in texts if text.get_text().strip()]
@@ -145,5 +145,10 @@ def test_a_run_draws_its_rungs(tmp_path: Path) -> None:
     assert drawn["rungs"] == [[1.0, "4 → 2", 0], [2.0, "2 → 1", 0]]
     assert [each["far"] for each in drawn["curves"]] == [4.0, 2.0, 1.0, 1.0]
     assert hy.load(run.directory).plot(tmp_path / "again.html").read_text() == page.read_text()
+    with pytest.raises(
+        SpecError, match=r"a.jpg'\): its name must end with .html, .png, .pdf, .svg$"
+    ):  # bug: it was HTML
+        run.plot(tmp_path / "a.jpg")
+    assert run.plot(tmp_path / "A.PDF").read_bytes().startswith(b"%PDF")
     with pytest.raises(SpecError, match=r"plot\(path='.*none/a.html'\): No such file or directory; give a file in"):
         run.plot(tmp_path / "none" / "a.html")

@@ -7,7 +7,7 @@ these have. So it must depend on what it is told alone: no clock, no file, no ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor
+from math import floor, isfinite
 from typing import Any
 
 from hopyard.checks import flag, whole
@@ -172,6 +172,10 @@ def _again(space: Searched, config: Config) -> tuple[list[str], bool]:
 def _ascending(label: str, low: float, high: float) -> None:
     if not low < high:
         raise SpecError(f"{label}: low must be below high, got {numeral(low)} and {numeral(high)}")
+    if not isfinite(high - low):
+        raise SpecError(
+            f"{label}: the range from {low:g} to {high:g} is wider than the largest float; give a narrower one"
+        )
 
 
 def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:

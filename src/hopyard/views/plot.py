@@ -19,6 +19,7 @@ from typing import Any
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.errors import UsageError
+from hopyard.text import one_line
 from hopyard.views import words
 
 DECADES = 1.5
@@ -185,7 +186,7 @@ def draw(figure: Any, drawn: Picture, title: str) -> Any:
         _front(figure.add_subplot(grid[1, 3]), drawn)
     for number, axis in enumerate(sliced):
         _slice(figure.add_subplot(grid[2 + number // 4, number % 4]), drawn, number, axis)
-    figure.suptitle("\n".join(wrap(title, 150, max_lines=4)), fontsize=9)
+    figure.suptitle("\n".join(wrap(title.replace("$", r"\$"), 150, max_lines=4)), fontsize=9)
     return figure
 
 
@@ -239,9 +240,10 @@ def _scale(name: str, values: Sequence[Any]) -> tuple[Axis, Callable[[Any], floa
 
 
 def _cut(text: str, most: float) -> str:
-    """Return the text; without its middle, where it is long."""
-    half = max(2, int(most) // 2)
-    return text if len(text) <= 2 * half + 1 else f"{text[:half]}…{text[-half:]}"
+    """Return the text as matplotlib shows it in one line; without its middle, where it is long."""
+    half, text = max(2, int(most) // 2), one_line(text)
+    text = text if len(text) <= 2 * half + 1 else f"{text[:half]}…{text[-half:]}"
+    return text.replace("$", r"\$")  # else it begins a formula
 
 
 def _alpha(each: Curve) -> float:

@@ -39,6 +39,8 @@ from hopyard.training.build import Plan
 from hopyard.views import words
 from hopyard.views.timeline import Span, chart
 
+PICTURES = (".png", ".pdf", ".svg")
+"""Ends of the names of pictures."""
 LOOK_SECONDS = 0.5
 """Time between two looks at a run that another process drives."""
 
@@ -284,12 +286,13 @@ class Run:
         return report(read(self._layout.journal, CODEC), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
-        """Write a chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
+        """Write a chart of who did what when: HTML that opens without network, or a picture (PNG, PDF, SVG) by the
+        name's ending."""
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
         with _written("gantt", path):
-            if target.suffix == ".png":
+            if _is_picture("gantt", target):
                 gantt.png(read(self._layout.journal, CODEC), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
@@ -299,13 +302,13 @@ class Run:
     def plot(self, path: str | Path | None = None) -> Path:
         """Write what the search did: the metric of each trial by epoch, how far trials came and what rungs decided,
         parallel coordinates, the metric by each parameter, and of several objectives which trials none beats. HTML that
-        opens without network, where a click follows one trial, or PNG by the name's ending; default `plot.html` in the
-        run directory."""
+        opens without network, where a click follows one trial, or a picture (PNG, PDF, SVG) by the name's ending;
+        default `plot.html` in the run directory."""
         from hopyard.views import plot
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.plot
         with _written("plot", path):
-            if target.suffix == ".png":
+            if _is_picture("plot", target):
                 plot.png(self._machine, target)
             else:
                 target.write_text(plot.html(self._machine, self.directory.name), encoding="utf-8")
@@ -427,6 +430,18 @@ class Run:
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+def _is_picture(method: str, target: Path) -> bool:
+    """Whether a file of this name is a picture; else it is a page.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    suffix = target.suffix.lower()
+    if suffix not in (*PICTURES, ".html", ".htm", ""):
+        raise SpecError(f"{method}(path={shown(str(target))}): its name must end with .html, {', '.join(PICTURES)}")
+    return suffix in PICTURES
 
 
 @contextlib.contextmanager

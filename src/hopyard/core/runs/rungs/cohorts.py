@@ -222,7 +222,7 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
     def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
         others = len(rung.order) - 1
         if others < least:
-            return True, f"{rung.name}: {others} of the {least} trials to compare with"
+            return True, f"{rung.name}: trials to compare with: {others}, at least {least} are needed"
         epochs = rung.step // spec.partitions
         value, middle = best(spec, trial, epochs), median(rung.order, (average(spec, trial, epochs), trial.id))
         rest = "the other" if others == 1 else f"the {others} others"
