@@ -88,6 +88,7 @@ class Jobs:
             launch.log,
             certificate=certificate,
             prepare=prepare if lasting else None,
+            expected=settings.workers,
             lasting=lasting,
         )
         port = self.supervisors.port
@@ -157,6 +158,8 @@ class Jobs:
             self._open = False
         self.supervisors.rest(range(self._settings.workers) if self._settings.release_cores else ())
         self._end_jobs()
+        with self._lock:
+            self._cancelled.update(self._jobs)  # those that do not end have no part in the next run
 
     def close(self) -> None:
         """End all agents and supervisors, and give the slots back to Spark."""
