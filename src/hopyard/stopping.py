@@ -16,8 +16,8 @@ from hopyard.checks import flag, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.text import shown
 
-NONE = 0.0
-"""No improvement is too small. (The text of a rule leaves defaults out, which it tells by their identity.)"""
+NO_DELTA = 0.0
+"""`min_delta` by default. (One object: the text of a rule leaves out what *is* the default.)"""
 
 
 class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
@@ -168,12 +168,12 @@ class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omi
     """
 
     epochs: int
-    min_delta: float = NONE
+    min_delta: float = NO_DELTA
     min_epochs: int = 1
 
     def __post_init__(self) -> None:
         _set(self, "epochs", whole("Patience: epochs", self.epochs, 1))
-        _set(self, "min_delta", number("Patience: min_delta", self.min_delta, 0.0) or NONE)
+        _set(self, "min_delta", number("Patience: min_delta", self.min_delta, 0.0) or NO_DELTA)
         _set(self, "min_epochs", whole("Patience: min_epochs", self.min_epochs, 1))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import le
 from typing import Any
 
@@ -110,25 +110,35 @@ def status(trial: TrialRecord, run: str) -> str:
     return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
 
 
-def costs(machine: Machine, trial: TrialRecord) -> tuple[float, ...]:
-    """Return a number for each objective of the run that is smaller for better values, at the trial's best epoch by the
-    first; infinity: the value is not there, or not finite."""
-    spec = machine.spec
-    return tuple([key(each.mode, value) for each, value in zip(spec.objectives, trial.values(spec), strict=True)])
+Costs = Callable[[TrialRecord], tuple[float, ...]]
+"""Trial → a number for each objective that is smaller for better values, at its best epoch by the first of them;
+infinity: the value is not there, or not finite."""
+
+
+def costs(machine: Machine) -> Costs:
+    """Return what tells how good the trials of a run are."""
+    objectives, metric, mode = machine.spec.objectives, machine.spec.metric, machine.spec.mode
+    if len(objectives) < 2:  # the usual case, and the table asks at each change
+        return lambda trial: (key(mode, trial.value(metric)),)
+
+    def cost(trial: TrialRecord) -> tuple[float, ...]:
+        return tuple([key(each.mode, x) for each, x in zip(objectives, trial.values(objectives), strict=True)])
+
+    return cost
 
 
 def best(machine: Machine) -> TrialRecord | None:
     """Return the trial whose best epoch has the best value of the run's metric; of equals, the one with the better next
     objective, if there are several, then the one with the lowest number. Failed trials, and those whose every value is
     NaN or infinite, do not count. Without a metric, return the first trial that has an epoch."""
-    return min(_good(machine), key=lambda trial: (costs(machine, trial), trial.id), default=None)
+    return min(_good(machine), key=costs(machine), default=None)  # the first of equals
 
 
 def pareto(machine: Machine) -> list[TrialRecord]:
     """Return the trials of which no other is better in one objective and at least as good in all others, the best by
     the first objective first. O(trials × those returned)."""
-    front = list[tuple[tuple[float, ...], TrialRecord]]()
-    ranks = sorted([(costs(machine, trial), trial.id) for trial in _good(machine)] if machine.spec.objectives else ())
+    front, cost_of = list[tuple[tuple[float, ...], TrialRecord]](), costs(machine)
+    ranks = sorted([(cost_of(trial), trial.id) for trial in _good(machine)] if machine.spec.objectives else ())
     for cost, number in ranks:  # who beats a trial comes before it
         if not any(other != cost and all(map(le, other, cost)) for other, _ in front):
             front.append((cost, machine.trials[number]))
@@ -136,9 +146,10 @@ def pareto(machine: Machine) -> list[TrialRecord]:
 
 
 def _good(machine: Machine) -> Iterator[TrialRecord]:
-    """Yield the trials that did not fail and have a finite value of the run's metric."""
+    """Yield the trials that did not fail and have a finite value of the run's metric, by number."""
+    metric = machine.spec.metric
     for trial in machine.trials.values():
-        if trial.status != "failed" and trial.good(machine.spec.metric):
+        if trial.status != "failed" and trial.good(metric):
             yield trial
 
 
@@ -169,9 +180,10 @@ def retriable(machine: Machine) -> bool:
 
 def ranked(machine: Machine) -> list[TrialRecord]:
     """Return the trials, best first; those without a value follow, failed ones come last."""
+    metric, cost_of = machine.spec.metric, costs(machine)
 
-    def place(trial: TrialRecord) -> tuple[bool, bool, tuple[float, ...], int]:
-        return trial.status == "failed", trial.value(machine.spec.metric) is None, costs(machine, trial), trial.id
+    def place(trial: TrialRecord) -> tuple[float, ...]:
+        return trial.status == "failed", trial.value(metric) is None, *cost_of(trial), trial.id
 
     return sorted(machine.trials.values(), key=place)
 
