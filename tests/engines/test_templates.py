@@ -130,7 +130,7 @@ def test_the_template_that_was_not_used_for_longest_ends_first(monkeypatch: pyte
     for threads in (1, 2, 3, 4, 1, 5):
         assert pool.fork((), threads, {}, io.BytesIO()) == threads
     assert FakeTemplate.open == [1, 3, 4, 5]
-    for each in pool._kept.values():
+    for each in pool._items.values():
         each.refusal = "it cannot"
     assert pool.fork((), 5, {}, io.BytesIO()) is None and FakeTemplate.open == [1, 3, 4]
     pool.stop()
@@ -145,7 +145,7 @@ def test_a_fork_of_the_driver_leaves_its_templates_alone(monkeypatch: pytest.Mon
     pool.fork((), 1, {}, io.BytesIO())
     pool._process += 1  # as it is in a fork
     pool.start()
-    assert FakeTemplate.open == [1] and not pool._kept
+    assert FakeTemplate.open == [1] and not pool._items
     pool.fork((), 1, {}, io.BytesIO())
     assert FakeTemplate.open == [1, 1]
     pool.stop()
@@ -163,7 +163,7 @@ def test_who_asks_does_not_wait_for_a_template_that_takes_no_more_requests(monke
     pool.start()
     with open(os.devnull, "wb") as log:
         forks = [pool.fork((), 1, dict(os.environ), log)]
-        (each,) = pool._kept.values()
+        (each,) = pool._items.values()
         each._requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         while len(forks) < 50 and forks[-1] is not None:
             forks.append(pool.fork((), 1, dict(os.environ), log))
@@ -197,7 +197,7 @@ def test_descriptors_under_way_are_as_many_as_the_system_allows(
 
 
 def templates_of(engine: hy.Local) -> list[int]:
-    return [template.pid for template in engine._standby._kept.values()]
+    return [template.pid for template in engine._standby._items.values()]
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +315,7 @@ def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) 
         with (tmp_path / "log").open("wb") as log:
             first = pool.fork((), 1, variables, log)
             assert first is not None
-            (template,) = pool._kept.values()
+            (template,) = pool._items.values()
             os.kill(template.pid, signal.SIGKILL)
             until(lambda: first.poll() is None and first.refused)
             first.close()
@@ -326,7 +326,7 @@ def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) 
             assert second.pid and not second.refused
             second.kill()
             until(lambda: second.poll() is not None)
-            (template,) = pool._kept.values()
+            (template,) = pool._items.values()
             os.kill(template.pid, signal.SIGSTOP)  # it sees the next two lines at once
             third = pool.fork((), 1, variables, log)
             second.close()

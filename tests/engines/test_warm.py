@@ -517,7 +517,7 @@ def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) ->
             assert len(templates) == len(supervisors) == 2
             assert not alive([agent for agent, *_ in first]) and alive([*templates]) == [*templates]
             if place.session is not None:  # all cores are free
-                place.session.sparkContext.wait_for_tasks(1.0)
+                place.session.sparkContext.wait_for_tasks()
                 assert [task.poll() for task in place.session.sparkContext.tasks] == [0, 0]
 
             found, second = place.run(at=15, do="kill", once=str(tmp_path / "once"))
@@ -530,13 +530,13 @@ def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) ->
             victim = min(supervisors)
             os.kill(victim, signal.SIGKILL)
             (orphan,) = {template for _, template, supervisor in first if supervisor == victim}
-            assert gone([victim, orphan], 5)
+            assert gone([victim, orphan], 20)
             found, third = place.run()
             assert found == expected
             assert {template for _, template, _ in third} & templates == templates - {orphan}
             stay = 2 if place.standing else 3  # hosts that join wait for the next driver
             everything = {pid for each in (first, second, third) for pids in each for pid in pids[:stay]}
-        assert gone([*everything], 5)
+        assert gone([*everything], 20)
         assert place.standing is None or place.standing.poll() is None
     finally:
         place.close()

@@ -356,8 +356,8 @@ class Templates(Standby[Template]):
     def kill(self) -> None:
         """End the templates and their agents now; the next agent has another template."""
         with self._lock:
-            while self._kept:
-                self._kept.popitem()[1].kill()
+            while self._items:
+                self._items.popitem()[1].kill()
 
     def fork(
         self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], log: IO[bytes]
@@ -377,15 +377,15 @@ class Templates(Standby[Template]):
         with self._lock:
             if not self.started:
                 return None
-            template = self._kept.pop(key, None)
+            template = self._items.pop(key, None)
             if template is not None and template.ended and (template.killed or not template.refusal):
                 template.close()
                 template = None
             if template is None:
-                while len(self._kept) >= MOST:
-                    self._kept.pop(next(iter(self._kept))).close()
+                while len(self._items) >= MOST:
+                    self._items.pop(next(iter(self._items))).close()
                 template = Template(frameworks, threads, _without_device(variables), self._warn)
-            self._kept[key] = template
+            self._items[key] = template
             if template.refusal:
                 template.close()
                 return None

@@ -38,13 +38,13 @@ class Standby(Generic[T]):
         """Belong to this process, with nothing."""
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, T] = {}
+        self._items: dict[Hashable, T] = {}
         """By what tells them apart; the one that was used last is the last one."""
         self._run_count = 0
         """How many runs go on."""
         self.entered = 0
         """How many `with` statements have the engine."""
-        self._finalizer = weakref.finalize(self, _close_all, self._kept, self._close, self._process)
+        self._finalizer = weakref.finalize(self, _close_all, self._items, self._close, self._process)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
@@ -57,7 +57,7 @@ class Standby(Generic[T]):
     def start(self) -> None:
         """Keep things from now on."""
         if self._process != os.getpid():
-            for each in self._kept.values():
+            for each in self._items.values():
                 self._forget(each)
             self._belong_here()  # with another lock: a thread of the other process may have held this one
         self._started = True
@@ -68,13 +68,13 @@ class Standby(Generic[T]):
             if not self.started:
                 return
             self._started = False
-            kept = list(self._kept.values())
-            self._kept.clear()
+            items = list(self._items.values())
+            self._items.clear()
             run_count = self._run_count
         if run_count:
             which = "a run" if run_count == 1 else f"{run_count} runs"
             log.warning("the engine was stopped, and %s of it will go on: its workers stay, and end with it", which)
-        for each in kept:  # without the lock: nobody else is to wait for that
+        for each in items:  # without the lock: nobody else is to wait for that
             self._close(each)
 
     def begin_run(self) -> None:
@@ -162,42 +162,42 @@ class Warm(Standby[P]):
         """
         with self._lock:
             lasting = self.started
-            kept = self._kept.popitem()[1] if lasting and self._kept else None
-        if kept is not None and not kept.usable:
-            kept.close()
-            kept = None
-        if kept is None:
-            kept = make(lasting)
+            places = self._items.popitem()[1] if lasting and self._items else None
+        if places is not None and not places.usable:
+            places.close()
+            places = None
+        if places is None:
+            places = make(lasting)
         else:
             try:
-                kept.renew(launch)
+                places.renew(launch)
             except BaseException:
-                kept.close()
+                places.close()
                 raise
         self.begin_run()
-        return kept
+        return places
 
     def give_back(self, places: P) -> None:
         """End a run in these places, and keep them for the next one, where that is possible."""
         self.end_run()
         keep = False
         try:
-            if places.lasting and self.started and not self._kept and places.usable:
+            if places.lasting and self.started and not self._items and places.usable:
                 places.rest()
                 with self._lock:
-                    keep = self.started and not self._kept and places.usable
+                    keep = self.started and not self._items and places.usable
                     if keep:
-                        self._kept[()] = places
+                        self._items[()] = places
         finally:
             if not keep:
                 places.close()
 
 
-def _close_all(kept: dict[Hashable, Any], close: Callable[[Any], None], process: int) -> None:
+def _close_all(items: dict[Hashable, Any], close: Callable[[Any], None], process: int) -> None:
     if process != os.getpid():  # this is a fork of the one that has them
         return
-    while kept:
-        close(kept.popitem()[1])
+    while items:
+        close(items.popitem()[1])
 
 
 def _close(places: Places) -> None:
