@@ -135,8 +135,8 @@ class Hosts(Startable):
         """Return what was asked for. A pickle has neither what hosts answered nor the ticket, only its path, and is not
         started."""
         join = None if self.join is None else str(Path(self.join).absolute())
-        here: dict[str, Any] = {"_surveyed": None, "_ticket": None, "_found_address": "", "_standby": Warm()}
-        return self.__dict__ | {"join": join} | here
+        unset: dict[str, Any] = {"_surveyed": None, "_ticket": None, "_found_address": "", "_standby": Warm()}
+        return self.__dict__ | {"join": join} | unset
 
     @property
     def ticket(self) -> Ticket | None:
@@ -197,9 +197,9 @@ class Hosts(Startable):
             ResourceError: a host lacks something, or a port is taken.
         """
         refuse_missing(self.env, "Hosts")
-        here = [name for name in FRAMEWORKS if name in sys.modules]
+        imported = [name for name in FRAMEWORKS if name in sys.modules]
         for host in self.surveyed:
-            if missing := [name for name in here if name not in host.frameworks]:
+            if missing := [name for name in imported if name not in host.frameworks]:
                 log.warning(
                     "%s has no %s in %s, which this process has imported: a recipe that needs it cannot run there",
                     *(host.target.host, " and no ".join(missing), self.python),
@@ -299,9 +299,9 @@ def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
         return Prepare(launch.card(0).decode(), threads, env, launch.frameworks, lasting)
 
     address, _ = engine.address
-    given = engine.ticket
-    token = secrets.token_hex(16) if given is None else given.token
-    certificate = make_certificate() if given is None else given.certificate
+    ticket = engine.ticket
+    token = secrets.token_hex(16) if ticket is None else ticket.token
+    certificate = make_certificate() if ticket is None else ticket.certificate
     supervisors = Supervisors(
         address,
         engine.supervisors_port,
