@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
-# Of tests, on two cores: they wait about as long as they compute. tests/schedule.py says which files each of them takes.
+# Tests wait about as long as they compute, so two cores have four processes. tests/schedule.py says which files each takes.
 PROCESSES := 4
 CLASSES := $(VENV)/.spark-classes.jsa
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import zmq
 
 import hopyard as hy
@@ -54,6 +53,7 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.ports import LaunchInfo
 from hopyard.store.journal import read
 from hopyard.system.processes import story
+from nothing import Nothing, rows
 
 UP_SECONDS, MESSAGE_MS, MEMORY = 60.0, 1.0, 1e9
 STANDING_BY = 5.0
@@ -210,23 +210,6 @@ class Threads:
 # ------------------------------------------------------------------------------------------------------ the driver
 
 
-class Nothing(hy.Trainable):
-    """A Trainable that does nothing."""
-
-    batch_size = 64
-
-    def state(self) -> Any:
-        return {"weights": np.zeros(4)}
-
-    def load(self, tree: Any) -> None:
-        pass
-
-    def train(self, batch: Any) -> Any:
-        return {"loss": (0.0, batch.rows)}
-
-    evaluate = train
-
-
 class Mark(NamedTuple):
     """How far the driver was at one moment."""
 
@@ -283,7 +266,7 @@ class Watch:
 def drive(options: argparse.Namespace) -> None:
     """Run, and print what came of it as one line of JSON."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    data = hy.Dataset.numpy(np.zeros((1, 1), np.float32), np.zeros(1), partitions=1)
+    data = rows()
     data.prepare()
     profile = cProfile.Profile() if options.profile else None
     with tempfile.TemporaryDirectory(dir=".") as name, contextlib.redirect_stdout(io.StringIO()):

@@ -243,7 +243,7 @@ class Campaign:
         return pipe, *self._hear(pipe)
 
     def _hear(self, pipe: Pipe) -> Any:
-        if not pipe.poll(60):
+        if not pipe.poll(300):
             raise RuntimeError(f"{self._name}: no answer from {', '.join(self._processes)}")
         return pipe.recv()
 

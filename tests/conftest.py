@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from hopyard.engines.local import Local
 from hopyard.engines.templates import Templates
 
 settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
@@ -168,8 +169,13 @@ def workers_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """All engines that a test of this process makes fork their workers of the same templates, so that each framework is
     imported once. Those of tests with the mark `cold` do not."""
     if not request.config.option.cold and not request.node.get_closest_marker("cold"):
-        templates = request.getfixturevalue("templates")
-        monkeypatch.setattr("hopyard.engines.local.Templates", lambda: templates)
+        templates, check = request.getfixturevalue("templates"), Local.__post_init__
+
+        def share(engine: Local) -> None:
+            check(engine)
+            object.__setattr__(engine, "_standby", templates)
+
+        monkeypatch.setattr(Local, "__post_init__", share)
 
 
 @pytest.fixture(scope="session")

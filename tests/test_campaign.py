@@ -14,7 +14,6 @@ SHORT = ("kill", "driver", "pause", "store-fails", "messages-lost", "memory")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_short_campaign() -> None:
     campaign = subprocess.run(
         [sys.executable, CAMPAIGN, "--runs", str(len(SHORT)), "--framework", "array", "--only", *SHORT],

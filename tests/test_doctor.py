@@ -65,7 +65,6 @@ def test_the_cache_has_its_place_and_size(tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(250)
 @pytest.mark.long
 def test_a_job_is_tried_also_without_java(bare):
     found = by_name(doctor._spark({**bare, "JAVA_HOME": "/nowhere"}, True))
@@ -76,7 +75,6 @@ def test_a_job_is_tried_also_without_java(bare):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(250)
 @pytest.mark.long
 def test_a_job_that_fails_says_why(bare):
     found = doctor._spark({**bare, "PYSPARK_PYTHON": "/no/such/python"}, True)[-1]

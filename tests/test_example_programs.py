@@ -20,8 +20,8 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.programs,
+    pytest.mark.cold,  # a template of workers would be left of each test
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is left is looked up in /proc"),
-    pytest.mark.timeout(240),  # each process of TensorFlow needs 5 seconds of a core before its first line
 ]
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
@@ -255,7 +255,6 @@ def marked(word: str) -> dict[int, str]:
 @pytest.mark.spark
 @pytest.mark.tensorflow
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @needs("tensorflow", "torch", "jax", "sklearn", "pyspark")
 @pytest.mark.parametrize(
     "command",

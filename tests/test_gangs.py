@@ -207,7 +207,6 @@ def test_one_process_is_no_gang() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 def test_executors_give_the_bits_of_local_processes(
     tmp_path: Path, spark: Any, undisturbed: dict[str, list[str]]
 ) -> None:

@@ -18,7 +18,6 @@ from keras_jobs import WIDTH, dataset, local, net, select, table
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy"),  # Keras' own, of NumPy 2
-    pytest.mark.timeout(180),
 ]
 
 

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.filterwarnin
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_a_gang_takes_the_steps_of_one_worker_though_a_member_is_killed(tmp_path: Path) -> None:
     config = {"rank": 1, "at": 3, "do": "kill", "once": str(tmp_path / "once")}
     alone = hy.fit(exact_net, {}, dataset(), epochs=2, engine=hy.Inline(), directory=tmp_path / "alone")

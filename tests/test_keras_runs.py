@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:. workers on"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy"),  # Keras' own, of NumPy 2
-    pytest.mark.timeout(300),
 ]
 FEW = ZOO[:5]
 """One of each kind."""

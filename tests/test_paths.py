@@ -79,7 +79,6 @@ def test_the_current_folder_of_a_notebook(tmp_path: Path, expected: list[str], h
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_py_files_and_files_of_spark_submit(tmp_path: Path, expected: list[str]) -> None:
     pyspark = pytest.importorskip("pyspark")
     (tmp_path / "sent").mkdir()
@@ -121,7 +120,6 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_workers_of_a_spark_that_hopyard_starts(tmp_path: Path, trap: Path) -> None:
     """Bug: Spark starts its Python workers without -P, on this machine in the current folder of the driver."""
     pytest.importorskip("pyspark")

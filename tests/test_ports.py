@@ -348,7 +348,6 @@ def test_the_page_on_security_says_what_the_code_does() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_short_campaign_of_strangers() -> None:
     campaign = subprocess.run(

@@ -142,6 +142,7 @@ def test_numbers_and_arrays_of_numpy_are_as_python_s():
     [
         (lambda: uniform(2, 1), r"uniform\(2, 1\): low must be"),
         (lambda: uniform(1, 1), r"uniform\(1, 1\): low must be"),
+        (lambda: uniform(-1e308, 1e308), r"uniform\(-1e\+308, 1e\+308\): the range is wider than the largest float"),
         (lambda: uniform("a", 1), r"uniform: low must be .*, got 'a'"),
         (lambda: uniform(0, math.inf), r"uniform: high must be .*, got inf"),
         (lambda: uniform(True, 2), r"uniform: low must be .*, got True"),

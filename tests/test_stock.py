@@ -25,8 +25,7 @@ from jobs import free_port
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.programs,
-    pytest.mark.timeout(240),
-]  # each process of TensorFlow needs 5 seconds of a core before its first line
+]
 
 STOCK = Path(__file__).parent / "stock"
 PAGE = Path(__file__).parents[1] / "docs" / "from-a-hand-started-cluster.md"

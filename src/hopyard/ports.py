@@ -452,7 +452,8 @@ class Agents(Protocol):
         ...
 
     def waits(self, slot: int) -> bool:
-        """Whether there are no resources yet to start its agent; then a missing heartbeat means nothing."""
+        """Whether its agent cannot have begun: there is no place for it yet, or what it is to be forked of is still
+        importing. Then a missing heartbeat means nothing."""
         ...
 
     def device(self, slot: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from hopyard.checks import scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
-from hopyard.text import shown, unwritable
+from hopyard.text import error_line, numeral, shown, unwritable
 
 
 def finite(name: str, field: str, value: Any) -> float:
@@ -40,6 +40,8 @@ def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int
     ends = finite(name, "low", low), finite(name, "high", high)
     if not ends[0] < ends[1]:
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
+    if not math.isfinite(ends[1] - ends[0]):
+        raise SpecError(f"{name}({low!r}, {high!r}): the range is wider than the largest float; give a narrower one")
     if grid is not None:
         grid = whole(f"{name}: grid, the number of points that a grid takes,", grid, 1)
     return *ends, grid
@@ -68,6 +70,16 @@ def plain(value: Any, label: str) -> Any:
     raise SpecError(
         f"{label}: {shown(value)} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None "
         "and lists of these. Give a name, and look the object up in the recipe"
+    )
+
+
+def unpruned(error: Exception) -> str:
+    """Return the end of a message about an error of a space's function: what to do in place of Optuna's TrialPruned."""
+    if type(error).__name__ != "TrialPruned":
+        return ""
+    return (
+        "; a space says what is tried and cannot leave a trial out: let the bounds of a value depend on those before "
+        "it, so that all go together; stop= ends trials that train"
     )
 
 
@@ -110,8 +122,9 @@ class Uniform:
         """Return `grid` values from low to high, both included."""
         if self.grid is None:
             raise SpecError(
-                f"a grid over the range {self.low:g} to {self.high:g} has no end: say how many points, for example "
-                f"{'loguniform' if self.log else 'uniform'}({self.low:g}, {self.high:g}, grid=5), or use hy.Random"
+                f"a grid over the range {numeral(self.low)} to {numeral(self.high)} has no end: say how many points, "
+                f"for example {'loguniform' if self.log else 'uniform'}({numeral(self.low)}, {numeral(self.high)}, "
+                "grid=5), or use hy.Random"
             )
         if self.grid == 1:
             middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
@@ -304,6 +317,6 @@ class Space:
         except Exception as error:
             raise SpecError(
                 f"Space({name}=…): the function failed on the configuration so far, {config!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{error_line(error)}{unpruned(error)}"
             ) from error
         return parameter if isinstance(parameter, Distribution) else plain(parameter, f"Space({name}=…)")

@@ -16,8 +16,11 @@ from hopyard.checks import flag, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.text import shown
 
+NO_DELTA = 0.0
+"""`min_delta` by default. (One object: the text of a rule leaves out what *is* the default.)"""
 
-class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+
+class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
     """Successive halving: of the trials at a rung, the best 1 / `reduction_factor` go on to the next one.
 
     Rungs are at `min_epochs` epochs, and at that times `reduction_factor`, again and again. A trial
@@ -77,7 +80,7 @@ class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         return not self.sync
 
 
-class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
     """Several successive halvings, called brackets, from many trials that are looked at early to few that are not.
 
     Trials are dealt to the brackets in the order of proposal; when all brackets are full, the next ones begin.
@@ -123,7 +126,7 @@ class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         return not self.sync
 
 
-class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
     """Stops a trial whose best value so far is worse than the median of the others' running averages.
 
     At the end of epoch e, a trial's best value is compared to the median, over the other trials, of the mean of their
@@ -155,7 +158,7 @@ class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
         return not self.sync
 
 
-class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
     """Stops a trial that has not improved for so many epochs, as `keras.callbacks.EarlyStopping` does.
 
     Args:
@@ -165,12 +168,12 @@ class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
     """
 
     epochs: int
-    min_delta: float = 0.0
+    min_delta: float = NO_DELTA
     min_epochs: int = 1
 
     def __post_init__(self) -> None:
         _set(self, "epochs", whole("Patience: epochs", self.epochs, 1))
-        _set(self, "min_delta", number("Patience: min_delta", self.min_delta, 0.0))
+        _set(self, "min_delta", number("Patience: min_delta", self.min_delta, 0.0) or NO_DELTA)
         _set(self, "min_epochs", whole("Patience: min_epochs", self.min_epochs, 1))
 
     @property

@@ -82,6 +82,17 @@ def message_of(error: BaseException) -> str:
         return f"(its text cannot be had: {type(odd).__name__})"
 
 
+def error_line(error: BaseException) -> str:
+    """Return the class of an error and its text in one line, "KeyError: 'lr'"; the class alone where it has no text."""
+    text = " ".join(message_of(error).split())
+    return escaped(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def numeral(number: float) -> str:
+    """Return a number as a user would write it: "1000000", "0.1", "1e-05"."""
+    return str(number) if isinstance(number, int) else f"{number:.15g}"
+
+
 def one_line(text: str) -> str:
     """Return text as it can be shown in one line, of a table for example: ends of lines and tabs are escaped too."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -89,7 +89,6 @@ hy.Dataset.spark(None, features="x", assign="contiguous")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_type_checkers_see_each_keyword(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "calls.py").write_text(CALLS)

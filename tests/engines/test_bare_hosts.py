@@ -23,7 +23,7 @@ from hopyard.core.runs.events import Done, Joined
 from hosts import Hosts
 from jobs import CONFIGS, dataset, digests, driver, gone, journal, script, select, troubled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
 
@@ -132,10 +132,10 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
             os.kill(tree[part], signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
         until(lambda: lost(tmp_path / "run"))
         if what == "cut off":  # before it is there again
-            assert hosts.nothing_left(["beta"], seconds=30)
+            assert hosts.nothing_left(["beta"], seconds=30), hosts.hopyard("beta")
     finally:
         hosts.network.mend("beta")
-    go.touch()
+        go.touch()
     run.wait(timeout=100)
     assert digests(run) == expected
     assert len(lost(tmp_path / "run")) == 1

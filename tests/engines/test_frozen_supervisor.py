@@ -5,59 +5,33 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from hopyard.engines.spark import Executors, Spark
-from hopyard.engines.supervisors import pool as module
+from hopyard.engines.supervisors import roster as module
 from hopyard.ports import LaunchInfo
 from jobs import alive, gone
 from played_spark import Session
+from played_supervisors import CARD, KEYS, agents_of, children, until
 
 pytestmark = pytest.mark.slow
-
-CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
-    ("server_key", "public_key", "secret_key"), "0" * 40
-)}).encode()  # fmt: skip
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found
-
-
-def children(process: int) -> list[int]:
-    files = Path(f"/proc/{process}/task").glob("*/children")
-    try:
-        return [int(pid) for file in files for pid in file.read_text().split()]
-    except OSError:
-        return []
-
-
-def is_agent(pid: int) -> bool:
-    try:
-        return b"hopyard.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 class Placed:
     """Agents on a session that is played."""
 
-    def __init__(self, cores: int, tmp_path: Path) -> None:
-        self.session = Session(cores)
-        engine = Spark(self.session, workers=2, host="127.0.0.1")
+    def __init__(self, cores: int, tmp_path: Path, engine: Spark | None = None, card: str = CARD) -> None:
+        engine = engine or Spark(Session(cores), workers=2, host="127.0.0.1")
+        self.session = engine.session
         self.agents = Executors(
-            engine, self.session, LaunchInfo(lambda slot: CARD, lambda slot: tmp_path / f"{slot}.log")
+            engine, self.session, LaunchInfo(lambda slot: card.encode(), lambda slot: tmp_path / f"{slot}.log")
         )
         self.pids: set[int] = set()
         """Of supervisors and agents."""
@@ -66,7 +40,7 @@ class Placed:
         """Sitter → its agent, of those that are there; asks the agents as the driver's loop does."""
         self.agents.lost()
         supervisors = [pid for task in self.session.sparkContext.tasks for pid in children(task.pid)]
-        found = {supervisor: agent for supervisor in supervisors for agent in children(supervisor) if is_agent(agent)}
+        found = {supervisor: agent for supervisor in supervisors for agent in agents_of(supervisor)}
         self.pids |= {*found, *found.values()}
         return found
 
@@ -154,9 +128,38 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
     assert placed.agents._supervisors.due == 2
 
 
+def test_one_that_is_frozen_between_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it got a slot of the next run, which then waited for it for ever."""
+    port = socket.create_server(("127.0.0.1", 0))  # supervisors look whether agents can reach the driver
+    card = json.dumps({"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS})
+    with port, Spark(Session(2), workers=2, host="127.0.0.1") as engine:
+        first = Placed(2, tmp_path, engine, card)
+        for slot in range(2):
+            first.agents.start(slot)
+        until(lambda: first.waits() == 0)
+        pids = {*first.look()}
+        first.agents.close()
+        frozen = min(pids)
+        os.kill(frozen, signal.SIGSTOP)
+        second = Placed(2, tmp_path, engine, card)
+        for slot in range(2):
+            second.agents.start(slot)
+        until(lambda: second.waits() == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "BEGIN_SECONDS", 0.0)
+            ((slot, reason),) = until(second.agents.lost)
+        assert "has not started it" in reason
+        monkeypatch.setattr(module, "GONE_SECONDS", 0.5)
+        second.agents.start(slot)
+        until(lambda: second.waits() == 0)
+        os.kill(frozen, signal.SIGCONT)
+        second.agents.close()
+    assert gone(sorted(pids), 5.0)
+
+
 def _is_of(placed: Placed, slot: int, pid: int) -> bool:
     """Whether the slot's agent is this supervisor's."""
-    supervisor = placed.agents._supervisors._supervisor_of(slot)
+    supervisor = placed.agents._supervisors._roster.of(slot)
     return supervisor is not None and supervisor.line.socket.getpeername()[1] == _port(pid)
 
 

@@ -11,10 +11,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,46 +25,11 @@ from hopyard.engines.supervisors.supervisor import dial
 from hopyard.engines.supervisors.ticket import Ticket, write
 from hopyard.engines.supervisors.ticket import line_of as ticket_line
 from jobs import alive, gone
+from played_supervisors import KEYS, TASK, TOKEN, agents_of, children, until
 
 pytestmark = pytest.mark.slow
 
-TOKEN = "the token"
 HERE = socket.gethostname()
-TASK = """
-import json, sys
-from hopyard.engines.spark_task import hold
-from hopyard.engines.supervisors.messages import Prepare
-from hopyard.engines.supervisors.ticket import Ticket
-port, token, card, executor = json.loads(sys.stdin.readline())
-hold(Ticket("127.0.0.1", port, token, Prepare(card, 1, {})), [], executor)
-"""
-
-
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return found
-
-
-def children(process: int) -> list[int]:
-    try:
-        files = list(Path(f"/proc/{process}/task").glob("*/children"))
-        return [int(pid) for file in files for pid in file.read_text().split()]
-    except OSError:
-        return []
-
-
-def agents_of(supervisor: int) -> list[int]:
-    found = []
-    for pid in children(supervisor):
-        try:
-            if b"hopyard.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
 
 
 class Placed:
@@ -76,8 +39,7 @@ class Placed:
         self.way = way
         self.port = socket.create_server(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{self.port.getsockname()[1]}"
-        keys = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
-        card = json.dumps({"slot": 0, "address": address, **keys})
+        card = json.dumps({"slot": 0, "address": address, **KEYS})
         on_spark = way == "task"
         certificate = "" if on_spark else make_certificate()
         self.supervisors = Supervisors(
@@ -186,7 +148,7 @@ def test_the_end_of_the_driver_ends_all(placed: Placed) -> None:
 
 def test_a_line_that_breaks_ends_the_agent(placed: Placed) -> None:
     """As when the driver is killed. A host dials again: only an order ends a place there."""
-    next(iter(placed.supervisors._supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
+    next(iter(placed.supervisors._roster.supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
     ((slot, reason),) = placed.lost()
     assert slot == 3 and reason.endswith(f"on {HERE} ended")
     assert gone([placed.agent], 3)

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from clusters import Cluster, drive
 from hosts import NAMES, Network, may_unshare
 
-pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.long]
 
 MAINS = """
 import json, socket, os

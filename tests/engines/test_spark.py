@@ -28,7 +28,7 @@ from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
 from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, memory, script, select, troubled
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_a_worker_with_nothing_to_do_is_given_back(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, undisturbed: list[str]
 ) -> None:
     monkeypatch.setattr("hopyard.driver.runs.session.IDLE", 1.0)
-    monkeypatch.setattr("hopyard.engines.supervisors.pool.SPARE_SECONDS", 0.2)
+    monkeypatch.setattr("hopyard.engines.supervisors.roster.SPARE_SECONDS", 0.2)
     configs = [CONFIGS[0], {**CONFIGS[1], "at": 15, "do": f"wait for {tmp_path / 'given back'}"}]
     run = select(tmp_path / "run", troubled, configs, engine=hy.Spark(spark, workers=2), wait=False)
     end = time.monotonic() + 60
@@ -463,7 +463,7 @@ class Bare:
             self.find(slot)
 
     def find(self, slot: int) -> None:
-        supervisor = until(lambda: self.supervisors._supervisor_of(slot))
+        supervisor = until(lambda: self.supervisors._roster.of(slot))
         self.executor[slot] = int(supervisor.executor.rpartition("-")[2])
         self.agent[slot] = until(lambda: self._agent_below(self.executor[slot]))
         self.supervisor[slot] = parent(self.agent[slot])

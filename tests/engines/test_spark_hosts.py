@@ -15,7 +15,7 @@ from hopyard.core.runs.events import Done, Failed, Joined
 from hosts import may_unshare
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 pytest.importorskip("pyspark")
 
 

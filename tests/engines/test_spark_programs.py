@@ -104,7 +104,6 @@ class TestItsLife:
         assert slots_are_free(spark)
 
     @pytest.mark.long
-    @pytest.mark.timeout(300)
     @pytest.mark.parametrize(
         "beside",
         [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver")],
@@ -120,7 +119,6 @@ class TestItsLife:
         assert gone([*filter(None, pids), *everyone(program)], 5.0) and slots_are_free(spark)
 
     @pytest.mark.long
-    @pytest.mark.timeout(300)
     def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _never_enough, max_time=15.0, grace=0.5)
         with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=15 seconds"):
@@ -233,7 +231,6 @@ class TestKills:
         assert gone(everyone(program), 2.0) and slots_are_free(spark)
 
     @pytest.mark.long
-    @pytest.mark.timeout(400)
     def test_a_frozen_supervisor_is_replaced(self, spark: Any, tmp_path: Path) -> None:
         """Nothing of it answers any more; its executor has the only core that another could get."""
         program = launch(spark, tmp_path, _slow_start, max_restarts=1)

@@ -20,7 +20,7 @@ import hopyard as hy
 from hopyard.core.runs.events import Interrupted, Joined
 from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 pyspark = pytest.importorskip("pyspark")
 
 CLASSIC = """

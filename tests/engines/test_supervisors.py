@@ -16,14 +16,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hopyard.engines.local import agent_environment
-from hopyard.engines.supervisors import pool as module
+from hopyard.engines.supervisors import roster as module
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.messages import (
     FORMAT,
@@ -37,28 +38,23 @@ from hopyard.engines.supervisors.messages import (
     Printed,
     Start,
     line_of,
-    order_of,
 )
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.record import Supervisor
 from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
 from jobs import alive, gone
-
-TOKEN = "the token"
-CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **dict.fromkeys(
-    ("server_key", "public_key", "secret_key"), "0" * 40
-)})  # fmt: skip
+from played_supervisors import CARD, TASK, TOKEN, Played, children, command, until
 
 
 @pytest.fixture
 def supervisors(tmp_path: Path) -> Iterator[Supervisors]:
     made = Supervisors("127.0.0.1", 0, TOKEN, lambda slot: tmp_path / f"{slot}.log")
     yield made
-    while Played.all:
-        Played.all.pop().leave()
+    Played.all_leave()
     made.close()
 
 
@@ -66,49 +62,10 @@ SURROGATE = b'{"token": "\\ud800", "host": "x", "gpus": []}\n'
 DEEP = b"[" * 60_000 + b"\n"
 
 
-class Played:
-    """A supervisor played by the test."""
-
-    all: ClassVar[list[Played]] = []
-
-    def __init__(
-        self,
-        supervisors: Supervisors,
-        token: str = TOKEN,
-        gpus: tuple[str, ...] = (),
-        executor: str = "",
-        job: int = -1,
-    ) -> None:
-        self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
-        self.job = job if job >= 0 else len(self.all)
-        self.say(Hello(token, "there", executor, gpus, self.job, FORMAT))
-        self._heard = self.line.makefile("rb")
-        self.all.append(self)
-
-    def say(self, message: Any) -> None:
-        self.line.sendall(line_of(message))
-
-    def hear(self) -> Any:
-        line = self._heard.readline()
-        return order_of(line) if line else None
-
-    def leave(self) -> None:
-        self._heard.close()
-        self.line.close()
-
-
 def executor_of(supervisors: Supervisors, slot: int) -> str:
     """Host and process of the executor where the agent of a slot is; "": nowhere yet."""
-    supervisor = supervisors._supervisor_of(slot)
+    supervisor = supervisors._roster.of(slot)
     return "" if supervisor is None else supervisor.executor
-
-
-def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return found
 
 
 def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> None:
@@ -203,6 +160,25 @@ def test_a_seat_that_does_not_end_its_agent_is_given_up(
     assert supervisors.due == 1
 
 
+def test_a_driver_that_did_not_run_blames_no_supervisor() -> None:
+    """One that was stopped (SIGSTOP) for minutes, while a template imported."""
+    roster = module.Roster(
+        lambda gone: None, Prepare("{}", 1, {}, (), True), task_name="", keep_idle=True, lasting=True
+    )
+    line: Any = SimpleNamespace(fileno=lambda: 3, send=lambda data: None)
+    now = time.monotonic()
+    one = roster.supervisors[3] = Supervisor(line, now)
+    roster.admit(one)
+    roster.start(0)
+    for seconds in (1000, 1004, 1008):
+        roster.look(now + seconds)
+    assert not roster.lost
+    for _ in range(50):
+        seconds += 4
+        roster.look(now + seconds)
+    assert [slot for slot, _ in roster.lost] == [0] and roster.abandoned == {-1}
+
+
 def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +204,7 @@ def test_a_job_that_does_not_end_after_its_seat(supervisors: Supervisors, monkey
     until(lambda: supervisors.admitted_count == 2)
     for played in (one, two):
         played.leave()
-    until(lambda: not supervisors._supervisors)
+    until(lambda: not supervisors._roster.supervisors)
     Played(supervisors, job=two.job)
     until(lambda: supervisors.admitted_count == 3)
     time.sleep(0.2)
@@ -258,7 +234,7 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
     supervisors.start(0)
     with caplog.at_level(logging.WARNING):
         for token in ("a guess", "", "the toke"):
-            assert Played(supervisors, token).hear() is None
+            assert Played(supervisors, token=token).hear() is None
     assert "a stranger dialled" in caplog.text
     for data in (
         b"{}\n",
@@ -283,7 +259,7 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
 
 
 def test_strangers_are_dropped_by_age_and_number(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.engines.supervisors.listener.STRANGERS", 5)
+    monkeypatch.setattr(supervisors._listener, "_most", 5)
     lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
     try:
         for line in lines[:7]:  # each one more ended the oldest
@@ -299,6 +275,20 @@ def test_strangers_are_dropped_by_age_and_number(supervisors: Supervisors, monke
     finally:
         for line in lines:
             line.close()
+
+
+def test_all_who_are_expected_may_dial_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the 513th supervisor that dialled ended the connection of the first."""
+    monkeypatch.setattr("hopyard.engines.supervisors.listener.STRANGERS", 5)
+    supervisors = Supervisors("127.0.0.1", 0, TOKEN, lambda slot: tmp_path / "log", expected=12)
+    lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
+    until(lambda: len(supervisors._listener._strangers) == 12)
+    for line in lines:
+        line.sendall(line_of(Hello(TOKEN, format=FORMAT)))
+    until(lambda: supervisors.admitted_count == 12)
+    for line in lines:
+        line.close()
+    supervisors.close()
 
 
 def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
@@ -378,11 +368,7 @@ def test_a_late_supervisor_with_another_version_is_turned_away(
     supervisors.start(0)
     assert Played(supervisors).hear() == Start(0)
     for _ in range(2):
-        other = Played.__new__(Played)
-        other.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
-        other._heard = other.line.makefile("rb")
-        Played.all.append(other)
-        other.say(Hello(TOKEN, "there\x1b[2J", "", (), 9, FORMAT, "0.0.1"))
+        other = Played(supervisors, 9, version="0.0.1", host="there\x1b[2J")
         assert other.hear() == Leave() and other.hear() is None
     assert supervisors.lost() == [] and supervisors.occupied == 1
     assert caplog.text.count("there\\x1b[2J has another version of Hopyard") == 1
@@ -390,7 +376,7 @@ def test_a_late_supervisor_with_another_version_is_turned_away(
 
 def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
-    supervisor = next(iter(supervisors._supervisors.values()))
+    supervisor = next(iter(supervisors._roster.supervisors.values()))
     supervisor.line.send(b'{"start": 7}\n')
     ((_, reason),) = until(supervisors.lost)
     assert "cannot read what the driver orders" in reason
@@ -461,18 +447,6 @@ def sitting(
     thread.join(10)
     assert not thread.is_alive()
     assert not alive([pid])
-
-
-def command(pid: int) -> bytes:
-    """Its command line; another one until it has begun."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
-def children(process: int) -> list[int]:
-    return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
 
 
 @pytest.mark.slow
@@ -604,16 +578,6 @@ def test_while_slots_are_aside(supervisors: Supervisors) -> None:
     assert spare.hear() == Leave()
 
 
-TASK = """
-import json, sys
-from hopyard.engines.spark_task import hold
-from hopyard.engines.supervisors.messages import Prepare
-from hopyard.engines.supervisors.ticket import Ticket
-port, token, card, executor = json.loads(sys.stdin.readline())
-hold(Ticket("127.0.0.1", port, token, Prepare(card, 1, {})), [], executor)
-"""
-
-
 class Placed:
     """A real supervisor of a task in a process of its own, with an agent that dials nobody."""
 
@@ -697,7 +661,7 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
     assert supervisors.due == 0
     assert alive([placed.supervisor, placed.agent]) == [placed.supervisor, placed.agent]
     if what == "line":  # as when the driver is killed
-        next(iter(supervisors._supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
+        next(iter(supervisors._roster.supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
     else:
         placed.kill(what)
     ((slot, reason),) = until(supervisors.lost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -38,6 +39,7 @@ from hopyard import meter
 from hopyard.agent.runs.faults import Blame, blame
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import framework_of, seed_all
+from hopyard.frameworks.keras import runtime
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.keras.rows import SingleBatch
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
@@ -872,3 +874,33 @@ def test_states_are_copies() -> None:
     restore(two, decode(buffer))
     buffer[:] = bytes(len(buffer))  # shared memory is used again
     assert bits(one) == bits(two)
+
+
+class Passing(keras.layers.Layer):
+    """A layer that was made with an object of the user's."""
+
+    def __init__(self, thing: object) -> None:
+        super().__init__()
+        self.thing = thing
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+class Telling(Passing):
+    """One that says so."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {"thing": self.thing}
+
+
+@pytest.mark.parametrize("kind", [Passing, Telling])
+def test_a_model_that_keras_cannot_write_says_which_class_is_to_blame(kind: type[Passing], tmp_path: Path) -> None:
+    """Bug: the message held a page of Keras' with an example, or was a TypeError."""
+    net = keras.Sequential([keras.layers.Input((2,)), kind(object())])
+    with pytest.raises(SpecError) as raised:
+        runtime.save(net, tmp_path / "model.keras")
+    text = str(raised.value)
+    assert text.startswith("Sequential cannot be saved as model.keras: ") and text.endswith(" save its weights")
+    assert "get_config()" in text and "\n" not in text and "class CustomLayer" not in text
+    assert not list(tmp_path.iterdir())

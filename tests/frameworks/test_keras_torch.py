@@ -72,7 +72,6 @@ for size, gang in ((8, Gang(2)), (8, Gang(2, accumulate=2)), (4, Gang(2, "parame
 """
 
 
-@pytest.mark.timeout(120)
 def test_buffers_of_torch_modules_hop_and_gangs_are_one_worker() -> None:
     env = {
         **os.environ,

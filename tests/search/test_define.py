@@ -148,6 +148,7 @@ def breaks(trial: Suggestions) -> None:
         (lambda t: [t.suggest_float("lr", 0, 1)], r"the function must return a configuration, which is a dict, got \["),
         (lambda t: {"net": object()}, "space, net: .* is a object"),
         (lambda t: t.suggest_float("lr", 1, 0), r"suggest_float\('lr'\): low must be below high, got 1 and 0"),
+        (lambda t: t.suggest_float("lr", -1e308, 1e308), "the range from -1e\\+308 to 1e\\+308 is wider than"),
         (lambda t: t.suggest_float("lr", 0, 1, log=True), "low must be > 0 with log=True, got 0"),
         (lambda t: t.suggest_float("lr", 1, 2, log=True, step=0.5), "step and log = True are given"),
         (lambda t: t.suggest_float("lr", 0, 1, step=0), "step must be a number > 0 and <= 1, got 0"),
@@ -164,19 +165,25 @@ def test_what_is_refused_and_how(function: Any, text: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "search"),
+    [("function", hy.TPE(2, batch=2)), ("function", hy.Random(2)), ("space", hy.Random(2)), ("space", hy.Grid())],
+)
+def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(kind: str, search: Any, tmp_path: Path) -> None:
+    """Bug: only searches that learn refused it, and with exact=True a resume of others proposed something else."""
     calls = []
 
-    def space(trial: Suggestions) -> dict[str, Any]:
+    def function(trial: Suggestions) -> dict[str, Any]:
         calls.append(1)
         if len(calls) % 2:
             trial.suggest_int("depth", 1, 3)
         return {"lr": trial.suggest_float("lr", 0.1, 0.2)}
 
-    with pytest.raises(SpecError, match=r"called again with these values it asked for .* must depend on what it is"):
+    space = function if kind == "function" else hy.Space(lr=lambda config: calls.append(1) or len(calls))  # type: ignore[func-returns-value]
+    with pytest.raises(SpecError, match=r"called again with these values they asked for .* must depend on what they"):
         hy.select(
-            linear, space, dataset(), search=hy.TPE(2, batch=2), epochs=1, metric="loss", mode="min",
-            engine=hy.Inline(), directory=tmp_path / "run",
+            linear, space, dataset(), search=search, epochs=1, metric="loss", mode="min", engine=hy.Inline(),
+            directory=tmp_path / "run", exact=True,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
 
@@ -191,3 +198,15 @@ def test_a_grid_cannot_know_its_points() -> None:
         hy.Grid().open(layers, 0)
     with pytest.raises(SpecError, match=r"space must be a hy\.Space, or a function of a trial"):
         hy.Random(1).open(hy.Space, 0)
+
+
+@pytest.mark.parametrize("kind", ["function", "space"])
+def test_a_space_that_prunes_says_what_to_do_in_its_place(kind: str) -> None:
+    """Bug: the message ended with "TrialPruned: "."""
+    import optuna
+
+    def prunes(*arguments: Any) -> Any:
+        raise optuna.TrialPruned
+
+    with pytest.raises(SpecError, match=r": TrialPruned; a space says what is tried and cannot leave a trial out"):
+        (Defined(prunes) if kind == "function" else hy.Space(lr=prunes)).walk(lambda name, distribution: 0)

@@ -67,7 +67,7 @@ def test_a_grid_over_a_range_is_refused():
 
 
 def test_a_grid_that_is_too_large_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setattr(listed, "GRID_LIMIT", 10)
+    monkeypatch.setattr(listed, "LIMIT", 10)
     with pytest.raises(SpecError, match=r"more than 10 points; use hy.Random"):
         configs(Grid(), Space(a=randint(0, 4), b=randint(0, 4)))
 
@@ -89,6 +89,7 @@ def test_numbers_of_numpy_are_as_python_s():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Random(10**9), r"Random: trials must be an integer from 1 to 1000000, got 1000000000"),
         (lambda: Random(0), r"Random: trials must be .*, got 0"),
         (lambda: Random(True), r"Random: trials must be .*, got True"),
         (lambda: Random(1.5), r"Random: trials .*got 1\.5"),

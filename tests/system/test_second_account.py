@@ -38,7 +38,6 @@ pytestmark = [
     pytest.mark.skipif(
         os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="starts processes of other users: root may"
     ),
-    pytest.mark.timeout(300),
 ]
 
 USER = 2_000_000 + 2 * os.getpid()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import hopyard as hy
@@ -87,6 +89,44 @@ def test_png(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_text_of_a_png_lies_on_another() -> None:
+    """Bug: those of rungs, of many values and of long names did; and a "$" began a formula, with its errors."""
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    spec = msgspec.structs.replace(SPEC, epochs=81, metric=f"val_{'mean_' * 12}loss", stop=hy.ASHA(2))
+    draws = random.Random(0)
+    values: dict[str, Any] = {
+        **{f"real{n}": draws.random for n in range(5)},
+        "lists$": lambda: [draws.randrange(99)] * 9,
+        "choice": lambda: f"{draws.randrange(99)}-long $a_{{b$-names",
+    }
+    searched = Machine(spec)
+    for number in range(40):
+        config = {f"hyperparameter_of_the_second_stage_{name}": value() for name, value in values.items()}
+        searched.apply(Proposed(trial=number, config=config))
+        searched.trials[number].add_epoch(0, {spec.metric or "": draws.random(), "size": draws.random()}, spec)
+    drawn = plot.picture(searched)
+    assert len(drawn.rungs) == 7 and len({line for *_, line in drawn.rungs}) > 1
+    figure = plot.draw(matplotlib.Figure(layout="constrained"), drawn, "what is $x_{$ best of a run " * 40)
+    figure.draw_without_rendering()
+    texts = [figure._suptitle, *[text for axes in figure.axes for text in _texts(axes)]]
+    boxes = [(text, text.get_window_extent()) for text in texts if text.get_text().strip()]
+    for number, (text, box) in enumerate(boxes):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, text
+        for other, its in boxes[:number]:
+            slanted = 30 in (text.get_rotation(), other.get_rotation())  # boxes of these meet, they do not
+            assert slanted or not box.overlaps(its), (text, other)
+
+
+def _texts(axes: Any) -> list[Any]:
+    """All that is written in or at axes."""
+    texts = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+        texts += [label for place, label in ticks if low <= place <= high]
+    return texts
+
+
 def test_png_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -102,8 +142,13 @@ def test_a_run_draws_its_rungs(tmp_path: Path) -> None:
     page = run.plot()
     assert page == run.directory / "plot.html"
     drawn = data(page.read_text())
-    assert drawn["rungs"] == [["rung 1", 1.0, 4, 2], ["rung 2", 2.0, 2, 1]]
+    assert drawn["rungs"] == [[1.0, "4 → 2", 0], [2.0, "2 → 1", 0]]
     assert [each["far"] for each in drawn["curves"]] == [4.0, 2.0, 1.0, 1.0]
     assert hy.load(run.directory).plot(tmp_path / "again.html").read_text() == page.read_text()
+    with pytest.raises(
+        SpecError, match=r"a.jpg'\): its name must end with .html, .png, .pdf, .svg$"
+    ):  # bug: it was HTML
+        run.plot(tmp_path / "a.jpg")
+    assert run.plot(tmp_path / "A.PDF").read_bytes().startswith(b"%PDF")
     with pytest.raises(SpecError, match=r"plot\(path='.*none/a.html'\): No such file or directory; give a file in"):
         run.plot(tmp_path / "none" / "a.html")

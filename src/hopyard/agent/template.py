@@ -137,7 +137,7 @@ class _Agent:
     pid: int
     report: socket.socket
     process: int
-    """Descriptor that is readable when it has ended."""
+    """Descriptor that is readable when it has ended; -1: it has, and the number may be that of another file by now."""
     closed: bool = False
     """Whether nobody wants to know its end any more."""
 
@@ -218,6 +218,7 @@ class _Server:
         """Report the end of an agent, which stays a zombie until it is closed."""
         self._forget(agent.process)
         os.close(agent.process)
+        agent.process = -1
         if agent.closed:
             os.waitpid(agent.pid, 0)
             return
@@ -230,7 +231,7 @@ class _Server:
         self._forget(agent.report.fileno())
         agent.report.close()
         agent.closed = True
-        if agent.process in self._agents:
+        if agent.process >= 0:
             with contextlib.suppress(OSError):
                 os.killpg(agent.pid, signal.SIGKILL)
         else:

@@ -1,4 +1,7 @@
-"""Which agents are silent, and which make no progress, as their messages and heartbeats show."""
+"""Which agents are silent, and which make no progress, as their messages and heartbeats show.
+
+It is asked now and then, and ends nothing: who is lost, and why, is what it gives.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,8 @@ class Timeouts:
         self._stalls = {}
 
     def expired(self, now: float, waits: Callable[[int], bool]) -> Iterator[tuple[int, str]]:
-        """Yield (slot, why it is lost; "": it is not) for all slots except those that `waits` says have not begun."""
+        """Yield (slot, why it is lost) for each slot whose agent may have begun; "": it is not lost. The time of one
+        that waits, for a place or for what it imports (`ports.Agents.waits`), has not begun."""
         limit = self._stall_timeout
         for slot, last in list(self._last_message_at.items()):
             if waits(slot):

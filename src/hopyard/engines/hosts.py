@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, seconds, whole
@@ -33,7 +33,7 @@ from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
-from hopyard.engines.warm import Warm
+from hopyard.engines.warm import Startable, Warm
 from hopyard.errors import SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
@@ -41,13 +41,17 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
+NONE_SECONDS = 15.0
+"""Time without any supervisor until a warning says what is waited for."""
 
-class Hosts:
+
+class Hosts(Startable):
     """Worker processes on several hosts that have Python, Hopyard and ssh.
 
     Between `start` and `stop`, or in a `with` block, logins and supervisors stay when a run is over, each supervisor
     with a process that has imported the framework of the first run, and the workers of later runs are forks of it, as
-    for `hy.Local`. Hosts that have joined stay with this process for so long.
+    for `hy.Local`. Hosts that have joined stay with this process for so long. A second run at the same time logs in to
+    all hosts once more, and has as many workers there; with `join` there is one run at a time.
 
     Args:
         hosts: for example ["a", "b:4", "user@c"]: what ssh is given, and behind a colon how many workers; without it,
@@ -116,7 +120,7 @@ class Hosts:
         self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
         self._surveyed: list[Surveyed] | None = None
         self._found_address = ""
-        self._warm: Warm[Logins] = Warm()
+        self._standby: Warm[Logins] = Warm()
 
     def __repr__(self) -> str:
         if self.join is not None:
@@ -131,8 +135,8 @@ class Hosts:
         """Return what was asked for. A pickle has neither what hosts answered nor the ticket, only its path, and is not
         started."""
         join = None if self.join is None else str(Path(self.join).absolute())
-        here: dict[str, Any] = {"_surveyed": None, "_ticket": None, "_found_address": "", "_warm": Warm()}
-        return self.__dict__ | {"join": join} | here
+        unset: dict[str, Any] = {"_surveyed": None, "_ticket": None, "_found_address": "", "_standby": Warm()}
+        return self.__dict__ | {"join": join} | unset
 
     @property
     def ticket(self) -> Ticket | None:
@@ -193,33 +197,14 @@ class Hosts:
             ResourceError: a host lacks something, or a port is taken.
         """
         refuse_missing(self.env, "Hosts")
-        here = [name for name in FRAMEWORKS if name in sys.modules]
+        imported = [name for name in FRAMEWORKS if name in sys.modules]
         for host in self.surveyed:
-            if missing := [name for name in here if name not in host.frameworks]:
+            if missing := [name for name in imported if name not in host.frameworks]:
                 log.warning(
                     "%s has no %s in %s, which this process has imported: a recipe that needs it cannot run there",
                     *(host.target.host, " and no ".join(missing), self.python),
                 )
         return HostAgents(self, launch)
-
-    def start(self) -> Self:
-        """Have supervisors stay on the hosts when a run is over, and the workers of later runs forked of processes that
-        have imported what they need. On hosts that run no Linux each worker starts as a process of its own."""
-        self._warm.start()
-        return self
-
-    def stop(self) -> None:
-        """End what stays; a run that is under way goes on, and ends it."""
-        self._warm.stop()
-
-    def __enter__(self) -> Self:
-        self._warm.entered += 1
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._warm.entered -= 1
-        if not self._warm.entered:  # else an outer `with` goes on
-            self.stop()
 
     def _own_address(self) -> str:
         towards = {target.host: address_for(self.ssh, target) for target in self.targets}
@@ -240,10 +225,10 @@ class HostAgents:
 
     def __init__(self, engine: Hosts, launch: LaunchInfo) -> None:
         self._engine = engine
-        self._logins = engine._warm.take(launch, lambda lasting: _logins(engine, launch, lasting))
+        self._logins = engine._standby.take(launch, lambda lasting: _logins(engine, launch, lasting))
         self._supervisors = self._logins.supervisors
         self._opened = time.monotonic()
-        self._closed = False
+        self._warned = self._closed = False
 
     def start(self, slot: int) -> None:
         """Ask for an agent; the first call logs in to all hosts."""
@@ -263,11 +248,7 @@ class HostAgents:
         if self._closed:
             return []
         if not self._supervisors.admitted_count:
-            faults = self._logins.faults
-            if faults and all(faults):
-                self._supervisors.give_up("; ".join(faults))
-            elif self._logins.begun and time.monotonic() - self._opened > self._engine.start_timeout:
-                self._supervisors.give_up(self._nobody())
+            self._check_hosts()
         self._supervisors.abandoned()  # hosts see to supervisors that do not answer
         return self._supervisors.lost()
 
@@ -287,19 +268,27 @@ class HostAgents:
         """End all agents, and what runs on the hosts, unless it stays for the next run."""
         if not self._closed:
             self._closed = True
-            self._engine._warm.give_back(self._logins)
+            self._engine._standby.give_back(self._logins)
 
-    def _nobody(self) -> str:
-        limit = f"{self._engine.start_timeout:.0f} seconds (Hosts(start_timeout=…))"
+    def _check_hosts(self) -> None:
+        """While no supervisor has come: warn of that, then give up."""
+        faults, limit = self._logins.faults, self._engine.start_timeout
+        seconds = time.monotonic() - self._opened if self._logins.begun else 0.0
+        if faults and all(faults):
+            self._supervisors.give_up("; ".join(faults))
+        elif seconds > limit:
+            self._supervisors.give_up(self._nobody(f"within {limit:.0f} seconds (Hosts(start_timeout=…))"))
+        elif seconds > NONE_SECONDS and not self._warned:
+            self._warned = True
+            log.warning("%s", self._nobody(f"yet; {limit:.0f} seconds are waited (Hosts(start_timeout=…))"))
+
+    def _nobody(self, when: str) -> str:
         host, _ = self._engine.address
         at = joined(host, self._supervisors.port)
         if self._engine.join is not None:
-            return (
-                f"no host has joined within {limit}: run `hopyard agent --join {self._engine.join}` on each; they dial "
-                f"{at}"
-            )
+            return f"no host has joined {when}: run `hopyard agent --join {self._engine.join}` on each; they dial {at}"
         faults = "; ".join(fault for fault in self._logins.faults if fault)
-        return f"no host has dialled {at} within {limit}{': ' if faults else ''}{faults}"
+        return f"no host has dialled {at} {when}{': ' if faults else ''}{faults}"
 
 
 def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
@@ -310,9 +299,9 @@ def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
         return Prepare(launch.card(0).decode(), threads, env, launch.frameworks, lasting)
 
     address, _ = engine.address
-    given = engine.ticket
-    token = secrets.token_hex(16) if given is None else given.token
-    certificate = make_certificate() if given is None else given.certificate
+    ticket = engine.ticket
+    token = secrets.token_hex(16) if ticket is None else ticket.token
+    certificate = make_certificate() if ticket is None else ticket.certificate
     supervisors = Supervisors(
         address,
         engine.supervisors_port,
@@ -321,6 +310,7 @@ def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
         certificate=certificate,
         prepare=prepare(launch),
         task_name="supervisor",
+        expected=engine.workers,
         keep_idle=True,
         lasting=lasting,
     )

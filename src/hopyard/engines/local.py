@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Literal
 
 from hopyard.checks import sequence, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.processes import Process, Spawned
 from hopyard.engines.templates import Templates
+from hopyard.engines.warm import Startable
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
@@ -84,12 +85,13 @@ def gpus() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class Local(Startable):
     """Worker processes on this host.
 
     Between `start` and `stop`, or in a `with` block, the engine keeps a process that has imported the framework of the
     first run, and the workers of that run and of later ones are forks of it: they are up in a fraction of a second. A
-    fork begins as a new process does, so results are the same, and nothing of one run reaches another.
+    fork begins as a new process does, so results are the same, and nothing of one run reaches another. `workers` is the
+    number of each run: two at the same time have twice as many.
 
     Args:
         workers: how many; None: as many as devices, or, where there are none, as cores.
@@ -115,7 +117,7 @@ class Local:
     states_port: int = field(default=0, init=False, repr=False)
     start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
     driver_workers: int = field(default=0, init=False, repr=False)
-    _templates: Templates = field(default_factory=lambda: Templates(), init=False, repr=False, compare=False)
+    _standby: Templates = field(default_factory=Templates, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         named = sequence(self.devices)
@@ -150,26 +152,6 @@ class Local:
         refuse_missing(self.env, "Local")
         return Processes(self, launch)
 
-    def start(self) -> Self:
-        """Have the workers of runs and programs forked of a process that has imported what they need. The first run
-        starts that process, and each run that needs other frameworks, or other variables that these read, starts
-        another. Linux only; elsewhere nothing changes."""
-        self._templates.start()
-        return self
-
-    def stop(self) -> None:
-        """End these processes; those that still have workers end with the last of these."""
-        self._templates.stop()
-
-    def __enter__(self) -> Self:
-        self._templates.entered += 1
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._templates.entered -= 1
-        if not self._templates.entered:  # else an outer `with` goes on
-            self.stop()
-
 
 class Processes:
     """The processes of one run. Owner: the driver's loop."""
@@ -184,6 +166,8 @@ class Processes:
         self._kills = Kills()
         self._counters: dict[int, tuple[Path, int] | None] = {}
         """Slot → what counts the processes of its cgroup that were killed for want of memory, and its count before."""
+        self._closed = False
+        engine._standby.begin_run()
 
     def start(self, slot: int) -> None:
         """Start a process for this slot.
@@ -211,7 +195,7 @@ class Processes:
         self._running[slot] = process
 
     def _fork(self, variables: dict[str, str], log: IO[bytes]) -> Process | None:
-        return self._engine._templates.fork(self._launch.frameworks, self._engine.threads, variables, log)
+        return self._engine._standby.fork(self._launch.frameworks, self._engine.threads, variables, log)
 
     def end(self, slot: int) -> None:
         """Kill the process and wait for its end, though not for long. A stopped one (SIGSTOP) ends too."""
@@ -263,6 +247,10 @@ class Processes:
 
     def close(self) -> None:
         """End all. Agents that were ordered to end have a moment to do so by themselves."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine._standby.end_run()
         deadline = time.monotonic() + 0.5
         for process in self._running.values():
             process.wait(max(0.0, deadline - time.monotonic()))

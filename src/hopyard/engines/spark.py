@@ -18,14 +18,14 @@ import time
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from hopyard.checks import flag, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.spark_jobs import RELEASE_SECONDS, Jobs, Settings
 from hopyard.engines.split import Split
-from hopyard.engines.warm import Warm
+from hopyard.engines.warm import Startable, Warm
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
@@ -34,6 +34,8 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
+NONE_SECONDS = 15.0
+"""Time without any supervisor until a warning says what is waited for."""
 FEWER_SECONDS = 10.0
 """Time after the first supervisor until a warning says that there are fewer than requested."""
 MORE = (
@@ -48,12 +50,13 @@ _OPEN_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spark:
+class Spark(Startable):
     """Worker processes on the executors of a Spark session, one for each task slot that it grants.
 
     Between `start` and `stop`, or in a `with` block, supervisors stay in the executors when a run is over, each with a
     process that has imported the framework of the first run, and the workers of later runs are forks of it, as for
-    `Local`. Between two runs they hold no core. Workers beside the driver start as without.
+    `Local`. Between two runs they hold no core. Workers beside the driver start as without. `workers` is the number of
+    each run: a second run at the same time asks Spark for as many more.
 
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
@@ -65,7 +68,7 @@ class Spark:
             are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers, as for `Local`. It travels in Spark's tasks, and Spark may spill these to
-            disk.
+            disk; of an engine that was started it comes by TLS, whose key travels in the tasks.
         start_timeout: seconds to wait for the first worker, until the run ends with an error.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
@@ -88,7 +91,7 @@ class Spark:
     name: str = field(default="spark", init=False)
     apart: bool = field(default=True, init=False, repr=False)
     in_process: bool = field(default=False, init=False, repr=False)
-    _warm: Warm[Jobs] = field(default_factory=lambda: Warm(), init=False, repr=False)
+    _standby: Warm[Jobs] = field(default_factory=Warm, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.session is not None and not all(
@@ -141,25 +144,6 @@ class Spark:
         local = Processes(Local(workers=self.driver_workers, threads=self.threads, devices=None, env=env), launch)
         return Split(executors, local, range(self.workers - self.driver_workers, self.workers))
 
-    def start(self) -> Self:
-        """Have supervisors stay when a run is over, and the workers of later runs forked of processes that have
-        imported what they need. Linux only; elsewhere each worker starts as a process of its own."""
-        self._warm.start()
-        return self
-
-    def stop(self) -> None:
-        """End what stays; a run that is under way goes on, and ends it."""
-        self._warm.stop()
-
-    def __enter__(self) -> Self:
-        self._warm.entered += 1
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._warm.entered -= 1
-        if not self._warm.entered:  # else an outer `with` goes on
-            self.stop()
-
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self.start_timeout, self.driver_workers, self.release_cores
         return Spark, (None, self.workers, self.host, self.port, self.threads, self.env, *rest)
@@ -185,12 +169,12 @@ class Executors:
         host, _ = engine.address
         port, env = engine.supervisors_port, dict(engine.env)
         settings = Settings(host, port, engine.threads, env, engine.workers, engine.release_cores)
-        self._warm = engine._warm
+        self._warm = engine._standby
         self._jobs = self._warm.take(launch, lambda lasting: Jobs(session, settings, launch, lasting=lasting))
         self._supervisors = self._jobs.supervisors
         self._opened = time.monotonic()
         self._first_arrival = 0.0
-        self._warned = False
+        self._warned_of_none = self._warned = False
         self._closed = False
         with _OPEN_LOCK:
             _OPEN.add(self)
@@ -269,7 +253,15 @@ class Executors:
         now, missing = time.monotonic(), self._supervisors.missing
         if self._supervisors.admitted_count and not self._first_arrival:
             self._first_arrival = now
-        if missing and not self._first_arrival and now - self._opened > self._start_timeout:
+        none_seconds = 0.0 if self._first_arrival or not missing else now - self._opened
+        if none_seconds > NONE_SECONDS and not self._warned_of_none:
+            self._warned_of_none = True
+            log.warning(
+                "no worker has a slot of Spark yet, after %.0f seconds: its executors are still coming up, or other "
+                "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…))",
+                *(none_seconds, self._taken_here(), self._start_timeout),
+            )
+        if none_seconds > self._start_timeout:
             self._supervisors.give_up(
                 f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
                 f"are taken, or it has no executors{self._taken_here()}; {MORE}"
@@ -287,8 +279,9 @@ class Executors:
 
 
 def _active_session(session: Any) -> Any:
-    """Return the session, or the one that is active in this process."""
+    """Return the session, or the one that is active in this process. Raises SpecError when there is none any more."""
     if session is not None:
+        _check_session(session)
         return session
     with contextlib.suppress(ImportError):
         from pyspark.sql import SparkSession
@@ -306,7 +299,10 @@ def _active_session(session: Any) -> Any:
 def _check_session(session: Any) -> None:
     """Raise SpecError when the session was stopped."""
     if is_stopped(session):
-        raise SpecError("Spark(session): the session was stopped; make another with SparkSession.builder.getOrCreate()")
+        raise SpecError(
+            "Spark(session): the session was stopped; make another with SparkSession.builder.getOrCreate(), and an "
+            "engine with it"
+        )
 
 
 def _driver_host(session: Any) -> str:

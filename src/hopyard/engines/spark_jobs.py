@@ -88,6 +88,7 @@ class Jobs:
             launch.log,
             certificate=certificate,
             prepare=prepare if lasting else None,
+            expected=settings.workers,
             lasting=lasting,
         )
         port = self.supervisors.port
@@ -155,21 +156,31 @@ class Jobs:
         """End all agents, and give the slots back to Spark; supervisors stand by."""
         with self._lock:
             self._open = False
+        held = self.supervisors.jobs
         self.supervisors.rest(range(self._settings.workers) if self._settings.release_cores else ())
-        self._end_jobs()
+        self._end_jobs(held)
+        with self._lock:
+            self._cancelled.update(self._jobs)  # those that do not end have no part in the next run
 
     def close(self) -> None:
         """End all agents and supervisors, and give the slots back to Spark."""
         with self._lock:
             self._open = False
+        held = self.supervisors.jobs
         self.supervisors.dismiss()
-        self._end_jobs(self.supervisors.close)
+        self._end_jobs(held, self.supervisors.close)
 
-    def _end_jobs(self, then: Any = lambda: None) -> None:
+    def _end_jobs(self, held: set[int], then: Any = lambda: None) -> None:
         """Wait for the end of all jobs, whose supervisors were ordered to let their tasks go; cancel those that Spark
-        has no slot for. `then` is called before the others are waited for."""
+        has no slot for, or that take too long.
+
+        Args:
+            held: jobs that have a supervisor.
+            then: called before those that were cancelled are waited for.
+        """
         with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
+            self._lock.wait_for(lambda: held.isdisjoint(self._jobs.keys() - self._cancelled), RELEASE_SECONDS)
         if self._jobs:
             self._interrupt(self._tag)
         then()

@@ -27,14 +27,14 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from hopyard.engines.processes import close_input, kill_group
+from hopyard.engines.warm import Standby
 from hopyard.system.processes import story
 
 log = logging.getLogger(__name__)
@@ -332,57 +332,32 @@ class Template:
             self._process.wait(END_SECONDS)
 
 
-class Templates:
-    """The templates of one engine, or of one supervisor. Any thread may use them. A copy or a pickle has none, and is
-    not started.
+class Templates(Standby[Template]):
+    """The templates of one engine, or of one supervisor, by `key_of`. Any thread may use them.
 
     Args:
         warn: is told what people are to know; None: this module's logger.
     """
 
     def __init__(self, warn: Callable[[str], None] | None = None) -> None:
+        super().__init__(_close)
         self._warn = warn or log.warning
-        self._lock = threading.Lock()
-        self._templates: dict[Hashable, Template] = {}
-        """Key → template; the one that was used last is the last one."""
-        self._owner = 0
-        """The process that started them; 0: they are not started."""
-        self.entered = 0
-        """How many `with` statements have the engine."""
-        self._finalizer = weakref.finalize(self, _close_all, self._templates, os.getpid())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Templates, ()
-
-    @property
-    def started(self) -> bool:
-        """Whether agents are forked of templates. A fork of this process does not have its templates."""
-        return self._owner == os.getpid()
 
     def start(self) -> None:
         """Have agents forked of templates from now on, where the system can do that."""
         if hasattr(os, "pidfd_open") and hasattr(os, "memfd_create"):
-            if not self.started:
-                for template in self._templates.values():  # those of the process of which this one was forked
-                    template.forget()
-                self._templates.clear()
-                self._lock = threading.Lock()  # which a thread of that process may have held
-            self._owner = os.getpid()
+            super().start()
         else:
             self._warn("workers are forked of a process that has imported what they need on Linux only")
 
-    def stop(self) -> None:
-        """End the templates; those that still have agents end with the last of these."""
-        with self._lock:
-            if self.started:
-                _close_all(self._templates, self._owner)
-            self._owner = 0
+    def _forget(self, each: Template) -> None:
+        each.forget()
 
     def kill(self) -> None:
         """End the templates and their agents now; the next agent has another template."""
         with self._lock:
-            while self._templates:
-                self._templates.popitem()[1].kill()
+            while self._items:
+                self._items.popitem()[1].kill()
 
     def fork(
         self, frameworks: Sequence[str], threads: int, variables: Mapping[str, str], log: IO[bytes]
@@ -402,15 +377,15 @@ class Templates:
         with self._lock:
             if not self.started:
                 return None
-            template = self._templates.pop(key, None)
+            template = self._items.pop(key, None)
             if template is not None and template.ended and (template.killed or not template.refusal):
                 template.close()
                 template = None
             if template is None:
-                while len(self._templates) >= MOST:
-                    self._templates.pop(next(iter(self._templates))).close()
+                while len(self._items) >= MOST:
+                    self._items.pop(next(iter(self._items))).close()
                 template = Template(frameworks, threads, _without_device(variables), self._warn)
-            self._templates[key] = template
+            self._items[key] = template
             if template.refusal:
                 template.close()
                 return None
@@ -433,8 +408,11 @@ def key_of(frameworks: Sequence[str], threads: int, variables: Mapping[str, str]
         for name, value in variables.items()
         if name.startswith(READ_AT_IMPORT) and name not in READ_LATER and (name, value) != QUIET
     )
-    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
-    inherited = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), _umask(), tuple(limits)
+    kinds = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}  # one has two names
+    limits = {kind: resource.getrlimit(kind) for kind in sorted(kinds)}
+    _, files = limits[resource.RLIMIT_NOFILE]
+    limits[resource.RLIMIT_NOFILE] = files, files  # agents raise it so far; this process, as far as its runs need
+    inherited = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), _umask(), tuple(limits.items())
     return tuple(frameworks), threads, read, inherited
 
 
@@ -448,9 +426,5 @@ def _without_device(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in READ_LATER}
 
 
-def _close_all(templates: dict[Hashable, Template], owner: int) -> None:
-    if owner != os.getpid():  # a fork of the process that has them
-        return
-    while templates:
-        _, template = templates.popitem()
-        template.close(END_SECONDS)
+def _close(template: Template) -> None:
+    template.close(END_SECONDS)

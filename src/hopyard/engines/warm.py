@@ -1,18 +1,121 @@
-"""What a started engine keeps between its runs: places whose supervisors can fork agents of a template.
+"""What an engine that was started keeps from one run to the next, and `start`, `stop` and `with` of such engines.
 
-Each run takes them, and gives them back when it is over. A second run at the same time has places of its own, of which
-one set is kept. This module knows no cluster.
+It belongs to the process that started the engine: a fork of that process neither uses nor ends it. `hy.Local` keeps
+templates. `hy.Hosts` and `hy.Spark` keep *places* whose supervisors have templates: each run takes them, and gives them
+back when it is over. A second run at the same time has places of its own, of which one set is kept. This module knows
+no cluster.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from hopyard.ports import LaunchInfo
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Standby(Generic[T]):
+    """Owner of what one engine keeps. Any thread may use it. A copy or a pickle has nothing, and is not started.
+
+    Args:
+        close: ends a thing that was kept; it may take its time.
+    """
+
+    def __init__(self, close: Callable[[T], None]) -> None:
+        self._close = close
+        self._started = False
+        self._belong_here()
+
+    def _belong_here(self) -> None:
+        """Belong to this process, with nothing."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._items: dict[Hashable, T] = {}
+        """By what tells them apart; the one that was used last is the last one."""
+        self._run_count = 0
+        """How many runs go on."""
+        self.entered = 0
+        """How many `with` statements have the engine."""
+        self._finalizer = weakref.finalize(self, _close_all, self._items, self._close, self._process)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything is kept. A fork of this process does not have what is."""
+        return self._started and self._process == os.getpid()
+
+    def start(self) -> None:
+        """Keep things from now on."""
+        if self._process != os.getpid():
+            for each in self._items.values():
+                self._forget(each)
+            self._belong_here()  # with another lock: a thread of the other process may have held this one
+        self._started = True
+
+    def stop(self) -> None:
+        """End what is kept, and keep nothing from now on. A run that goes on does so, and ends what it has."""
+        with self._lock:
+            if not self.started:
+                return
+            self._started = False
+            items = list(self._items.values())
+            self._items.clear()
+            run_count = self._run_count
+        if run_count:
+            which = "a run" if run_count == 1 else f"{run_count} runs"
+            log.warning("the engine was stopped, and %s of it will go on: its workers stay, and end with it", which)
+        for each in items:  # without the lock: nobody else is to wait for that
+            self._close(each)
+
+    def begin_run(self) -> None:
+        """Count a run, until `end_run`."""
+        with self._lock:
+            self._run_count += 1
+
+    def end_run(self) -> None:
+        """Count a run no more."""
+        with self._lock:
+            self._run_count -= 1
+
+    def _forget(self, each: T) -> None:
+        """Leave it to the process that has it."""
+
+
+class Startable:
+    """An engine that can be started: between `start` and `stop`, or in a `with` block, it keeps what its runs have in
+    common, see its class."""
+
+    __slots__ = ()
+    _standby: Standby[Any]
+
+    def start(self) -> Self:
+        """Have what workers are forked of stay when a run is over. Nothing starts before the first run needs it. On
+        Linux only; elsewhere each worker starts as a process of its own."""
+        self._standby.start()
+        return self
+
+    def stop(self) -> None:
+        """End what stays. A run that is under way goes on with its workers, which a warning says, and ends them."""
+        self._standby.stop()
+
+    def __enter__(self) -> Self:
+        self._standby.entered += 1
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._standby.entered -= 1
+        if not self._standby.entered:  # else an outer `with` goes on
+            self.stop()
 
 
 class Places(Protocol):
@@ -44,40 +147,11 @@ class Places(Protocol):
 P = TypeVar("P", bound=Places)
 
 
-class Warm(Generic[P]):
-    """The places of one engine. Any thread may use it. A copy or a pickle has none, and is not started."""
+class Warm(Standby[P]):
+    """The places of one engine: at most one set that no run has."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[P] = []
-        """Places that no run has: at most one set."""
-        self._owner = 0
-        """The process that started the engine; 0: it is not started."""
-        self.entered = 0
-        """How many `with` statements have the engine."""
-        self._finalizer = weakref.finalize(self, _close_all, self._kept, os.getpid())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Warm, ()
-
-    @property
-    def started(self) -> bool:
-        """Whether places are kept. A fork of this process does not have its places."""
-        return self._owner == os.getpid()
-
-    def start(self) -> None:
-        """Keep places from now on."""
-        if not self.started:
-            self._kept.clear()  # those of the process of which this one was forked
-            self._lock = threading.Lock()  # which a thread of that process may have held
-        self._owner = os.getpid()
-
-    def stop(self) -> None:
-        """End those that no run has; the others end with their runs."""
-        with self._lock:
-            if self.started:
-                _close_all(self._kept, self._owner)
-            self._owner = 0
+        super().__init__(_close)
 
     def take(self, launch: LaunchInfo, make: Callable[[bool], P]) -> P:
         """Return the places of a run.
@@ -88,35 +162,43 @@ class Warm(Generic[P]):
         """
         with self._lock:
             lasting = self.started
-            kept = self._kept.pop() if lasting and self._kept else None
-        if kept is not None:
-            if kept.usable:
-                try:
-                    kept.renew(launch)
-                except BaseException:
-                    kept.close()
-                    raise
-                return kept
-            kept.close()
-        return make(lasting)
+            places = self._items.popitem()[1] if lasting and self._items else None
+        if places is not None and not places.usable:
+            places.close()
+            places = None
+        if places is None:
+            places = make(lasting)
+        else:
+            try:
+                places.renew(launch)
+            except BaseException:
+                places.close()
+                raise
+        self.begin_run()
+        return places
 
     def give_back(self, places: P) -> None:
         """End a run in these places, and keep them for the next one, where that is possible."""
+        self.end_run()
         keep = False
         try:
-            if places.lasting and self.started and not self._kept and places.usable:
+            if places.lasting and self.started and not self._items and places.usable:
                 places.rest()
                 with self._lock:
-                    keep = self.started and not self._kept and places.usable
+                    keep = self.started and not self._items and places.usable
                     if keep:
-                        self._kept.append(places)
+                        self._items[()] = places
         finally:
             if not keep:
                 places.close()
 
 
-def _close_all(kept: list[Any], owner: int) -> None:
-    if owner != os.getpid():  # a fork of the process that has them
+def _close_all(items: dict[Hashable, Any], close: Callable[[Any], None], process: int) -> None:
+    if process != os.getpid():  # this is a fork of the one that has them
         return
-    while kept:
-        kept.pop().close()
+    while items:
+        close(items.popitem()[1])
+
+
+def _close(places: Places) -> None:
+    places.close()

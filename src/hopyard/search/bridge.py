@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import ceil, floor, nextafter
+from math import ceil, floor, isclose, nextafter
 from typing import Any
 
 import msgspec
@@ -12,6 +13,10 @@ import msgspec
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
 from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
+from hopyard.text import numeral
+
+SLACK = 1e-9
+"""The share of a step by which a value may differ from its place: 0.3 is three steps of 0.1."""
 
 
 def optuna_package() -> Any:
@@ -31,12 +36,15 @@ def optuna_package() -> Any:
 
 @contextmanager
 def quietly() -> Iterator[Any]:
-    """Give Optuna, which would print a line for each study, and put its verbosity back."""
+    """Give Optuna, which would print a line for each study, and put its verbosity back. That something of it is
+    experimental, it would say again for each sampler that is made."""
     optuna = optuna_package()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
     try:
-        yield optuna
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield optuna
     finally:
         optuna.logging.set_verbosity(before)
 
@@ -92,16 +100,24 @@ def value_of(distribution: Distribution, parameter: Any) -> Any:
 
 
 def parameter_of(distribution: Distribution, value: Any) -> Any:
-    """The reverse of `value_of`."""
+    """The reverse of `value_of`.
+
+    Raises:
+        ValueError: the value is none of the choice, or lies between two steps.
+    """
     match distribution:
         case Choice(values):
             return values.index(value)
         case Uniform(q=q) if q is not None:
-            return round(value / q)
-        case Steps(low, step):
-            return round((value - low) / step)
+            first, step = 0.0, q
+        case Steps(first, step):
+            pass
         case _:
             return value
+    number = round((value - first) / step)
+    if not isclose(value, value_of(distribution, number), rel_tol=1e-12, abs_tol=SLACK * step):
+        raise ValueError(f"lies between two steps of {numeral(step)} from {numeral(first)}")
+    return number
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:

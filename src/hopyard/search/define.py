@@ -7,14 +7,14 @@ these have. So it must depend on what it is told alone: no clock, no file, no ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor
+from math import floor, isfinite
 from typing import Any
 
 from hopyard.checks import flag, whole
 from hopyard.errors import SpecError
-from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain
+from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain, unpruned
 from hopyard.spec import Config
-from hopyard.text import shown
+from hopyard.text import error_line, numeral, shown
 
 CALLS = 3
 """How often a function is called again with the same values."""
@@ -48,7 +48,7 @@ class Suggestions:
         if step is None:
             return self._suggest(label, name, Uniform(low, high, log=log))
         if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step <= high - low:
-            raise SpecError(f"{label}: step must be a number > 0 and <= {high - low:g}, got {shown(step)}")
+            raise SpecError(f"{label}: step must be a number > 0 and <= {numeral(high - low)}, got {shown(step)}")
         return self._suggest(label, name, Steps(low, float(step), 1 + floor((high - low) / step + 1e-9)))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
@@ -108,7 +108,7 @@ class Defined:
             if error is trial._raised:  # the sampler's, not the function's
                 raise
             raise SpecError(
-                f"space: the function raised after it was told {trial._values!r}: {type(error).__name__}: {error}"
+                f"space: the function raised after it was told {trial._values!r}: {error_line(error)}{unpruned(error)}"
             ) from error
         if returned is None:
             returned = {}
@@ -127,30 +127,6 @@ class Defined:
             raise SpecError("space: the function asked for no parameter: call trial.suggest_float(…) or the like in it")
         return config
 
-    def check(self, config: Config) -> None:
-        """Call the function again with the values of a configuration that it returned.
-
-        Raises:
-            SpecError: it says something else.
-        """
-        for _ in range(CALLS):
-            asked: list[str] = []
-
-            def pick(name: str, distribution: Distribution, asked: list[str] = asked) -> Any:
-                asked.append(name)
-                return config[name]
-
-            try:
-                equal = self.walk(pick) == config
-            except KeyError:  # a parameter for which it did not ask before
-                equal = False
-            if not equal:
-                raise SpecError(
-                    f"space: the function said {shown(config)}. When it was called again with these values it asked "
-                    f"for {shown(asked)} and said something else: it must depend on what it is told alone (no clock, "
-                    "no file, no random numbers)"
-                )
-
 
 Searched = Space | Defined
 
@@ -162,9 +138,44 @@ def searched(space: Any) -> Searched | None:
     return Defined(space) if callable(space) and not isinstance(space, type) else None
 
 
+def check_pure(space: Searched, config: Config) -> None:
+    """Call the functions of a space again with the values of a configuration of it.
+
+    Raises:
+        SpecError: they say something else.
+    """
+    for _ in range(CALLS):
+        names, equal = _again(space, config)
+        if not equal:
+            raise SpecError(
+                f"space: it had the configuration {shown(config)}. When its functions were called again with these "
+                f"values they asked for {shown(names)} and said something else: they must depend on what they are told "
+                "alone (no clock, no file, no random numbers)"
+            )
+
+
+def _again(space: Searched, config: Config) -> tuple[list[str], bool]:
+    """Ask a space with the values of a configuration. Returns the parameters for which it asks, and whether it has that
+    configuration."""
+    names: list[str] = []
+
+    def pick(name: str, distribution: Distribution) -> Any:
+        names.append(name)
+        return config[name]
+
+    try:
+        return names, space.walk(pick) == config
+    except KeyError:  # a parameter for which it did not ask before
+        return names, False
+
+
 def _ascending(label: str, low: float, high: float) -> None:
     if not low < high:
-        raise SpecError(f"{label}: low must be below high, got {low:g} and {high:g}")
+        raise SpecError(f"{label}: low must be below high, got {numeral(low)} and {numeral(high)}")
+    if not isfinite(high - low):
+        raise SpecError(
+            f"{label}: the range from {low:g} to {high:g} is wider than the largest float; give a narrower one"
+        )
 
 
 def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
@@ -174,4 +185,4 @@ def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
     if steps:
         raise SpecError(f"{label}: step and log = True are given; leave one of them out")
     if low <= 0:
-        raise SpecError(f"{label}: low must be > 0 with log=True, got {low:g}")
+        raise SpecError(f"{label}: low must be > 0 with log=True, got {numeral(low)}")

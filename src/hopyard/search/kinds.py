@@ -10,12 +10,13 @@ from typing import Any
 from hopyard.checks import no_such
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
-from hopyard.search.define import Defined, Searched, searched
+from hopyard.search.bridge import SLACK, parameter_of
+from hopyard.search.define import Defined, Searched, check_pure, searched
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
-from hopyard.space import Choice, Distribution, RandInt, Space
+from hopyard.space import Choice, Distribution, RandInt, Space, Steps, Uniform
 from hopyard.spec import Config, Mode
-from hopyard.text import message_of, shown
+from hopyard.text import error_line, numeral, shown
 
 log = logging.getLogger(__name__)
 
@@ -59,53 +60,67 @@ def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
         raise SpecError(f"enqueue must be a list of configurations, which are dicts, got {shown(configs)}")
     if not configs:
         return search
-    known = searched(space)
-    return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), known) for config in configs]))
+    known, learning = searched(space), learns(search)
+    return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), known, learning) for config in configs]))
 
 
-def _completed(config: Config, space: Searched | None) -> Config:
-    """Return a configuration of the user with what the space has beside the parameters."""
-    outside: list[str] = []
+def _completed(config: Config, space: Searched | None, learning: bool) -> Config:
+    """Return a configuration of the user with what the space has beside the parameters, and warn of what the space does
+    not have. `learning`: whether the search would learn from it."""
+    if space is None:
+        return config
+    strange: list[str] = []
 
     def pick(name: str, distribution: Distribution) -> Any:
         if name not in config:
             raise SpecError(f"enqueue: {shown(config)} has no {name!r}, for which the space asks: give all parameters")
         value = config[name]
-        if isinstance(distribution, Choice):
-            if value not in distribution.values:
-                outside.append(f"{name} = {shown(value)} is not one of {shown(list(distribution.values))}")
-            return value
-        integers = isinstance(distribution, RandInt)
-        last = distribution.high - 1 if integers else distribution.high
-        limits = f"{distribution.low:g} to {last:g}"
-        if isinstance(value, bool) or not isinstance(value, int if integers else (int, float)):
-            kind = "an integer" if integers else "a number"
-            raise SpecError(
-                f"enqueue: {shown(config)}: {name} must be {kind}, its range is {limits}, got {shown(value)}"
-            )
-        if not distribution.low <= value <= last:
-            outside.append(f"{name} = {shown(value)} is outside {limits}")
+        if departure := _departure(distribution, value, f"enqueue: {shown(config)}: {name}"):
+            strange.append(f"{name} = {shown(value)} {departure}")
         return value
 
     def check(names: Collection[str]) -> None:
         if wrong := [name for name in config if name not in names]:
             raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
 
-    if space is None:
-        return config
     if isinstance(space, Space):
         check(space.parameters)
     whole = space.walk(pick)
     if isinstance(space, Defined):
         check(whole)
     inactive = [name for name in config if name not in whole]
-    outside += [f"{name} is not a parameter where the others are {shown(whole)}" for name in inactive]
-    learned = "" if not outside else ", and a search that learns does not learn from it"
+    strange += [f"{name} is not a parameter where the others are {shown(whole)}" for name in inactive]
+    unlearned = ", and the search does not learn from it" if strange and learning else ""
     constant = [name for name in config if name in whole and whole[name] != config[name]]
-    outside += [f"{name} = {shown(config[name])} is not {shown(whole[name])}" for name in constant]
-    if outside:
-        log.warning("enqueue: %s: the space has no such value; it is tried all the same%s", "; ".join(outside), learned)
+    strange += [f"{name} = {shown(config[name])} is not {shown(whole[name])}" for name in constant]
+    if strange:
+        text = "; ".join(strange)
+        log.warning("enqueue: %s: the space has no such value; it is tried all the same%s", text, unlearned)
     return {**whole, **config}
+
+
+def _departure(distribution: Distribution, value: Any, label: str) -> str:
+    """Return how a value differs from those of a distribution, "is outside 0 to 1" for example; "": it is one of them.
+
+    Raises:
+        SpecError: it is not of their type.
+    """
+    if isinstance(distribution, Choice):
+        return "" if value in distribution.values else f"is not one of {shown(list(distribution.values))}"
+    low, last = distribution.low, distribution.high - 1 if isinstance(distribution, RandInt) else distribution.high
+    limits = f"{numeral(low)} to {numeral(last)}"
+    integers = isinstance(low, int) and not isinstance(distribution, Uniform)
+    if isinstance(value, bool) or not isinstance(value, int if integers else (int, float)):
+        kind = "an integer" if integers else "a number"
+        raise SpecError(f"{label} must be {kind}, its range is {limits}, got {shown(value)}")
+    slack = SLACK * distribution.step if isinstance(distribution, Steps) else 0
+    if not low - slack <= value <= last + slack:
+        return f"is outside {limits}"
+    try:
+        parameter_of(distribution, value)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def batch_of(search: Search | Enqueued) -> int:
@@ -114,31 +129,31 @@ def batch_of(search: Search | Enqueued) -> int:
     return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
 
 
-def repeats(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> bool:
-    """Ask a search that learns what it would propose first. Returns whether it says the same when it is asked anew, as
-    after a resume; a search that does not learn does.
+def examined(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> tuple[int | None, bool]:
+    """Ask a search what it would propose first. Returns how many trials there are, None where nobody knows, and whether
+    it says the same when it is asked anew, as after a resume.
 
     Raises:
-        SpecError: it raised, or the function that defines the space says something else for the same values.
+        SpecError: it raised, or a function of the space says something else for the same values.
     """
-    inner = search.search if isinstance(search, Enqueued) else search
-    if not isinstance(inner, _LEARNED):
-        return True
-    first = _first(open_sampler(inner, space, seed, modes))
-    known = searched(space)
-    if isinstance(known, Defined) and first is not None:
-        known.check(first)
-    return first == _first(open_sampler(inner, space, seed, modes))
+    inner, total = (search.search, len(search.configs)) if isinstance(search, Enqueued) else (search, 0)
+    sampler = open_sampler(inner, space, seed, modes)
+    first = _first(sampler)
+    if first is not None and not isinstance(inner, Configs) and (known := searched(space)) is not None:
+        check_pure(known, first)
+    same = not isinstance(inner, _LEARNED) or first == _first(open_sampler(inner, space, seed, modes))
+    return None if sampler.total is None else sampler.total + total, same
 
 
 def _first(sampler: Sampler | LearningSampler) -> Config | None:
-    assert isinstance(sampler, LearningSampler)
+    if not isinstance(sampler, LearningSampler):
+        return sampler.ask(0)
     try:
         proposal = sampler.propose([])
     except SpecError:
         raise
     except Exception as error:
-        raise SpecError(f"search: it proposed nothing: {type(error).__name__}: {message_of(error)}") from error
+        raise SpecError(f"search: it proposed nothing: {error_line(error)}") from error
     return None if proposal is None else proposal.config
 
 

@@ -17,8 +17,8 @@ from hopyard.space import plain
 from hopyard.spec import Config
 from hopyard.text import shown
 
-GRID_LIMIT = 1_000_000
-"""A grid of more points than this is taken for a mistake."""
+LIMIT = 1_000_000
+"""A search of more configurations than this, all known beforehand, is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Grid:
             )
         for config in listed.grid():
             configs.append(config)
-            if len(configs) > GRID_LIMIT:
-                raise SpecError(f"Grid(): the space has more than {GRID_LIMIT:,} points; use hy.Random(n)")
+            if len(configs) > LIMIT:
+                raise SpecError(f"Grid(): the space has more than {LIMIT:,} points; use hy.Random(n)")
         return Listed(configs)
 
 
@@ -53,7 +53,7 @@ class Random:
     """None: the run's seed."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1))
+        object.__setattr__(self, "trials", whole("Random: trials", self.trials, 1, LIMIT))
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("Random: seed", self.seed))
 

@@ -20,7 +20,7 @@ from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.spec import RunSpec, Warned
-from hopyard.text import escaped, message_of
+from hopyard.text import error_line
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Proposer:
         try:
             ends = self._stops is not None and self._stops(number)
         except Exception as error:  # noqa: BLE001 - it is the user's
-            text, place = _text(error), places.of_error(error) or self._defined
+            text, place = error_line(error)[:LONGEST], places.of_error(error) or self._defined
             warning = Warned(f"{text}; stop= raised it, and stops no trial where it does", place)
             key = place, text.partition(":")[0]
             if key not in self._logged:
@@ -106,9 +106,9 @@ class Proposer:
                 proposal = self._next(number, history) if total is None or number < total else None
             except Exception as error:  # the search ends, not the run
                 if not number:
-                    raise SpecError(f"search: it proposed nothing: {_text(error)}") from error
+                    raise SpecError(f"search: it proposed nothing: {error_line(error)[:LONGEST]}") from error
                 place = places.of_error(error)
-                text = f"{_text(error)} ({place})" if place else _text(error)
+                text = f"{error_line(error)[:LONGEST]} ({place})" if place else error_line(error)[:LONGEST]
                 log.warning("search= raised %s: nothing more is proposed", text)
                 events.append(Exhausted(at=at, reason=f"the search raised {text}"))
                 break
@@ -160,7 +160,3 @@ def observation(trial: TrialRecord, spec: RunSpec) -> Observation:
 
 def _up_to(count: float) -> range:
     return range(1 << 62) if count == math.inf else range(int(count))
-
-
-def _text(error: Exception) -> str:
-    return escaped(f"{type(error).__name__}: {' '.join(message_of(error).split())}")[:LONGEST]

@@ -6,7 +6,6 @@ one distribution over all trials, as Optuna wants it: the smallest that holds th
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -76,9 +75,7 @@ def study_of(
             directions=["minimize" if each.mode == "min" else "maximize" for each in objectives],
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names([each.metric for each in objectives])
+        study.set_metric_names([each.metric for each in objectives])
         study.add_trials(
             [
                 _frozen(optuna, result, {name: shared[name] for name in walk}, len(objectives) == 1, prunes)

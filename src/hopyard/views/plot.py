@@ -13,17 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.errors import UsageError
+from hopyard.text import one_line
 from hopyard.views import words
 
 DECADES = 1.5
 """A parameter whose values, all above 0, span more powers of ten than this has a logarithmic axis."""
 MOST = 16
 """Parameters that have an axis, at most: those that differ first."""
+MARKS = 8
+"""Ticks of an axis, at most."""
+CHARACTER = 0.015
+"""Width of a character above the rungs, as a share of the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ class Picture:
         epochs: of a trial that goes to the end.
         curves: the trials, the best first.
         axes: parameters, and last the metric.
-        rungs: (name, epoch, trials that came, trials that went on).
+        rungs: (epoch, "9 → 3": how many trials came there and how many went on, in all brackets; line, from 0, in
+            which the text meets no other).
         front: trials that no other beats in all objectives; empty where there is one.
         low, high: ends of the metric's axis.
     """
@@ -81,7 +88,7 @@ class Picture:
     epochs: int
     curves: list[Curve]
     axes: list[Axis]
-    rungs: list[tuple[str, float, int, int]]
+    rungs: list[tuple[float, str, int]]
     front: list[int]
     low: float
     high: float
@@ -133,7 +140,7 @@ def picture(machine: Machine) -> Picture:
         spec.epochs,
         curves,
         [*(axis for axis, _ in scales), axis],
-        [(name, step / spec.partitions, came, promoted) for name, step, came, promoted in machine.search.rungs()],
+        _rungs_of(machine),
         [trial.id for trial in words.pareto(machine)] if several else [],
         min(values, default=0.0),
         max(values, default=1.0),
@@ -163,9 +170,14 @@ def png(machine: Machine, path: str | Path) -> None:
             "in .html needs nothing"
         ) from error
     drawn = picture(machine)
+    draw(Figure(layout="constrained"), drawn, _summary(machine, drawn)).savefig(path, dpi=150)
+
+
+def draw(figure: Any, drawn: Picture, title: str) -> Any:
+    """Draw a picture into an empty figure of matplotlib, and return that."""
     sliced = drawn.axes[:-1]
     rows = 2 + (len(sliced) + 3) // 4
-    figure = Figure(figsize=(12, 3.6 * rows), layout="constrained")
+    figure.set_size_inches(12, 3.6 * rows)
     grid = figure.add_gridspec(rows, 4)
     _curves(figure.add_subplot(grid[0, :2]), drawn)
     _rungs(figure.add_subplot(grid[0, 2:]), drawn)
@@ -174,8 +186,8 @@ def png(machine: Machine, path: str | Path) -> None:
         _front(figure.add_subplot(grid[1, 3]), drawn)
     for number, axis in enumerate(sliced):
         _slice(figure.add_subplot(grid[2 + number // 4, number % 4]), drawn, number, axis)
-    figure.suptitle(_summary(machine, drawn), fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.suptitle("\n".join(wrap(title.replace("$", r"\$"), 150, max_lines=4)), fontsize=9)
+    return figure
 
 
 def _summary(machine: Machine, drawn: Picture) -> str:
@@ -187,13 +199,31 @@ def _summary(machine: Machine, drawn: Picture) -> str:
     return ", ".join(parts)
 
 
+def _rungs_of(machine: Machine) -> list[tuple[float, str, int]]:
+    """Return what is written above the rungs; brackets that have one at the same epoch share it."""
+    spec, counts = machine.spec, dict[int, list[int]]()
+    for _, step, came, promoted in machine.search.rungs():
+        count = counts.setdefault(step, [0, 0])
+        count[0] += came
+        count[1] += promoted
+    rungs, ends = list[tuple[float, str, int]](), list[float]()
+    for step, (came, promoted) in sorted(counts.items()):
+        text = f"{came} → {promoted}"
+        middle, half = step / spec.steps, (len(text) + 1) * CHARACTER / 2
+        line = next((n for n, end in enumerate(ends) if end <= middle - half), len(ends))
+        ends[line : line + 1] = [middle + half]
+        rungs.append((step / spec.partitions, text, line))
+    return rungs
+
+
 def _scale(name: str, values: Sequence[Any]) -> tuple[Axis, Callable[[Any], float]]:
     """Return an axis for these values, and the function value → place in [0, 1] on it."""
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if not values or len(numbers) < len(values):
-        texts = list(dict.fromkeys(words.value(value) for value in values))
+        texts = sorted({words.value(value) for value in values})
         places = {text: 0.5 if len(texts) == 1 else n / (len(texts) - 1) for n, text in enumerate(texts)}
-        return Axis(name, [(places[text], text) for text in texts]), lambda value: places[words.value(value)]
+        every = max(1, -(-len(texts) // MARKS))
+        return Axis(name, [(places[text], text) for text in texts[::every]]), lambda value: places[words.value(value)]
     low, high = float(min(numbers)), float(max(numbers))
     log = low > 0 and math.log10(high / low) > DECADES
     first, last = (math.log(low), math.log(high)) if log else (low, high)
@@ -209,6 +239,13 @@ def _scale(name: str, values: Sequence[Any]) -> tuple[Axis, Callable[[Any], floa
     ), place
 
 
+def _cut(text: str, most: float) -> str:
+    """Return the text as matplotlib shows it in one line; without its middle, where it is long."""
+    half, text = max(2, int(most) // 2), one_line(text)
+    text = text if len(text) <= 2 * half + 1 else f"{text[:half]}…{text[-half:]}"
+    return text.replace("$", r"\$")  # else it begins a formula
+
+
 def _alpha(each: Curve) -> float:
     return 0.12 if each.shade is None else 0.15 + 0.85 * each.shade**2
 
@@ -218,7 +255,7 @@ def _curves(axes: Any, drawn: Picture) -> None:
         if each.values:
             epochs, values = zip(*each.values, strict=True)
             axes.plot(epochs, values, color="tab:blue", alpha=_alpha(each), marker="." if len(epochs) == 1 else "")
-    axes.set(xlabel="epoch", ylabel=drawn.metric, title="Curves")
+    axes.set(xlabel="epoch", ylabel=_cut(drawn.metric, 30), title="Curves")
 
 
 def _rungs(axes: Any, drawn: Picture) -> None:
@@ -230,10 +267,14 @@ def _rungs(axes: Any, drawn: Picture) -> None:
         color=[colours.get(each.status, "tab:green") for each in ranked],
         height=0.8,
     )
-    for _, epoch, came, promoted in drawn.rungs:
+    for epoch, text, line in drawn.rungs:
         axes.axvline(epoch, color="black", linewidth=0.6, linestyle=":")
-        axes.text(epoch, len(ranked), f"{came} → {promoted}", fontsize=7, ha="center")
-    axes.set(xlabel="epochs trained", title="How far trials came", yticks=[])
+        axes.annotate(
+            text, (epoch, 1), (0, 3 + 9 * line), ("data", "axes fraction"), "offset points", fontsize=7, ha="center"
+        )
+    lines = 1 + max([line for *_, line in drawn.rungs], default=-1)
+    axes.set_title("How far trials came", pad=6 + 9 * lines)
+    axes.set(xlabel="epochs trained", xlim=(0, drawn.epochs), yticks=[])
 
 
 def _parallel(axes: Any, drawn: Picture) -> None:
@@ -241,12 +282,14 @@ def _parallel(axes: Any, drawn: Picture) -> None:
         points = [(n, place) for n, place in enumerate(each.places) if place is not None]
         if points:
             axes.plot(*zip(*points, strict=True), color="tab:blue", alpha=_alpha(each), linewidth=1)
+    count, last = (90 if drawn.front else 130) / len(drawn.axes), len(drawn.axes) - 1
     for number, axis in enumerate(drawn.axes):
         axes.axvline(number, color="black", linewidth=0.8)
         for place, text in axis.marks:
-            axes.text(number, place, f" {text}", fontsize=6)
-    axes.set(title="Parallel coordinates", yticks=[])
-    axes.set_xticks(range(len(drawn.axes)), [axis.name for axis in drawn.axes], fontsize=8)
+            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
+            axes.text(number, place, f" {_cut(text, count)}", fontsize=6, va="center", bbox=box)
+    axes.set(title="Parallel coordinates", yticks=[], xlim=(-0.5, last + 0.8))
+    axes.set_xticks(range(last + 1), [_cut(axis.name, count) for axis in drawn.axes], fontsize=8)
 
 
 def _slice(axes: Any, drawn: Picture, number: int, axis: Axis) -> None:
@@ -257,10 +300,11 @@ def _slice(axes: Any, drawn: Picture, number: int, axis: Axis) -> None:
     ]
     if points:
         axes.scatter(*zip(*points, strict=True), s=10, color="tab:blue", alpha=0.7)
-    axes.set_xticks([place for place, _ in axis.marks], [text for _, text in axis.marks], fontsize=6)
+    texts = [_cut(text, 16) for _, text in axis.marks]
+    axes.set_xticks([place for place, _ in axis.marks], texts, fontsize=6, rotation=30, ha="right", va="top")
     marks = drawn.axes[-1].marks
     axes.set_yticks([place for place, _ in marks], [text for _, text in marks], fontsize=6)
-    axes.set(xlabel=axis.name, ylabel=drawn.metric, xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+    axes.set(xlabel=_cut(axis.name, 24), ylabel=_cut(drawn.metric, 30), xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
 
 
 def _front(axes: Any, drawn: Picture) -> None:
@@ -270,4 +314,5 @@ def _front(axes: Any, drawn: Picture) -> None:
         ]
         if points:
             axes.scatter(*zip(*points, strict=True), s=14, color="tab:red" if chosen else "tab:gray")
-    axes.set(xlabel=drawn.objectives[0], ylabel=drawn.objectives[1], title="Not dominated (red)")
+    x, y = (_cut(name, 24) for name in drawn.objectives[:2])
+    axes.set(xlabel=x, ylabel=y, title="Not dominated (red)")

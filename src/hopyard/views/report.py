@@ -203,7 +203,7 @@ def _best(machine: Machine) -> str:
 
 
 def _in_all(trial: TrialRecord, spec: RunSpec) -> str:
-    values = zip(spec.objectives, trial.objectives(spec), strict=True)
+    values = zip(spec.objectives, trial.values(spec.objectives), strict=True)
     return f"trial {trial.id}: " + "  ".join(f"{each.metric} {words.number(value)}" for each, value in values)
 
 

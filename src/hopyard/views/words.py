@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import le
 from typing import Any
 
 from hopyard.core.runs.events import Granted, Paused, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.spec import Config, better
+from hopyard.core.runs.rungs.rung import key
+from hopyard.spec import Config
 from hopyard.stopping import Asked
 from hopyard.text import one_line
 
@@ -109,47 +110,53 @@ def status(trial: TrialRecord, run: str) -> str:
     return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
 
 
+Costs = Callable[[TrialRecord], tuple[float, ...]]
+"""Trial → a number for each objective that is smaller for better values, at its best epoch by the first of them;
+infinity: the value is not there, or not finite."""
+
+
+def costs(machine: Machine) -> Costs:
+    """Return what tells how good the trials of a run are."""
+    objectives, metric, mode = machine.spec.objectives, machine.spec.metric, machine.spec.mode
+    if len(objectives) < 2:  # the usual case, and the table asks at each change
+        return lambda trial: (key(mode, trial.value(metric)),)
+
+    def cost(trial: TrialRecord) -> tuple[float, ...]:
+        return tuple([key(each.mode, x) for each, x in zip(objectives, trial.values(objectives), strict=True)])
+
+    return cost
+
+
 def best(machine: Machine) -> TrialRecord | None:
-    """Return the trial whose best epoch has the best value of the run's metric; of equals, the one with the lowest
-    number. Failed trials, and those whose every value is NaN or infinite, do not count. Without a metric, return the
-    first trial that has an epoch."""
-    metric, mode = machine.spec.metric, machine.spec.mode
-    winner: TrialRecord | None = None
-    for trial in machine.trials.values():
-        if not trial.good(metric) or trial.status == "failed":
-            continue
-        if winner is None or better(mode, trial.value(metric), winner.value(metric)):
-            winner = trial
-    return winner
+    """Return the trial whose best epoch has the best value of the run's metric; of equals, the one with the better next
+    objective, if there are several, then the one with the lowest number. Failed trials, and those whose every value is
+    NaN or infinite, do not count. Without a metric, return the first trial that has an epoch."""
+    return min(_good(machine), key=costs(machine), default=None)  # the first of equals
 
 
 def pareto(machine: Machine) -> list[TrialRecord]:
     """Return the trials of which no other is better in one objective and at least as good in all others, the best by
     the first objective first. O(trials × those returned)."""
-    spec, front = machine.spec, list[tuple[tuple[float, ...], TrialRecord]]()
-    signs = [1.0 if mode == "min" else -1.0 for mode in spec.modes]
-    costs = [
-        (tuple([sign * value for sign, value in zip(signs, values, strict=True)]), trial)
-        for trial in machine.trials.values()
-        if trial.status != "failed" and (values := trial.objectives(spec))
-    ]
-    for cost, trial in sorted(costs, key=lambda each: (each[0], each[1].id)):  # who beats a trial comes before it
+    front, cost_of = list[tuple[tuple[float, ...], TrialRecord]](), costs(machine)
+    ranks = sorted([(cost_of(trial), trial.id) for trial in _good(machine)] if machine.spec.objectives else ())
+    for cost, number in ranks:  # who beats a trial comes before it
         if not any(other != cost and all(map(le, other, cost)) for other, _ in front):
-            front.append((cost, trial))
+            front.append((cost, machine.trials[number]))
     return [trial for _, trial in front]
+
+
+def _good(machine: Machine) -> Iterator[TrialRecord]:
+    """Yield the trials that did not fail and have a finite value of the run's metric, by number."""
+    metric = machine.spec.metric
+    for trial in machine.trials.values():
+        if trial.status != "failed" and trial.good(metric):
+            yield trial
 
 
 def rule(machine: Machine) -> str:
     """Return the rule that stops trials, as its user wrote it: `ASHA(sync=True)`; "" where there is none."""
     stop = machine.spec.stop
-    if stop is None:
-        return ""
-    if isinstance(stop, Asked):
-        return "a function"
-    names, values = stop.__struct_fields__, stop.__struct_defaults__
-    defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    own = [name for name in names if name not in defaults or getattr(stop, name) != defaults[name]]
-    return f"{type(stop).__name__}({', '.join(f'{name}={getattr(stop, name)!r}' for name in own)})"
+    return "" if stop is None else "a function" if isinstance(stop, Asked) else repr(stop)
 
 
 def after(machine: Machine, step: int) -> str:
@@ -173,15 +180,12 @@ def retriable(machine: Machine) -> bool:
 
 def ranked(machine: Machine) -> list[TrialRecord]:
     """Return the trials, best first; those without a value follow, failed ones come last."""
-    metric = machine.spec.metric
-    sign = 1.0 if machine.spec.mode == "min" else -1.0
+    metric, cost_of = machine.spec.metric, costs(machine)
 
-    def key(trial: TrialRecord) -> tuple[bool, bool, bool, float, int]:
-        score = trial.value(metric)
-        bad = score is None or not math.isfinite(score)
-        return trial.status == "failed", score is None, bad, 0.0 if score is None or bad else sign * score, trial.id
+    def place(trial: TrialRecord) -> tuple[float, ...]:
+        return trial.status == "failed", trial.value(metric) is None, *cost_of(trial), trial.id
 
-    return sorted(machine.trials.values(), key=key)
+    return sorted(machine.trials.values(), key=place)
 
 
 def warned(machine: Machine, most: int) -> list[str]:

@@ -18,7 +18,7 @@ from hopyard.errors import DataError
 
 pytest.importorskip("pyspark")
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]  # the first test of a process starts Spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]  # the first test of a process starts Spark
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # the first test of a process starts Spark
+pytestmark = pytest.mark.spark
 
 PARTITIONS = 4
 

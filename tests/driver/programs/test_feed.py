@@ -293,7 +293,7 @@ server.serve_forever()
 """What is asked of it, up at once: the real one takes ten seconds of a core."""
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.timeout(400)])])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_tensorboard_comes_and_goes(tmp_path: Path, real: bool) -> None:
     from urllib.request import urlopen
 

@@ -170,6 +170,6 @@ def test_a_program_loses_nothing_and_nobody(
     facts = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
     assert not [fact for fact in facts if isinstance(fact, Lost)]
     begun = [(fact.slot, fact.incarnation) for fact in facts if isinstance(fact, Running)]
-    assert len(begun) == len(set(begun)) >= 5  # a parameter server may be ended before it has begun again
+    assert len(begun) == len(set(begun)) >= 4  # the others may be ended before they begin the first time
     ended = [(fact.slot, fact.incarnation) for fact in facts if isinstance(fact, Ended)]
     assert len(ended) == len(set(ended))

@@ -17,6 +17,7 @@ from hopyard.driver.runs.replay import replay
 from hopyard.errors import Inexact, PreflightError, RunDirectoryError, SpecError, UsageError
 from hopyard.frameworks.linear import Linear
 from hopyard.ports import LearningSampler, Observation
+from hopyard.search.bridge import quietly
 from hopyard.search.kinds import Enqueued, enqueued, open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Batch
@@ -330,8 +331,49 @@ def test_values_outside_the_space_are_tried_with_a_warning(tmp_path: Path, caplo
     """As Optuna's `enqueue_trial` does, which warns too, and does not learn from them."""
     run = search(tmp_path / "run", search=hy.TPE(1), enqueue=[{"lr": 2.0}, {"lr": 1.0}], epochs=1)
     assert [trial.config["lr"] for trial in run.trials][:2] == [2.0, 1.0]
-    assert "enqueue: lr = 2.0 is outside 0.001 to 1: the space has no such value" in caplog.text
+    text = "enqueue: lr = 2.0 is outside 0.001 to 1: the space has no such value; it is tried all the same"
+    assert f"{text}, and the search does not learn from it\n" in caplog.text
     assert caplog.text.count("enqueue: ") == 1
+
+
+def stepped(trial: Any) -> None:
+    trial.suggest_float("rate", 0.1, 0.7, step=0.1)
+    trial.suggest_int("width", 16, 1_048_576, step=16)
+
+
+@pytest.mark.parametrize(
+    ("config", "departure"),
+    [
+        ({"rate": 0.3, "width": 48}, ""),
+        ({"rate": 0.7, "width": 1_048_576}, ""),  # 0.1 + 6 · 0.1 = 0.7000000000000001
+        ({"rate": 0.35, "width": 48}, "rate = 0.35 lies between two steps of 0.1 from 0.1"),
+        ({"rate": 0.3, "width": 40}, "width = 40 lies between two steps of 16 from 16"),
+        ({"rate": 0.8, "width": 48}, "rate = 0.8 is outside 0.1 to 0.7"),
+        ({"rate": 0.3, "width": 2_000_000}, "width = 2000000 is outside 16 to 1048576"),
+    ],
+)
+def test_values_between_steps_are_warned_of(
+    config: dict[str, Any], departure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: a value between two steps was tried without a word, and searches learned from it as from the next step."""
+    text = f"enqueue: {departure}: the space has no such value; it is tried all the same\n"
+    enqueued(hy.Random(1), stepped, [config])
+    assert caplog.text.endswith(text) if departure else not caplog.text
+    sampler = open_sampler(hy.TPE(1), stepped, 0, ["min"])
+    with quietly() as optuna:
+        learned = sampler._frozen(optuna, Observation(config, "completed", {1: 0.5}, (0.5,), -1, {}))  # type: ignore[union-attr]
+    assert (learned is None) == bool(departure)
+
+
+def test_values_between_steps_of_a_range_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    enqueued(hy.Random(1), hy.Space(rate=hy.quniform(0, 1, 0.25)), [{"rate": 0.75}, {"rate": 0.3}])
+    assert caplog.text.count("enqueue: ") == 1
+    assert "enqueue: rate = 0.3 lies between two steps of 0.25 from 0: " in caplog.text
+
+
+def test_steps_of_integers_take_integers() -> None:
+    with pytest.raises(SpecError, match="width must be an integer, its range is 16 to 1048576, got"):
+        enqueued(hy.Random(1), stepped, [{"rate": 0.3, "width": 48.0}])
 
 
 def test_what_the_space_has_beside_the_parameters_need_not_be_enqueued() -> None:
@@ -509,7 +551,6 @@ def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_pa
         search(tmp_path / "run", hy.ASHA(), metric="val_auc", mode="max")
 
 
-@pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
 def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     import optuna
 
@@ -530,11 +571,20 @@ def test_a_function_of_stop_that_takes_something_else_is_refused(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-def test_time_decides_nothing_in_an_exact_run(tmp_path: Path) -> None:
-    """Bug: a function that looked at `trial.seconds` was accepted."""
-    run = search(tmp_path / "run", lambda trial, history: trial.seconds > 0, search=hy.Random(2), exact=True, epochs=2)
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (lambda trial, history: trial.seconds > 0, "trial.seconds differ from run to run"),
+        (lambda trial, history: trial.model("last") is not None, "which States are stored by now depends on time"),
+    ],
+    ids=["seconds", "models"],
+)
+def test_time_decides_nothing_in_an_exact_run(tmp_path: Path, stop: Any, words: str) -> None:
+    """Bugs: a function that looked at `trial.seconds` was accepted; one that looked at a model stopped a trial only if
+    its State was stored already."""
+    run = search(tmp_path / "run", stop, search=hy.Random(2), exact=True, epochs=2)
     assert [trial.status for trial in run.trials] == ["completed"] * 2 and run.trials[0].seconds > 0
-    assert "Inexact: trial.seconds differ from run to run" in (tmp_path / "run" / "report.txt").read_text()
+    assert f"Inexact: {words}" in (tmp_path / "run" / "report.txt").read_text()
 
 
 def test_seconds_alone_are_no_objective(tmp_path: Path) -> None:
@@ -567,6 +617,10 @@ def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:
     run = search(tmp_path / "run", hy.Patience(1), search=hy.Random(2))
     with pytest.raises(SpecError, match="a run with stop= cannot be given more epochs or trials"):
         hy.resume(run.directory, epochs=9)
+    with pytest.raises(
+        SpecError, match=r"epochs = 4: .* has 4 epochs already: it has ended, and there is nothing to add$"
+    ):
+        hy.resume(run.directory, epochs=4)  # bug: it said that it cannot be given more, but not that it has these
     closed = search(tmp_path / "closed", goal=10.0, search=hy.Random(2))
     with pytest.raises(SpecError, match="a run with a budget that is spent cannot be given more"):
         hy.resume(closed.directory, epochs=9)

@@ -18,7 +18,7 @@ from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.predict import map_batches, predict
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
+pytestmark = pytest.mark.spark
 
 KINDS = ["red", "green", "blue"]
 

@@ -355,7 +355,6 @@ again.stop()
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -376,7 +375,6 @@ def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare, asked, 
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_spark_that_does_not_start_says_so(bare):
     found = python(
         """
@@ -410,7 +408,6 @@ program.wait()
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_ctrl_c_leaves_no_page_of_java(tmp_path):
     """A script that does not stop its session; a terminal sends Ctrl-C to all processes of the foreground."""
     (tmp_path / "job.py").write_text(INTERRUPTED)

@@ -28,7 +28,7 @@ from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitItera
 from hopyard.store.layout import Layout
 from spark_rows import NAME, spark_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
+pytestmark = pytest.mark.spark
 
 
 def frame(rows: int = 240) -> pd.DataFrame:

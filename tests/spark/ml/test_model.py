@@ -17,7 +17,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
+pytestmark = pytest.mark.spark
 
 
 def frame(rows: int = 240) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from hopyard.formats.example import encode
 from hopyard.formats.tfrecord import framed
 from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # with the start of Spark
+pytestmark = pytest.mark.spark
 
 SCHEMA = (
     "n bigint, byte tinyint, short smallint, flag boolean, single float, double double, text string, binary binary, "

@@ -9,6 +9,7 @@ from typing import Any
 from hopyard.code import places
 from hopyard.errors import HopyardError
 from hopyard.text import escaped, message_of
+from hopyard.training.steps import NotFinite
 
 HEAD, TAIL = 2000, 6000
 """Characters that are kept of the beginning and of the end of a traceback."""
@@ -37,7 +38,9 @@ def _elsewhere(error: BaseException, recipe: Callable[..., Any] | None) -> str:
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback, cut in the middle where it is long."""
+    """Return the traceback, cut in the middle where it is long; "" where a loss is not finite: no line is to blame."""
+    if isinstance(error, NotFinite):
+        return ""
     text = escaped("".join(traceback.format_exception(error)))
     if len(text) <= HEAD + TAIL:
         return text

@@ -4,11 +4,12 @@ fields; all other modules only read them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from hopyard.spec import SECONDS, Array, Config, ModelInfo, PackedSums, Ref, RunSpec, Status, better
+from hopyard.spec import SECONDS, Array, Config, ModelInfo, Objective, PackedSums, Ref, RunSpec, Status, better
 
 
 class StateRecord(msgspec.Struct, gc=False):
@@ -201,13 +202,16 @@ class TrialRecord(msgspec.Struct, eq=False):
         value = self.value(metric)
         return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
 
-    def objectives(self, spec: RunSpec) -> tuple[float, ...]:
-        """Return the values of the run's objectives at its best epoch by the first of them; empty: one of them is not
-        there, or not finite."""
+    def values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
+        """Return the values of the run's objectives at its best epoch by the first of them; NaN: it is not there."""
         metrics = {} if self.best is None else self.history[self.best]
-        if len(spec.objectives) > 1:
+        if len(objectives) > 1:
             metrics = {**metrics, SECONDS: self.worker_seconds}
-        values = tuple([metrics.get(each.metric, math.nan) for each in spec.objectives])
+        return tuple([metrics.get(each.metric, math.nan) for each in objectives])
+
+    def objectives(self, spec: RunSpec) -> tuple[float, ...]:
+        """Return these values; empty: one of them is not there, or not finite."""
+        values = self.values(spec.objectives)
         return values if all(map(math.isfinite, values)) else ()
 
     def seal(self, step: int, digest: str, partitions: int) -> str:

@@ -316,8 +316,8 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
         )
     if not named and not (features is None and label is None and weight is None):
         names = {"features": features, "label": label, "weight": weight}
-        given = ", ".join(f"{name}={shown(value)}" for name, value in names.items() if value is not None)
-        raise SpecError(f"{given}: these name keys of dicts, but the items are no dicts; leave them out")
+        arguments = ", ".join(f"{name}={shown(value)}" for name, value in names.items() if value is not None)
+        raise SpecError(f"{arguments}: these name keys of dicts, but the items are no dicts; leave them out")
     if not named:
         features, label, weight = inputs, targets, weights
     source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)

@@ -78,8 +78,11 @@ def select(
         mode: "min" or "max"; a list of as many for several metrics.
         stop: what stops, pauses and promotes trials: hy.ASHA(), hy.Hyperband(), hy.Median(), hy.Patience(n), or a
             function `(trial, history)` that is asked at the end of each epoch whether the trial ends; it gets a
-            hy.Trial and epoch → metrics; where it raises, the trial goes on. None: all trials go to the end.
-        enqueue: configurations to try first, before those of `search`; a value outside the space is warned of.
+            hy.Trial and epoch → metrics; where it raises, the trial goes on, with a warning. With exact=True what
+            depends on time (`trial.seconds`, the models) raises there, so it decides nothing. None: all trials go to
+            the end.
+        enqueue: configurations to try first, before those of `search`; a value that the space does not have (outside a
+            range, between its steps) is warned of.
         max_trials: at most so many trials, those of `enqueue` included.
         max_time: seconds after which the run ends with what it has, as completed; time without a driver does not count.
         goal: the value of `metric` at which the run ends, as completed.

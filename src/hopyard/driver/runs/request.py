@@ -17,7 +17,7 @@ from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, grouping
 from hopyard.ports import Engine
-from hopyard.search.kinds import batch_of, learns, open_sampler, repeats
+from hopyard.search.kinds import batch_of, examined, learns
 from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec, Timeouts
 from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
 from hopyard.store.states import private
@@ -149,8 +149,7 @@ def run_spec(
     if not isinstance(parallel, PARALLEL):
         raise SpecError(f"parallel must be {CHOICES}, got {shown(parallel)}")
     modes = [each.mode for each in objectives] or ["min"]
-    total = open_sampler(inputs.search, inputs.space, whole("seed", seed), modes).total
-    repeated = repeats(inputs.search, inputs.space, whole("seed", seed), modes)
+    total, repeated = examined(inputs.search, inputs.space, whole("seed", seed), modes)
     if limits.max_trials is not None:
         most = whole("max_trials", limits.max_trials, 1)
         total = most if total is None else min(total, most)

@@ -39,6 +39,8 @@ from hopyard.training.build import Plan
 from hopyard.views import words
 from hopyard.views.timeline import Span, chart
 
+PICTURES = (".png", ".pdf", ".svg")
+"""Ends of the names of pictures."""
 LOOK_SECONDS = 0.5
 """Time between two looks at a run that another process drives."""
 
@@ -119,10 +121,10 @@ class Run:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best (trial, epoch) by the run's metric; ties: the lower trial. Failed trials do not
-        count (their configuration cannot be trained to the end; `run.trials[0].model()` gives the model of the epochs
-        before), nor those whose every value is NaN or infinite; of a run that has not ended it is the best of what
-        there is.
+        """The trial with the best (trial, epoch) by the run's metric; ties: the one that is better in the next of
+        several metrics, then the lower trial. Failed trials do not count (their configuration cannot be trained to the
+        end; `run.trials[0].model()` gives the model of the epochs before), nor those whose every value is NaN or
+        infinite; of a run that has not ended it is the best of what there is.
 
         Raises:
             RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN or infinite in
@@ -146,9 +148,9 @@ class Run:
     @property
     def pareto(self) -> list[Trial]:
         """The trials that no other beats in one of the run's objectives without being beaten in another, the best by
-        the first metric first. A trial counts with the values of its best epoch by the first metric, and with its
-        seconds; failed trials do not count, nor those with a value that is not finite. (With one metric: the best
-        trial, and those that are equal to it.)"""
+        the first metric first, which is `run.best`. A trial counts with the values of its best epoch by the first
+        metric, and with its seconds; one that is not finite is the worst. Failed trials do not count, nor those
+        without a finite value of the first. (With one metric: the best trial, and those that are equal to it.)"""
         status = self.status
         return [self._trial(record, status) for record in words.pareto(self._machine)]
 
@@ -284,12 +286,13 @@ class Run:
         return report(read(self._layout.journal, CODEC), self._machine, about, self.status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
-        """Write a chart of who did what when: HTML that opens without network, or PNG by the name's ending."""
+        """Write a chart of who did what when: HTML that opens without network, or a picture (PNG, PDF, SVG) by the
+        name's ending."""
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
         with _written("gantt", path):
-            if target.suffix == ".png":
+            if _is_picture("gantt", target):
                 gantt.png(read(self._layout.journal, CODEC), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
@@ -299,13 +302,13 @@ class Run:
     def plot(self, path: str | Path | None = None) -> Path:
         """Write what the search did: the metric of each trial by epoch, how far trials came and what rungs decided,
         parallel coordinates, the metric by each parameter, and of several objectives which trials none beats. HTML that
-        opens without network, where a click follows one trial, or PNG by the name's ending; default `plot.html` in the
-        run directory."""
+        opens without network, where a click follows one trial, or a picture (PNG, PDF, SVG) by the name's ending;
+        default `plot.html` in the run directory."""
         from hopyard.views import plot
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.plot
         with _written("plot", path):
-            if target.suffix == ".png":
+            if _is_picture("plot", target):
                 plot.png(self._machine, target)
             else:
                 target.write_text(plot.html(self._machine, self.directory.name), encoding="utf-8")
@@ -427,6 +430,18 @@ class Run:
             url = states_url(self._layout, about)
             self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return self._source
+
+
+def _is_picture(method: str, target: Path) -> bool:
+    """Whether a file of this name is a picture; else it is a page.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    suffix = target.suffix.lower()
+    if suffix not in (*PICTURES, ".html", ".htm", ""):
+        raise SpecError(f"{method}(path={shown(str(target))}): its name must end with .html, {', '.join(PICTURES)}")
+    return suffix in PICTURES
 
 
 @contextlib.contextmanager

@@ -201,12 +201,12 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
 
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
-        def asked(number: int) -> bool:
+        def stops_trial(number: int) -> bool:
             trial = run.trial(number).without_time() if spec.exact is True else run.trial(number)
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 
-        stops, defined = (None, "") if inputs.stop is None else (asked, places.of_function(inputs.stop))
+        stops, defined = (None, "") if inputs.stop is None else (stops_trial, places.of_function(inputs.stop))
         proposer = Proposer(machine, sampler, engine.workers, stops, defined)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 

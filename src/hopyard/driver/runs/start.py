@@ -64,7 +64,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
-        kept = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
+        copied = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         manifest = inputs.data.prepare()
         for metric in [each.metric for each in request.spec.objectives if each.metric.startswith("val_")]:
             if manifest.validate:
@@ -87,7 +87,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        job = Drive(layout, lock, kept, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
+        job = Drive(layout, lock, copied, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
         return drive(job, wait)
 
 
@@ -293,9 +293,10 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
             break
     if differ:
+        more = ", with more epochs= or a search= of more trials if you like" if then.stop is None else ""
         raise RunDirectoryError(
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
-            "with what it was started with, with more epochs= or a search= of more trials if you like"
+            f"with what it was started with{more}"
         )
     changes = Changes(msgspec.structs.asdict(now.timeouts))
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)

@@ -83,13 +83,18 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included."""
+        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included.
+
+        Raises:
+            Inexact: a function of `stop=` asks, with exact=True. (The trial goes on then, with a warning, as it does
+                wherever that function raises.)
+        """
         if self._seconds is None:
             raise Inexact("trial.seconds differ from run to run, so stop= may not look at them with exact=True")
         return self._seconds
 
     def without_time(self) -> Trial:
-        """Return it as a function of `stop=` gets it with exact=True."""
+        """Return it as a function of `stop=` gets it with exact=True: what depends on time raises."""
         self._seconds = None
         return self
 
@@ -168,7 +173,10 @@ class Trial:
 
         Raises:
             TrialFailed: no State of it is stored, or it is damaged.
+            Inexact: a function of `stop=` asks, with exact=True.
         """
+        if self._seconds is None:
+            raise Inexact("which States are stored by now depends on time, so stop= may use no models with exact=True")
         step = self._step(checkpoint)
         state = self._record.states.get(step)
         if state is None or not state.digest:

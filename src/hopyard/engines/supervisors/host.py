@@ -3,7 +3,8 @@
 It is started by ssh, which brings the ticket on standard input and keeps that open (`python -m
 hopyard.engines.supervisors`), or by hand or systemd with the ticket in a file (`hopyard agent --join`). It is what the
 executor is to supervisors on Spark: its end ends all. A supervisor that was killed, or stopped for some seconds, gets a
-successor, and so does one whose connection to the driver ended: only an order of the driver ends a place.
+successor, and so does one whose connection to the driver ended: only an order of the driver ends a place. But where no
+supervisor can dial the driver any more, a host that does not stand by ends: who started it may have vanished unseen.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ STOPPED_SECONDS = 5.0
 """A supervisor that is stopped for so long is ended; the driver has given it up by then."""
 AGAIN_SECONDS = 1.0
 """Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
+CUT_SECONDS = 10.0
+"""How long supervisors of a host that was cut off dial a driver again, until the host ends."""
+MOST_SECONDS = 60.0
+"""The longest time before a driver is dialled again whose port for agents could not be reached; it doubles from
+AGAIN_SECONDS on."""
 END_SECONDS = 3.0
 """How long supervisors may take to end their agents and themselves."""
 
@@ -84,6 +90,8 @@ class Host:
         """When which slot gets another supervisor."""
         self._reached = False
         """Whether a supervisor has dialled the driver."""
+        self._reached_at = 0.0
+        """When one was last known to have done so."""
         self._unreached: list[int] = []
         """Slots whose supervisors could not dial it, as long as none has."""
         self._open = True
@@ -116,7 +124,7 @@ class Host:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-                self._reached = self._reached or any(map(_dialled, self._children.values()))
+                self._note_reached(now)
                 self._forget(pid)
                 if code == UNREACHED_CODE:
                     self._unreached.append(child.number)
@@ -128,12 +136,20 @@ class Host:
                 child.stopped_at = now
             elif now - child.stopped_at > STOPPED_SECONDS:
                 os.kill(pid, signal.SIGKILL)
-        if self._unreached and (self._reached or any(map(_dialled, self._children.values()))):
+        self._note_reached(now)
+        if self._reached and not self._standing and now - self._reached_at > CUT_SECONDS:
+            self._open = False
+            return
+        if self._unreached and self._reached:
             self._due += [(now + AGAIN_SECONDS, number) for number in self._unreached]
             self._unreached.clear()
         for at, number in [due for due in self._due if due[0] <= now]:
             self._due.remove((at, number))
             self._start(number)
+
+    def _note_reached(self, now: float) -> None:
+        if any(map(_dialled, self._children.values())):
+            self._reached, self._reached_at = True, now
 
     def _start(self, number: int) -> None:
         task, supervisor_end = socket.socketpair()
@@ -204,7 +220,8 @@ def _dialled(child: Child) -> bool:
 
 
 def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, parent: int, *, standing: bool) -> int:
-    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does.
+    """Dial the driver and run agents until it ends, or the parent does; where `standing`, until the parent does. Where
+    agents could not reach the driver, dial again: what was in the way may be gone, and the place is not lost.
 
     Args:
         ticket: the driver's.
@@ -216,7 +233,7 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
     Returns:
         The exit code.
     """
-    fault = ""
+    fault, pause = "", AGAIN_SECONDS
     while True:
         try:
             line = dial(ticket)
@@ -226,13 +243,18 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
                 print(fault, file=sys.stderr, flush=True)  # noqa: T201 - read by the driver, or by people
             if not standing:
                 return UNREACHED_CODE
+            pause = AGAIN_SECONDS
         else:
             fault = ""
             with contextlib.suppress(OSError):  # the parent is gone, which the holder shows
                 task.send(b".")
             holder = Holder(parent, task.dup(), "parent process", "parent process")
             left = attend(ticket, line, holder, gpus_of_slot)
-            if left is Left.UNHELD or not standing:
+            if left is Left.UNREACHED:
+                pause = min(2 * pause, MOST_SECONDS)
+            elif left is Left.UNHELD or not standing:
                 return CUT_CODE if left is Left.CUT else 0
-        if select.select([task], [], [], AGAIN_SECONDS)[0]:
+            else:
+                pause = AGAIN_SECONDS
+        if select.select([task], [], [], pause)[0]:
             return 0

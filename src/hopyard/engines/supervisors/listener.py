@@ -24,7 +24,7 @@ HELLO_BYTES = 1 << 16
 """Bytes that a stranger may send before it must have shown the token."""
 HELLO_SECONDS = 10.0
 STRANGERS = 512
-"""Connections that may be about to show the token: all hosts may come at once. One more ends the oldest."""
+"""Connections, at least, that may be about to show the token. One more ends the oldest."""
 LOOK_SECONDS = 1.0
 """Time between two looks at strangers."""
 PAUSE_SECONDS = 0.1
@@ -53,6 +53,7 @@ class Listener:
         selector: calls what is registered with it.
         admit: takes the connection of a supervisor that was let in, what it said, and what it has said since. The
             connection is not registered with the selector any more.
+        expected: how many supervisors there may be, which may all come at once.
 
     Raises:
         ResourceError: the port is taken.
@@ -66,7 +67,9 @@ class Listener:
         certificate: str,
         selector: selectors.BaseSelector,
         admit: Callable[[Line, Hello, list[bytes], Lines], None],
+        expected: int,
     ) -> None:
+        self._most = max(STRANGERS, expected)
         self._token, self._select, self._admit = token, selector, admit
         self._security = Security(certificate, server=True) if certificate else None
         self._strangers: list[Stranger] = []
@@ -116,7 +119,7 @@ class Listener:
             connection.close()
             return
         connection.setblocking(False)
-        if len(self._strangers) >= STRANGERS:
+        if len(self._strangers) >= self._most:
             self._drop(self._strangers[0])
         stranger = Stranger(Line(connection, self._security), time.monotonic())
         self._strangers.append(stranger)

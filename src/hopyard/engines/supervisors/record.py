@@ -46,6 +46,17 @@ class Supervisor:
     reason: str = ""
     """Why it leaves, as it reported."""
 
+    def end_reason(self, task_name: str) -> str:
+        """Return why its connection ended, as far as that is known. `task_name`: what holds its place."""
+        if not self.reason:
+            return f"its {task_name if self.task else 'supervisor'} on {self.host} ended"
+        note = (
+            ""
+            if self.task
+            else " (no task held it then: with dynamic allocation, Spark removes executors that are idle)"
+        )
+        return self.reason + note
+
 
 def version_fault(hello: Hello) -> str:
     """Return why a supervisor cannot work for this process; empty: it can."""

@@ -100,14 +100,20 @@ def model(trainable: Any) -> keras.Model:
 
 
 def save(model: keras.Model, path: str | Path) -> None:
-    """Writes Keras' own format; `path` exists whole or not at all."""
+    """Writes Keras' own format; `path` exists whole or not at all.
+
+    Raises:
+        SpecError: a class of the model does not say, by `get_config`, with what it was made; or says it with objects
+            that are not plain. (Keras writes with what each layer was made.)
+    """
     with replacing(Path(path)) as part:
         try:
             model.save(part)
-        except NotImplementedError as error:
+        except (NotImplementedError, TypeError) as error:
+            reason = " ".join(str(error).partition("Example:")[0].split())
             raise SpecError(
-                f"{type(model).__name__} cannot be saved as {Path(path).name}: {error}. Give it get_config(), or take "
-                "model() and save its weights"
+                f"{type(model).__name__} cannot be saved as {Path(path).name}: {reason} Or take model(), and save its "
+                "weights"
             ) from error
 
 

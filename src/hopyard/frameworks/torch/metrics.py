@@ -52,8 +52,8 @@ class _Score:
     label: str | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
-        given = [(each.name, getattr(self, each.name)) for each in fields(self)]
-        differing = [f"{name}={value!r}" for name, value in given if value != getattr(type(self), name)]
+        values = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        differing = [f"{name}={value!r}" for name, value in values if value != getattr(type(self), name)]
         return f"{type(self).__name__}({', '.join(differing)})"
 
     def _chosen(self, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.tensorflow
 
 HERE = [
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="not installed: tensorflow"),
-    pytest.mark.timeout(180),
 ]
 
 

@@ -60,7 +60,7 @@ def test_a_trial_without_a_finite_value_is_stopped_whatever_the_others_have(sync
 
 def test_until_there_are_enough_to_compare_with_a_trial_goes_on():
     run = search(Median(min_trials=2), trials=2, slots=2, epochs=2)
-    assert curve(run, 0, [9.0]) == ["epoch 1: 0 of the 2 trials to compare with"]
+    assert curve(run, 0, [9.0]) == ["epoch 1: trials to compare with: 0, at least 2 are needed"]
 
 
 def test_a_synchronous_median_lets_trials_wait_for_each_other():

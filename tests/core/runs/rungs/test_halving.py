@@ -156,6 +156,14 @@ def test_hyperband_deals_trials_to_brackets():
     assert targets == [1, 1, 2, 2, 1, 1]
 
 
+def test_rungs_of_several_rounds_say_of_how_many():
+    """Bug: 22 of the 11 trials of a bracket had come to its rung."""
+    run = search(Hyperband(2, sync=True), trials=6, slots=1, epochs=2)
+    assert run.machine.search.rungs() == [("bracket 1, rung 1, 2 rounds together", 1, 0, 0)]
+    run_to_the_end(run, lambda trial, epoch: trial)
+    assert run.machine.search.rungs() == [("bracket 1, rung 1, 2 rounds together", 1, 4, 2)]
+
+
 def test_a_rung_may_come_before_the_first_epoch_ends():
     run = Run(trials=2, slots=2, epochs=2, partitions=4, metric="loss", stop=ASHA(2, min_partitions=1, sync=True))
     assert report(run, 0, 0.5) == [("waits", 0, "rung 1: it waits for 1 other")]

@@ -108,9 +108,15 @@ def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"epochs": 1}, "epochs = 1: .* has 2 already; give more"),
+        (
+            {"epochs": 1},
+            "epochs = 1: .* has 2 epochs already: it has ended, and there is nothing to add; give more, or a search=",
+        ),
         ({"epochs": "4"}, "epochs must be an integer, got '4'"),
-        ({"epochs": 2}, r"has 2 epochs and 4 trials already: give more epochs="),
+        (
+            {"epochs": 2},
+            "epochs = 2: .* has 2 epochs already: it has ended, and there is nothing to add; give more, or a",
+        ),
         ({"search": hy.Configs(CONFIGS)}, r"has 2 epochs and 4 trials already"),
         (
             {"search": hy.Configs([{"lr": 0.5}, *CONFIGS])},

@@ -154,14 +154,21 @@ class Cohorts:
         return first, size
 
     def rungs(self) -> list[tuple[str, int, int, int]]:
-        """Return the rungs of all cohorts; those of equal names are added up."""
-        rows: dict[tuple[str, int], list[int]] = {}
+        """Return the rungs of all cohorts; those of several rounds (trials are dealt to the same brackets, or batches,
+        again and again) are added up, and the name says so."""
+        rows: dict[tuple[str, int], list[Rung]] = {}
         for cohort in self._cohorts.values():
             for rung in cohort.bracket.rungs:
-                row = rows.setdefault((rung.name, rung.step), [0, 0])
-                row[0] += len(rung.order)
-                row[1] += rung.promoted
-        return [(name, step, came, promoted) for (name, step), (came, promoted) in rows.items()]
+                rows.setdefault((rung.name, rung.step), []).append(rung)
+        return [
+            (
+                f"{name}, {len(rungs)} rounds together" if len(rungs) > 1 else name,
+                step,
+                sum(len(rung.order) for rung in rungs),
+                sum(rung.promoted for rung in rungs),
+            )
+            for (name, step), rungs in rows.items()
+        ]
 
     def _came(self, cohort: Cohort, trial: TrialRecord) -> bool:
         """Whether the rung that is the trial's target has its value."""
@@ -215,7 +222,7 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
     def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
         others = len(rung.order) - 1
         if others < least:
-            return True, f"{rung.name}: {others} of the {least} trials to compare with"
+            return True, f"{rung.name}: trials to compare with: {others}, at least {least} are needed"
         epochs = rung.step // spec.partitions
         value, middle = best(spec, trial, epochs), median(rung.order, (average(spec, trial, epochs), trial.id))
         rest = "the other" if others == 1 else f"the {others} others"

@@ -136,7 +136,7 @@ def median_of_the_ended(spec: RunSpec, rule: Median) -> EachEpoch:
     def verdict(trial: TrialRecord, epochs: int) -> tuple[bool, str]:
         others = averages.get(epochs, [])
         if len(others) < rule.min_trials:
-            return True, f"epoch {epochs}: {len(others)} of the {rule.min_trials} trials to compare with"
+            return True, f"epoch {epochs}: trials to compare with: {len(others)}, at least {rule.min_trials} are needed"
         value, middle = best(spec, trial, epochs), median(others)
         count = f"{len(others)} trial{'s' if len(others) != 1 else ''}"
         compared = f"best {text(spec, value)}, median of {count} {text(spec, middle)}"

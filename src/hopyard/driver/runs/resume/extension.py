@@ -67,21 +67,25 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
             not begin with the run's trials; a recipe read `ctx.epochs`; every trial failed.
     """
     spec, trials = machine.spec, machine.trials
-    if spec.stop is not None or machine.search.closed:
+    limited = spec.stop is not None or bool(machine.search.closed)
+    epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
+    if epochs < spec.epochs or (epochs == spec.epochs and changes.search is None):
+        over = machine.ended and not changes.failed
+        text = "it has ended, and there is nothing to add" if over else "leave epochs= out to go on with it"
+        more = "" if limited or learns(inputs.search) else "; give more, or a search= of more trials"
+        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} epochs already: {text}{more}")
+    if limited:
         what = "stop=" if spec.stop is not None else "a budget that is spent"
         raise SpecError(
             f"{layout.root}: a run with {what} cannot be given more epochs or trials, as its decisions were taken "
             "without them; start another run, with enqueue= for the configurations that were good"
         )
-    epochs = spec.epochs if changes.epochs is None else whole("epochs", changes.epochs)
     if epochs > spec.epochs and learns(inputs.search):
         raise SpecError(
             f"epochs = {epochs}: what {shown(inputs.search)} proposed for {layout.root} follows from results after "
             f"{spec.epochs} epochs, so a run with {epochs} from the start has other trials; start another run, with "
             "enqueue= for the configurations that were good"
         )
-    if epochs < spec.epochs:
-        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} already; give more")
     total = spec.trials
     if changes.search is not None:
         if not isinstance(changes.search, SEARCHES):
