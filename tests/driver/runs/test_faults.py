@@ -361,11 +361,13 @@ def test_inline_it_interrupts_the_driver(tmp_path: Path) -> None:
 
 
 def poisonous(config: dict[str, Any]) -> Linear:
-    """Ends its worker, in its second epoch, as long as there is a file that says so."""
+    """Ends its worker, once a State of the first trial is durable, as long as there is a file that says so."""
     model: Linear
 
     def kill() -> None:
-        if config.get("poison") and model.steps >= 10 and Path(config["poison"]).exists():
+        if config.get("poison") and model.steps >= 10 and (poison := Path(config["poison"])).exists():
+            facts = poison.with_name("run") / "journal.jsonl"
+            until(lambda: '"ref":[0,' in facts.read_text())
             os.kill(os.getpid(), signal.SIGKILL)
 
     model = linear_of(config, kill)
