@@ -71,7 +71,7 @@ def test_the_bits_of_new_processes(tmp_path: Path, framework: str) -> None:
         for number in range(2):
             assert trained(tmp_path / str(number), framework, engine) == expected
             assert fingerprint(tmp_path / str(number)) == fingerprint(tmp_path / "cold")
-        assert [template.refusal for template in engine._standby._kept.values()] == [""]
+        assert [template.refusal for template in engine._standby._items.values()] == [""]
 
 
 def private_bytes(process: int) -> int:
@@ -95,7 +95,7 @@ def test_ten_runs_of_two_frameworks_in_turn_leave_nothing(tmp_path: Path) -> Non
             framework = list(found)[number % 2]
             found[framework].append(trained(tmp_path / str(number), framework, engine))
             if number in (3, 9):
-                templates = [template.pid for template in engine._standby._kept.values()]
+                templates = [template.pid for template in engine._standby._items.values()]
                 processes = [os.getpid(), *sorted(templates)]
                 held.append(([files(each) for each in processes], [private_bytes(each) for each in processes]))
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
