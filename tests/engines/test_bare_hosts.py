@@ -132,7 +132,7 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
             os.kill(tree[part], signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
         until(lambda: lost(tmp_path / "run"))
         if what == "cut off":  # before it is there again
-            assert hosts.nothing_left(["beta"], seconds=30), hosts.hopyard("beta")
+            assert hosts.nothing_left(["beta"], seconds=60), hosts.hopyard("beta")
     finally:
         hosts.network.mend("beta")
         go.touch()

@@ -38,6 +38,7 @@ from hopyard.engines.supervisors.messages import (
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import Holder, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket, new, write
+from hopyard.engines.templates import Templates
 from hopyard.engines.warm import Warm
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
@@ -130,6 +131,21 @@ def test_nobody_waits_for_places_that_take_long_to_close() -> None:
     may_end.set()
     thread.join(20)
     assert slow.events == ["rest", "close"]
+
+
+def test_in_a_fork_of_its_process_a_with_block_stops_an_engine_too() -> None:
+    """Bug: it went on for ever there."""
+    engine = hy.Local(1)
+    standby = Templates()
+    object.__setattr__(engine, "_standby", standby)
+    standby.begin_run()
+    with engine:
+        standby._process += 1  # as it is in a fork
+        assert not standby.started
+        standby.end_run()  # that of the other process
+        with engine:
+            assert standby.started and standby._run_count == 0
+        assert not standby.started
 
 
 def test_a_copy_is_not_started_and_the_outermost_with_stops_an_engine() -> None:
@@ -260,9 +276,10 @@ def test_jobs_that_do_not_end_have_no_part_in_the_next_run(tmp_path: Path, monke
     jobs.renew(launch)
     jobs.supervisors.start(0)
     jobs.submit()
-    assert len(jobs._jobs) == 2
+    assert set(jobs._jobs) == {2} and jobs._cancelled == {1}
     session.sparkContext.cancelJobsWithTag(tag)
-    until(lambda: len(jobs._jobs) == 1)
+    until(lambda: not jobs._cancelled)
+    assert set(jobs._jobs) == {2}
     jobs.close()
     until(lambda: not jobs._jobs)
 

@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,8 +159,10 @@ class Jobs:
         held = self.supervisors.jobs
         self.supervisors.rest(range(self._settings.workers) if self._settings.release_cores else ())
         self._end_jobs(held)
-        with self._lock:
-            self._cancelled.update(self._jobs)  # those that do not end have no part in the next run
+        with self._lock:  # those that do not end have no part in the next run
+            self._cancelled.update(self._jobs)
+            self._jobs.clear()
+            self._leaving.clear()
 
     def close(self) -> None:
         """End all agents and supervisors, and give the slots back to Spark."""
@@ -170,7 +172,7 @@ class Jobs:
         self.supervisors.dismiss()
         self._end_jobs(held, self.supervisors.close)
 
-    def _end_jobs(self, held: set[int], then: Any = lambda: None) -> None:
+    def _end_jobs(self, held: set[int], then: Callable[[], None] = lambda: None) -> None:
         """Wait for the end of all jobs, whose supervisors were ordered to let their tasks go; cancel those that Spark
         has no slot for, or that take too long.
 
@@ -226,7 +228,7 @@ class Jobs:
                 self._failed(error, admitted_before)
         finally:
             with self._lock:
-                del self._jobs[number]
+                self._jobs.pop(number, None)
                 self._leaving.pop(number, None)
                 self._cancelled.discard(number)
                 self._lock.notify_all()

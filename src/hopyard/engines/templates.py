@@ -373,6 +373,8 @@ class Templates(Standby[Template]):
         Raises:
             OSError: no template could be started.
         """
+        if not self.started:
+            return None
         key = key_of(frameworks, threads, variables)
         with self._lock:
             if not self.started:

@@ -31,11 +31,11 @@ class Standby(Generic[T]):
 
     def __init__(self, close: Callable[[T], None]) -> None:
         self._close = close
-        self._started = False
         self._belong_here()
 
     def _belong_here(self) -> None:
         """Belong to this process, with nothing."""
+        self._started = False
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._items: dict[Hashable, T] = {}
@@ -54,19 +54,23 @@ class Standby(Generic[T]):
         """Whether anything is kept. A fork of this process does not have what is."""
         return self._started and self._process == os.getpid()
 
-    def start(self) -> None:
-        """Keep things from now on."""
+    def _leave_to_parent(self) -> None:
+        """Where this is a fork of the process to which it belongs: forget all, and belong to this one."""
         if self._process != os.getpid():
             for each in self._items.values():
                 self._forget(each)
             self._belong_here()  # with another lock: a thread of the other process may have held this one
+
+    def start(self) -> None:
+        """Keep things from now on."""
+        self._leave_to_parent()
         self._started = True
 
     def stop(self) -> None:
         """End what is kept, and keep nothing from now on. A run that goes on does so, and ends what it has."""
+        if not self.started:
+            return
         with self._lock:
-            if not self.started:
-                return
             self._started = False
             items = list(self._items.values())
             self._items.clear()
@@ -79,13 +83,15 @@ class Standby(Generic[T]):
 
     def begin_run(self) -> None:
         """Count a run, until `end_run`."""
+        self._leave_to_parent()
         with self._lock:
             self._run_count += 1
 
     def end_run(self) -> None:
         """Count a run no more."""
-        with self._lock:
-            self._run_count -= 1
+        if self._process == os.getpid():
+            with self._lock:
+                self._run_count -= 1
 
     def _forget(self, each: T) -> None:
         """Leave it to the process that has it."""
@@ -109,8 +115,9 @@ class Startable:
         self._standby.stop()
 
     def __enter__(self) -> Self:
+        engine = self.start()
         self._standby.entered += 1
-        return self.start()
+        return engine
 
     def __exit__(self, *exception: object) -> None:
         self._standby.entered -= 1
@@ -160,6 +167,7 @@ class Warm(Standby[P]):
             launch: the run's.
             make: makes them, lasting or not.
         """
+        self._leave_to_parent()
         with self._lock:
             lasting = self.started
             places = self._items.popitem()[1] if lasting and self._items else None

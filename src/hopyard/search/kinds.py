@@ -48,8 +48,8 @@ def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> S
 
 
 def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
-    """Return a search that begins with these configurations. A value outside its range or choice is tried as it is,
-    and a warning says so, as Optuna's `enqueue_trial` does.
+    """Return a search that begins with these configurations. A value outside its range or choice, or between its steps,
+    is tried as it is, and a warning says so, as Optuna's `enqueue_trial` does.
 
     Raises:
         SpecError: they are no configurations, or not of the space.

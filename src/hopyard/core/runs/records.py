@@ -210,7 +210,7 @@ class TrialRecord(msgspec.Struct, eq=False):
         return tuple([metrics.get(each.metric, math.nan) for each in objectives])
 
     def objectives(self, spec: RunSpec) -> tuple[float, ...]:
-        """Return these values; empty: one of them is not there, or not finite."""
+        """Return the values of the run's objectives; empty: one of them is not there, or not finite."""
         values = self.values(spec.objectives)
         return values if all(map(math.isfinite, values)) else ()
 

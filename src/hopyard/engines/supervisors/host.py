@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hopyard.engines.local import cores, gpus
-from hopyard.engines.supervisors.supervisor import Holder, Left, attend, continue_when_parent_ends, dial
+from hopyard.engines.supervisors.supervisor import DIAL_SECONDS, Holder, Left, attend, continue_when_parent_ends, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.system.processes import state_of, watched
 
@@ -38,7 +38,7 @@ STOPPED_SECONDS = 5.0
 """A supervisor that is stopped for so long is ended; the driver has given it up by then."""
 AGAIN_SECONDS = 1.0
 """Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
-CUT_SECONDS = 10.0
+CUT_SECONDS = 3 * DIAL_SECONDS
 """How long supervisors of a host that was cut off dial a driver again, until the host ends."""
 MOST_SECONDS = 60.0
 """The longest time before a driver is dialled again whose port for agents could not be reached; it doubles from
@@ -110,7 +110,7 @@ class Host:
         finally:
             self._end()
             self._wait.close()
-        return UNREACHED_CODE if self._unreached else 0
+        return UNREACHED_CODE if self._unreached and not self._reached else 0
 
     def _read(self) -> None:
         """Notice the end of the input; what else comes there means nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 
 from hopyard.engines.supervisors.messages import (
@@ -42,8 +43,6 @@ GONE_SECONDS = 15.0
 BEGIN_SECONDS = IMPORT_SECONDS + 30.0
 """After this time a supervisor that has not reported the process of its agent is given up. Until IMPORT_SECONDS it may
 wait for a template, and then starts the agent without one."""
-
-
 ASLEEP_SECONDS = 5.0
 """A driver that has not looked for so long was stopped, or between two runs: no supervisor is to blame."""
 
@@ -156,7 +155,8 @@ class Roster:
         """See to all whose time is over: supervisors that do not do as they are told, or that nobody needs."""
         if now - self._looked > ASLEEP_SECONDS:
             for supervisor in self.supervisors.values():
-                supervisor.since = now
+                if not supervisor.given_up:
+                    supervisor.since = now
             self._taskless = dict.fromkeys(self._taskless, now)
         self._looked = now
         for supervisor in list(self.supervisors.values()):
@@ -273,12 +273,20 @@ class Roster:
 
     def _fill(self) -> None:
         """Give supervisors that are free the slots that wait for an agent, then those that no task holds. Those that
-        may have a template come first."""
-        for supervisor in sorted(self.supervisors.values(), key=lambda each: not (self._lasting and each.hosted)):
-            if not self._idle(supervisor):
+        may have a template come first. Where nothing is to be given, as at each report of a thousand that stand by, it
+        takes one pass."""
+        startable, without_task = self._startable(), self._without_task()
+        if not (startable or without_task or self._released):
+            return
+        free = [supervisor for supervisor in self.supervisors.values() if self._idle(supervisor)]
+        for supervisor in sorted(free, key=lambda each: not (self._lasting and each.hosted)):
+            while startable and startable[0] not in self._queue:
+                startable.popleft()
+            without_task = [other for other in without_task if other.slot >= 0]
+            if not self._idle(supervisor):  # an order could not be sent to another, and all was done again
                 continue
-            if startable := self._startable():
-                supervisor.slot, supervisor.used, supervisor.hosted = startable[0], True, True
+            if startable:
+                supervisor.slot, supervisor.used, supervisor.hosted = startable.popleft(), True, True
                 supervisor.importing = self.prepare is not None and self.prepare.warm
                 supervisor.since = time.monotonic()
                 self._by_slot[supervisor.slot] = supervisor
@@ -288,16 +296,20 @@ class Roster:
                     self._end_task(supervisor)
             elif not supervisor.task:
                 continue
-            elif without_task := self._without_task():
-                nearby = [other.slot for other in without_task if other.executor == supervisor.executor]
-                supervisor.held_slot, supervisor.used = (nearby or [other.slot for other in without_task])[0], True
+            elif without_task:
+                nearby = [other for other in without_task if other.executor == supervisor.executor]
+                other = (nearby or without_task)[0]
+                without_task.remove(other)
+                supervisor.held_slot, supervisor.used = other.slot, True
             elif self._released and not supervisor.used:
                 self.dismiss(supervisor)  # it was requested before others were to have the cores
 
-    def _startable(self) -> list[int]:
+    def _startable(self) -> deque[int]:
         """Return the slots that wait for an agent, and whose last agent is gone."""
+        if not self._queue:
+            return deque()
         ending = {supervisor.ending_slot for supervisor in self.supervisors.values()}
-        return [slot for slot in self._queue if slot not in ending]
+        return deque(slot for slot in self._queue if slot not in ending)
 
     def _without_task(self) -> list[Supervisor]:
         excluded = {supervisor.held_slot for supervisor in self.supervisors.values()} | self._released

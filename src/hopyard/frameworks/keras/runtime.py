@@ -110,10 +110,10 @@ def save(model: keras.Model, path: str | Path) -> None:
         try:
             model.save(part)
         except (NotImplementedError, TypeError) as error:
-            reason = " ".join(str(error).partition("Example:")[0].split())
+            reason = " ".join(str(error).partition("Example:")[0].split()).rstrip(".") or type(error).__name__
             raise SpecError(
-                f"{type(model).__name__} cannot be saved as {Path(path).name}: {reason} Or take model(), and save its "
-                "weights"
+                f"{type(model).__name__} cannot be saved as {Path(path).name}: {reason}. Give its class a get_config() "
+                "of plain values, or take model(), and save its weights"
             ) from error
 
 
