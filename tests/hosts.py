@@ -161,7 +161,7 @@ def sshd() -> Path | None:
     neither."""
     if Path("/usr/sbin/sshd").exists():
         return None
-    folder = Path(tempfile.gettempdir(), f"hopyard-tests-sshd-{os.geteuid()}")
+    folder = Path(tempfile.gettempdir(), f"tests-of-hopyard-sshd-{os.geteuid()}")  # "hopyard-…" would be swept
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
