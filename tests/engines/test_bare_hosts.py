@@ -19,7 +19,7 @@ import hopyard as hy
 import programs
 from gang_jobs import network
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Done, Joined
+from hopyard.core.runs.events import Done, Durable, Joined
 from hosts import Hosts
 from jobs import CONFIGS, dataset, digests, driver, gone, journal, script, select, troubled
 
@@ -92,7 +92,6 @@ def test_a_selection_gives_the_same_bits_on_hosts_that_share_nothing(
     run = select(tmp_path / "run", troubled, configs, engine=engine(hosts))
     assert digests(run) == expected
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"} and not lost(tmp_path / "run")
-    assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
 
 
 LONG = pytest.mark.long
@@ -112,7 +111,7 @@ LONG = pytest.mark.long
 def test_a_host_costs_its_slot_and_the_run_goes_on(
     hosts: Hosts, tmp_path: Path, expected: list[str], what: str
 ) -> None:
-    """Whatever is killed, stopped or cut, on one of them."""
+    """Whatever is killed, stopped or cut, on one of them; its trial goes on elsewhere, from its last State."""
     go = hosts.shared / f"go {what}"
     run = select(
         tmp_path / "run",
@@ -122,7 +121,8 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
         wait=False,
         heartbeat_timeout=3.0 if "frozen" in what else 15.0,
     )
-    joined(tmp_path / "run", 2)
+    slot = joined(tmp_path / "run", 2)["beta"].slot
+    until(lambda: [line for line in journal(tmp_path / "run") if isinstance(line, Durable) and line.slot == slot])
     tree = hosts.tree("beta")
     try:
         if what == "cut off":
@@ -139,6 +139,7 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
     run.wait(timeout=100)
     assert digests(run) == expected
     assert len(lost(tmp_path / "run")) == 1
+    assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
     assert gone([pid for name, pid in tree.items() if name != "sshd"], 3)
 
 

@@ -66,8 +66,9 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
         lines = journal(hidden / name)
         assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}
         assert not [line for line in lines if isinstance(line, (Failed, Lost))]
-        assert [line for line in lines if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
     assert len([line for line in journal(hidden / "killed") if isinstance(line, Lost)]) == 1
+    lines = [line for name in ("plain", "encrypted", "killed") for line in journal(hidden / name)]
+    assert [line for line in lines if isinstance(line, Done) and line.hop_bytes], "nothing hopped"
     assert run.best.model() is not None
 
 
