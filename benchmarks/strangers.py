@@ -215,6 +215,7 @@ class Campaign:
         recorded = self._serve("another server")[1:] if self._port.in_clear else served
         pipe, end = FORK.Pipe()
         self._start("recorder", record, *recorded, end)
+        end.close()
         openings = self._hear(pipe)
         self._end("recorder")
         self._end("another server")
@@ -240,12 +241,14 @@ class Campaign:
         """Start a server; return a pipe to it, its address and what lets clients in."""
         pipe, end = FORK.Pipe()
         self._start(name, lambda port, end: port.serve(end), end)
+        end.close()  # the end of the process is that of the pipe then
         return pipe, *self._hear(pipe)
 
     def _hear(self, pipe: Pipe) -> Any:
-        if not pipe.poll(300):
-            raise RuntimeError(f"{self._name}: no answer from {', '.join(self._processes)}")
-        return pipe.recv()
+        with contextlib.suppress(EOFError):
+            if pipe.poll(300):
+                return pipe.recv()
+        raise RuntimeError(f"{self._name}: no answer from {', '.join(self._processes)}")
 
     def _ask(self) -> int:
         """Return how many handshakes have succeeded."""
