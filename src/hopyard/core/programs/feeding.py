@@ -12,6 +12,7 @@ the others have rows that it lacks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -276,7 +277,7 @@ class FeedMachine:
             self._end_call()
             return
         self._phase = "draining"
-        self._watch()
+        self._watch(ask=True)  # most workers have taken all by now
 
     def _keep_source(self) -> None:
         """Keep the call's source where tasks may be started again; not its rows, but a list or table of this process
@@ -451,9 +452,10 @@ class FeedMachine:
 
     # ------------------------------------------------------------------------------------------- stalls
 
-    def _watch(self) -> None:
-        """Begin to watch that each worker for which rows wait takes some."""
-        self._watched_since = self._asked_at = self._at
+    def _watch(self, ask: bool = False) -> None:
+        """Begin to watch that each worker for which rows wait takes some. `ask`: the first question goes at once."""
+        self._watched_since = self._at
+        self._asked_at = -math.inf if ask else self._at
         self._last_progress.clear()
         self.progress.ask_anew()
 
