@@ -199,8 +199,8 @@ class Exchange(Protocol):
         ...
 
     def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
-        """Add the mean of what has changed to the arrays `before`, which all members have alike. It never travels in
-        fewer bytes. Returns the rows of all members."""
+        """Add the mean of what has changed to the arrays `before`, which all members have alike, and make `now` equal
+        to them. It never travels in fewer bytes. Returns the rows of all members."""
         ...
 
     def rounded(self, array: Any) -> Any:

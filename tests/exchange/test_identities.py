@@ -142,10 +142,11 @@ def test_of_a_state_of_three_members_two_take_their_own_part():
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.exchange.buffers.PIECE_BYTES", 512)
-    monkeypatch.setattr("hopyard.exchange.shared.PIECE_BYTES", 512)
-    monkeypatch.setattr("hopyard.exchange.buffers.BLOCK", 64)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopyard.exchange.buffers.PART_BYTES", 512)
+    monkeypatch.setattr("hopyard.exchange.shared.PART_BYTES", 512)
+    for module in ("buffers", "group"):
+        monkeypatch.setattr(f"hopyard.exchange.{module}.PIECE_PARTS", 2)
     monkeypatch.setattr("hopyard.exchange.group.SHARED_BYTES", 1)
 
 
@@ -161,8 +162,8 @@ def changes(kind: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("one_host", [False, True])
-def test_the_mean_change_is_added_in_place(kind: str, one_host: bool, small_pieces: None) -> None:
-    """The last of three members has no rows, and others' changes."""
+def test_the_mean_change_is_added_in_place(kind: str, one_host: bool, small_parts: None) -> None:
+    """The last of three members has no rows, and others' changes. Then all have both arrays alike."""
 
     def work(exchange: Any) -> list[torch.Tensor]:
         before, now = changes(kind)
@@ -170,6 +171,8 @@ def test_the_mean_change_is_added_in_place(kind: str, one_host: bool, small_piec
             now = before
         total = exchange.mean_change(before, now, [3.0, 1.0, 0.0][exchange.rank])
         assert total == 4.0
+        for one, other in zip(before, now, strict=True):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
         return [torch.as_tensor(each) for each in before]
 
     members = together(work, exchanges(Gang(3), one_host=one_host))

@@ -7,7 +7,6 @@ from gang_threads import exchanges, partitions, together
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.frameworks.rounds import mean_change
 from hopyard.spec import Gang
 
 
@@ -50,6 +49,14 @@ def test_numbers_without_fractions_have_no_mean():
         exchange.mean([np.zeros(3, np.int64)], 1.0)
 
 
+def test_arrays_that_cannot_be_changed_are_refused():
+    (exchange, _) = exchanges(Gang(2))
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with pytest.raises(SpecError, match="read-only: give a copy"):
+        exchange.mean([array], 1.0)
+
+
 def test_means_of_what_has_changed_are_never_rounded():
     """Bug: a mean of squares became negative where another number of the array was large."""
 
@@ -57,7 +64,8 @@ def test_means_of_what_has_changed_are_never_rounded():
         now = np.array([0.0, 0.0095]) if exchange.rank == 0 else np.array([1.27, 0.0])
         before = now.copy()
         exchange.broadcast([before])
-        return mean_change(exchange, [before], [now], 100.0)[0]
+        exchange.mean_change([before], [now], 100.0)
+        return now
 
     for value in together(work, exchanges(Gang(4, "parameters", inner="average", compress="int8"))):
         np.testing.assert_allclose(value, [1.27 * 3 / 4, 0.0095 / 4], rtol=1e-12)

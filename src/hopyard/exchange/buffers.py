@@ -1,7 +1,7 @@
-"""How arrays of any framework lie in flat memory, through which they are reduced piece by piece.
+"""How arrays of any framework lie in flat memory, through which they are reduced part by part.
 
-Pieces are fixed by the arrays' shapes and dtypes, so the order in which numbers are added never changes from one step
-to the next.
+Parts, and the pieces that they make up, are fixed by the arrays' shapes and dtypes, so the order in which numbers are
+added never changes from one step to the next.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 
 from hopyard.errors import SpecError
 
-PIECE_BYTES = 4 << 20
-"""Bytes that are added up at a time: several pieces at once are 2 to 3 times as fast over loopback as 10 or 40 MB are,
-and what follows on a piece finds it in the processor's cache."""
-BLOCK = 1 << 16
-"""Numbers that are worked on at a time where a second operation follows, which then finds them in the cache."""
+PART_BYTES = 256 << 10
+"""Bytes that are filled, added up or taken at a time: what follows on them finds them in the processor's cache."""
+PIECE_PARTS = 16
+"""Parts that gloo adds up at a time: several pieces of 4 MiB at once are 2 to 3 times as fast over loopback as 10 or 40
+MB are."""
 LISTS = 8
 """Lists whose layout is remembered: a model has up to four (gradients or changes, optimizers, statistics)."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """dtypes whose sums are made in another one."""
 
 Span = tuple[int, int, int, int]
-"""(array, its first number in the piece, past its last one, where they begin in the piece)"""
+"""(array, its first number in the part, past its last one, where they begin in the part)"""
 
 
 class Layout:
@@ -38,69 +38,90 @@ class Layout:
 
     Attributes:
         dtype: the one in which they are added up.
-        pieces: how many numbers each piece has.
+        parts: how many numbers each part has.
+        pieces: how many numbers each piece has; it is PIECE_PARTS parts, the last one the remaining parts.
     """
 
     def __init__(self, dtype: torch.dtype, counts: Sequence[int]) -> None:
         self.dtype = _WIDER.get(dtype, dtype)
-        most = max(1, PIECE_BYTES // self.dtype.itemsize)
+        most = max(1, PART_BYTES // self.dtype.itemsize)
         size = 1 + sum(counts)
-        self.pieces = [min(most, size - first) for first in range(0, size, most)]
-        self._spans: list[list[Span]] = [[] for _ in self.pieces]
+        self.parts = [min(most, size - first) for first in range(0, size, most)]
+        self.pieces = [sum(self.parts[first : first + PIECE_PARTS]) for first in range(0, len(self.parts), PIECE_PARTS)]
+        self._spans: list[list[Span]] = [[] for _ in self.parts]
         place = 1
         for number, count in enumerate(counts):
             first = 0
             while first < count:
-                piece, begin = divmod(place, most)
+                part, begin = divmod(place, most)
                 past = min(count, first + most - begin)
-                self._spans[piece].append((number, first, past, begin))
+                self._spans[part].append((number, first, past, begin))
                 place += past - first
                 first = past
+        self._most = most
         self._memory: torch.Tensor | None = None
+        self._scratch: torch.Tensor | None = None
+        """Room for a part."""
+
+    def in_piece(self, number: int) -> tuple[int, int]:
+        """Return how many numbers the piece of a part has, and at which of them the part begins."""
+        piece, part = divmod(number, PIECE_PARTS)
+        return self.pieces[piece], part * self._most
 
     @property
     def memory(self) -> torch.Tensor:
-        """Memory of this process for all pieces, made once."""
+        """Memory of this process for all parts, made once."""
         if self._memory is None:
-            self._memory = torch.zeros(sum(self.pieces), dtype=self.dtype)
+            self._memory = torch.zeros(sum(self.parts), dtype=self.dtype)
         return self._memory
 
-    def load(self, number: int, piece: torch.Tensor, arrays: Sequence[torch.Tensor], factor: float) -> None:
-        """Fill a piece with the arrays' numbers, multiplied by a factor; the first number becomes the factor itself."""
+    def load(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], factor: float) -> None:
+        """Fill a part with the arrays' numbers, multiplied by a factor; the first number becomes the factor itself."""
         if not number:
-            piece[0] = factor
+            part[0] = factor
         for array, first, past, begin in self._spans[number]:
-            torch.mul(arrays[array][first:past], factor, out=piece[begin : begin + past - first])
+            torch.mul(arrays[array][first:past], factor, out=part[begin : begin + past - first])
 
     def load_changes(
         self,
         number: int,
-        piece: torch.Tensor,
-        now: Sequence[torch.Tensor],
+        part: torch.Tensor,
         before: Sequence[torch.Tensor],
+        now: Sequence[torch.Tensor],
         factor: float,
     ) -> None:
         """As `load`, with what has changed."""
         if not number:
-            piece[0] = factor
+            part[0] = factor
         for array, first, past, begin in self._spans[number]:
-            parts = piece[begin : begin + past - first], now[array][first:past], before[array][first:past]
-            for part, one, other in zip(*(torch.split(each, BLOCK) for each in parts), strict=True):
-                torch.sub(one, other, out=part)
-                part.mul_(factor)
+            changes = part[begin : begin + past - first]
+            torch.sub(now[array][first:past], before[array][first:past], out=changes)
+            changes.mul_(factor)
 
-    def store(self, number: int, piece: torch.Tensor, arrays: Sequence[torch.Tensor], divisor: float) -> None:
-        """Copy a piece's numbers, divided, into the arrays."""
+    def store(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], divisor: float) -> None:
+        """Copy a part's numbers, divided, into the arrays."""
         for array, first, past, begin in self._spans[number]:
-            torch.div(piece[begin : begin + past - first], divisor, out=arrays[array][first:past])
+            torch.div(part[begin : begin + past - first], divisor, out=arrays[array][first:past])
 
-    def add_to(self, number: int, piece: torch.Tensor, arrays: Sequence[torch.Tensor], divisor: float) -> None:
-        """Add a piece's numbers, divided, to the arrays. Not in one operation: where a processor does both with one
-        rounding, members on unlike processors would have unlike numbers."""
+    def store_changes(
+        self,
+        number: int,
+        part: torch.Tensor,
+        before: Sequence[torch.Tensor],
+        now: Sequence[torch.Tensor],
+        divisor: float,
+    ) -> None:
+        """Add a part's numbers, divided, to the arrays `before`, and copy the sums to `now`; a divisor of 0: copy only.
+        Not divided and added in one operation: where a processor does both with one rounding, members on unlike
+        processors would have unlike numbers."""
+        if self._scratch is None:
+            self._scratch = torch.empty(self._most, dtype=self.dtype)
         for array, first, past, begin in self._spans[number]:
-            parts = [arrays[array][first:past], piece[begin : begin + past - first]]
-            for own, part in zip(*(torch.split(each, BLOCK) for each in parts), strict=True):
-                own.add_(part / divisor)
+            base = before[array][first:past]
+            if divisor:
+                change = self._scratch[: past - first]
+                base.add_(torch.div(part[begin : begin + past - first], divisor, out=change))
+            now[array][first:past].copy_(base)
 
 
 class Flat:
@@ -151,17 +172,19 @@ class Layouts:
         return layouts
 
 
-Piecewise = Callable[[int, torch.Tensor], None]
-"""Fills or takes the piece of this number."""
+Partwise = Callable[[int, torch.Tensor], None]
+"""Fills or takes the part of this number."""
 
 
 def tensor_of(array: Any) -> torch.Tensor:
     """Return a tensor that shares memory with an array of numbers that have fractions.
 
     Raises:
-        SpecError: it is nothing of that kind.
+        SpecError: it is nothing of that kind, or cannot be changed.
     """
     if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+        if not array.flags.writeable:
+            raise SpecError("exchange.mean takes arrays that it may change, got one that is read-only: give a copy")
         return torch.from_numpy(array)
     if isinstance(array, torch.Tensor) and array.is_floating_point():
         return array.detach()

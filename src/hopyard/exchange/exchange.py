@@ -75,58 +75,78 @@ class GangExchange:
             return self._mean_in_half(tensors, rows)
         total = 0.0
         for positions, layout in self._layouts.of(tensors):
-            total = self._average(layout, [tensors[position] for position in positions], None, rows)
+            total = self._average(layout, [tensors[position] for position in positions], rows)
         return total
 
     def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
-        """Add to `before` the mean over all members, weighted by rows, of what has changed: it becomes before +
-        Σ rows · (now − before) / Σ rows. Numbers that have changed nowhere stay as they are to the bit.
+        """Add to `before` the mean over all members, weighted by rows, of what has changed, and make `now` equal to it:
+        both become before + Σ rows · (now − before) / Σ rows. Numbers that have changed nowhere stay as they are to the
+        bit. They never travel in fewer bytes: what rounding takes would be lost, and make a small mean of squares
+        negative.
 
         Args:
             before: arrays of NumPy or torch with equal bits on all members; changed in place.
-            now: arrays like them.
+            now: arrays like them; changed in place.
             rows: as for `mean`.
 
         Returns:
-            Σ rows over all members; where that is 0 `before` stays as it is.
+            Σ rows over all members; where that is 0 `before` stays as it is, and `now` becomes equal to it.
         """
-        bases, tensors = [tensor_of(array) for array in before], [tensor_of(array) for array in now]
+        bases, values = [tensor_of(array) for array in before], [tensor_of(array) for array in now]
         if self.size == 1:
-            for base, tensor in zip(bases, tensors, strict=True):
-                base.copy_(tensor)
+            for base, value in zip(bases, values, strict=True):
+                base.copy_(value)
             return rows
         total = 0.0
         for positions, layout in self._layouts.of(bases):
-            changed = [tensors[position] for position in positions]
-            total = self._average(layout, [bases[position] for position in positions], changed, rows)
+            some_bases = [bases[position] for position in positions]
+            some_values = [values[position] for position in positions]
+            total = self._average_changes(layout, some_bases, some_values, rows)
         return total
 
-    def _average(
-        self, layout: Layout, tensors: list[torch.Tensor], now: list[torch.Tensor] | None, rows: float
-    ) -> float:
-        """Replace tensors of one layout by their means; or add to them the mean of what has changed, where there is
-        `now`. Returns the rows of all members."""
+    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
+        """Replace tensors of one layout by their means. Returns the rows of all members."""
         flat, total = Flat(tensors, layout.dtype), 0.0
-        changed = None if now is None else Flat(now, layout.dtype).arrays
 
-        def load(number: int, piece: torch.Tensor) -> None:
-            if not rows:
-                piece.zero_()
-            elif changed is None:
-                layout.load(number, piece, flat.arrays, rows)
+        def load(number: int, part: torch.Tensor) -> None:
+            if rows:
+                layout.load(number, part, flat.arrays, rows)
             else:
-                layout.load_changes(number, piece, changed, flat.arrays, rows)
+                part.zero_()
 
-        def store(number: int, piece: torch.Tensor) -> None:
+        def store(number: int, part: torch.Tensor) -> None:
             nonlocal total
             if not number:
-                total = float(piece[0])
+                total = float(part[0])
             if total:
-                (layout.store if changed is None else layout.add_to)(number, piece, flat.arrays, total)
+                layout.store(number, part, flat.arrays, total)
 
         self._group.reduce(layout, load, store)
         if total:
             flat.finish()
+        return total
+
+    def _average_changes(
+        self, layout: Layout, before: list[torch.Tensor], now: list[torch.Tensor], rows: float
+    ) -> float:
+        """As `mean_change`, for tensors of one layout."""
+        bases, values, total = Flat(before, layout.dtype), Flat(now, layout.dtype), 0.0
+
+        def load(number: int, part: torch.Tensor) -> None:
+            if rows:
+                layout.load_changes(number, part, bases.arrays, values.arrays, rows)
+            else:
+                part.zero_()
+
+        def store(number: int, part: torch.Tensor) -> None:
+            nonlocal total
+            if not number:
+                total = float(part[0])
+            layout.store_changes(number, part, bases.arrays, values.arrays, total)
+
+        self._group.reduce(layout, load, store)
+        bases.finish()
+        values.finish()
         return total
 
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
@@ -134,16 +154,16 @@ class GangExchange:
         total = self._total(rows)
         for positions, layout in self._layouts.of(tensors):
             flat, memory = Flat([tensors[position] for position in positions], layout.dtype), layout.memory
-            pieces = torch.split(memory, layout.pieces)
-            for number, piece in enumerate(pieces) if rows else ():
-                layout.load(number, piece, flat.arrays, rows / total)
+            parts = torch.split(memory, layout.parts)
+            for number, part in enumerate(parts) if rows else ():
+                layout.load(number, part, flat.arrays, rows / total)
             if not rows:
                 memory.zero_()
             small = memory.to(torch.float16) if layout.dtype is torch.float32 else memory
             self._group.add(small)
             memory.copy_(small)
-            for number, piece in enumerate(pieces) if total else ():
-                layout.store(number, piece, flat.arrays, 1.0)
+            for number, part in enumerate(parts) if total else ():
+                layout.store(number, part, flat.arrays, 1.0)
             flat.finish()
         return total
 

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from hopyard.exchange.board import Board, GangBroken
-from hopyard.exchange.buffers import PIECE_BYTES, Layout, Piecewise
+from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS, Layout, Partwise
 from hopyard.exchange.shared import SharedMemory, share
 
 CONNECT_SECONDS = 30.0
@@ -25,7 +25,8 @@ CONNECT_SECONDS = 30.0
 SHARED_BYTES = 1 << 18
 """Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
-"""Time that one operation waits for others: a member that makes no progress is noticed by the driver before."""
+"""Time that one operation of gloo waits for others; at a pipe there is no limit. A member that makes no progress is
+noticed by the driver before."""
 
 
 class Rendezvous(Store):
@@ -87,24 +88,32 @@ class Group:
     def add(self, flat: torch.Tensor) -> None:
         """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
         if self.size > 1:
-            for work in [self._begin(piece) for piece in torch.split(flat, PIECE_BYTES // flat.element_size())]:
+            pieces = torch.split(flat, PIECE_PARTS * PART_BYTES // flat.element_size())
+            for work in [self._begin(piece) for piece in pieces]:
                 self._guarded(work.wait)
 
-    def reduce(self, layout: Layout, load: Piecewise, store: Piecewise) -> None:
-        """Add up the pieces of a layout over all members, with the same bits everywhere. `load` fills a piece, `store`
+    def reduce(self, layout: Layout, load: Partwise, store: Partwise) -> None:
+        """Add up the parts of a layout over all members, with the same bits everywhere. `load` fills a part, `store`
         takes the sum, which it must not change."""
         shared = self._shared_memory(layout)
         if shared is not None:
-            shared.reduce(layout.pieces, layout.dtype, load, store)
+            try:
+                shared.reduce(layout, load, store)
+            except GangBroken:
+                self.close()
+                raise
             return
         works = []
-        pieces = torch.split(layout.memory, layout.pieces)
-        for number, piece in enumerate(pieces):
-            load(number, piece)
+        parts = torch.split(layout.memory, layout.parts)
+        for number, piece in enumerate(torch.split(layout.memory, layout.pieces)):
+            first = number * PIECE_PARTS
+            for each in range(first, min(first + PIECE_PARTS, len(parts))):
+                load(each, parts[each])
             works.append(self._begin(piece))
-        for number, (piece, work) in enumerate(zip(pieces, works, strict=True)):
-            self._guarded(work.wait)
-            store(number, piece)
+        for number, part in enumerate(parts):
+            if not number % PIECE_PARTS:
+                self._guarded(works[number // PIECE_PARTS].wait)
+            store(number, part)
 
     def _begin(self, piece: torch.Tensor) -> Any:
         return self._guarded(lambda: self._alive().allreduce(piece))
@@ -115,12 +124,9 @@ class Group:
         if not self._one_host or small or not SharedMemory.takes(layout.dtype):
             return None
         if self._shared is None:
-            self._shared = share(self.rank, self.size, self.gather, self._barrier)
+            self._shared = share(self.rank, self.size, self.gather)
             self._one_host = self._shared is not None
         return self._shared
-
-    def _barrier(self) -> None:
-        self._guarded(lambda: self._alive().barrier().wait())
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Replace a tensor on the host by that of rank 0."""
@@ -143,6 +149,8 @@ class Group:
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
+        if self._shared is not None:
+            self._shared.close()
         self._group = self._shared = None
 
     def _alive(self) -> Any:

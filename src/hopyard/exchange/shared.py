@@ -1,8 +1,8 @@
 """Memory that the members of a gang on one host share, in which they add up what they exchange.
 
 It has no name in any file system, so nothing is left of it, whoever is killed: rank 0 makes it, the others open it
-through `/proc`. Members wait for each other by the process group alone (`barrier`), whose sockets show at once that one
-of them is gone; nobody ever waits for a word in this memory.
+through `/proc`. Members wait for each other by pipes (`Gate`), which show at once that one of them is gone; nobody ever
+waits for a word in this memory.
 
 Each number is added up by one member, in the order in which gloo's ring over sockets does it, so that a gang on one
 host has the bits of one on several.
@@ -17,116 +17,232 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import lru_cache
 
 import msgspec
 import torch
 
-from hopyard.exchange.buffers import PIECE_BYTES, Piecewise
+from hopyard.exchange.board import GangBroken
+from hopyard.exchange.buffers import PART_BYTES, Layout, Partwise
 
 SEGMENT_BYTES = 1 << 20
 """The largest segment of gloo's ring."""
+AREAS = 3
+"""Parts that are in the memory at a time. With two, a member could write a sum where another still takes the one of
+two parts before."""
+_HERE, _GONE = b"x", b"!"
+"""What goes through a pipe: a member has come to the gate; it comes no more."""
 _DTYPES = (torch.float32, torch.float64)
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where rank 0's memory is."""
+    """Descriptors of a member by which the others open its pipes and, of rank 0, the memory."""
 
     pid: int
-    descriptor: int
-    """-1: it could not be made."""
+    pipes: dict[int, tuple[int, int]]
+    """Rank of another member → the descriptor by which that one writes to this member, and the inode of the pipe."""
+    memory: int
+    """-1: of another rank, or it could not be made."""
     mark: bytes
     """What is written at its beginning: another host may have a process of that number too."""
 
 
+@lru_cache(maxsize=1024)
 def block(size: int, itemsize: int, members: int, rank: int) -> tuple[int, int]:
-    """Return the first number of a piece that `rank` adds up, and the one past its last: the block of gloo's ring whose
-    sum is complete at that rank first."""
+    """Return the first number of a piece's block that is complete at `rank` first in gloo's ring, and the one past its
+    last."""
     at_least = max(math.ceil(size * itemsize / SEGMENT_BYTES), 2 * members)
     each = math.ceil(at_least / members)  # segments of a block
     length = each * math.ceil(math.ceil(size * itemsize / (each * members)) / itemsize)
     return min(rank * length, size), min((rank + 1) * length, size)
 
 
+class Gate:
+    """One member's ends of the pipes between all members, by which they wait for each other.
+
+    A member that hangs up says so; when its process ends, the system closes its ends, and whoever waits for it, or
+    tells it something, sees that.
+
+    Args:
+        inward: descriptors to read what each of the others writes.
+        outward: descriptors to write to each of the others.
+    """
+
+    def __init__(self, inward: Sequence[int], outward: Sequence[int]) -> None:
+        self._inward, self._outward = list(inward), list(outward)
+
+    def arrive(self) -> None:
+        """Tell the others that this member has come here.
+
+        Raises:
+            GangBroken: one of them is gone.
+        """
+        try:
+            for descriptor in self._outward:
+                os.write(descriptor, _HERE)
+        except OSError as error:
+            raise GangBroken(f"a member of the gang has hung up: {error}") from None
+
+    def wait(self) -> None:
+        """Wait until all others have come here.
+
+        Raises:
+            GangBroken: one of them is gone.
+        """
+        for descriptor in self._inward:
+            if os.read(descriptor, 1) != _HERE:
+                raise GangBroken("a member of the gang has hung up")
+
+    def close(self) -> None:
+        """Hang up, and say so: processes that the user's code has forked hold these ends too."""
+        for descriptor in self._outward:
+            with suppress(OSError):
+                os.write(descriptor, _GONE)
+        for descriptor in self._inward + self._outward:
+            os.close(descriptor)
+        self._inward, self._outward = [], []
+
+
 class SharedMemory:
-    """One member's view of the memory: for two pieces in turn, what each member has put there, and their sum.
+    """One member's view of the memory: for AREAS parts in turn, what each member has put there, and their sum.
 
     Args:
         memory: the whole of it.
         rank, size: which member this is, of how many.
-        barrier: returns when all members have called it, and raises where one is gone.
+        gate: where the members wait for each other.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, barrier: Callable[[], None]) -> None:
-        self._rank, self._size, self._barrier = rank, size, barrier
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8).view(2, size + 1, PIECE_BYTES)
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, gate: Gate) -> None:
+        self._rank, self._size, self._gate = rank, size, gate
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8).view(AREAS, size + 1, PART_BYTES)
 
     @staticmethod
     def takes(dtype: torch.dtype) -> bool:
         """Whether sums of this dtype are those of gloo."""
         return dtype in _DTYPES
 
-    def reduce(self, sizes: Sequence[int], dtype: torch.dtype, load: Piecewise, store: Piecewise) -> None:
-        """Add up pieces over all members: while one is put there, the one before is added up, and the sum of the one
-        before that is taken.
+    def reduce(self, layout: Layout, load: Partwise, store: Partwise) -> None:
+        """Add up the parts of a layout over all members: in each step one is put there, the one before is added up, and
+        the sum of the one before that is taken.
+
+        A member takes a sum after it has arrived at a gate, so others may pass that gate before it has; they use the
+        sum's place again only two steps later, which is after the next gate. After the last sum there is no gate: the
+        first one of the next call is the next.
 
         Args:
-            sizes: numbers of each piece.
-            dtype: of the numbers.
-            load: puts this member's numbers into a piece.
-            store: takes the sum from a piece.
+            layout: of the arrays.
+            load: puts this member's numbers into a part.
+            store: takes the sum from a part.
+
+        Raises:
+            GangBroken: a member is gone.
         """
-        count = len(sizes)
+        count = len(layout.parts)
+        areas = self._bytes.view(layout.dtype)
 
         def part(number: int, owner: int) -> torch.Tensor:
-            return self._bytes[number % 2, owner].view(dtype)[: sizes[number]]
+            return areas[number % AREAS, owner, : layout.parts[number]]
 
         for step in range(count + 2):
             if step < count:
                 load(step, part(step, self._rank))
             if 1 <= step <= count:
-                self._add([part(step - 1, owner) for owner in range(self._size + 1)])
+                self._add([part(step - 1, owner) for owner in range(self._size + 1)], *layout.in_piece(step - 1))
+            if step <= count:
+                self._gate.arrive()
             if step >= 2:
                 store(step - 2, part(step - 2, self._size))
-            if step <= count:  # what is put there next time is in the place of what all have taken then
-                self._barrier()
+            if step <= count:
+                self._gate.wait()
 
-    def _add(self, parts: Sequence[torch.Tensor]) -> None:
-        """Add up this member's block of a piece. `parts`: those of the members, and that for the sum."""
-        size = self._size
-        first, past = block(len(parts[0]), parts[0].element_size(), size, self._rank)
-        *others, total = [part[first:past] for part in parts]
-        in_order = [others[(self._rank - distance) % size] for distance in range(1, size + 1)]
-        torch.add(in_order[0], in_order[1], out=total)
-        for each in in_order[2:]:
-            total.add_(each)
+    def close(self) -> None:
+        """Hang up, which the others see."""
+        self._gate.close()
+
+    def _add(self, parts: Sequence[torch.Tensor], size: int, begin: int) -> None:
+        """Add up this member's share of a part.
+
+        Args:
+            parts: those of the members, and that for the sum.
+            size, begin: how many numbers the piece has, and at which of them the part begins.
+        """
+        *others, total = parts
+        members, numbers = self._size, len(total)
+        start, stop = numbers * self._rank // members, numbers * (self._rank + 1) // members
+        for owner in range(members):
+            first, past = block(size, total.element_size(), members, owner)
+            first, past = max(first - begin, start), min(past - begin, stop)
+            if first < past:
+                in_order = [others[(owner - distance) % members][first:past] for distance in range(1, members + 1)]
+                result = total[first:past]
+                torch.add(in_order[0], in_order[1], out=result)
+                for each in in_order[2:]:
+                    result.add_(each)
 
 
-def share(
-    rank: int, size: int, gather: Callable[[bytes], list[bytes]], barrier: Callable[[], None]
-) -> SharedMemory | None:
-    """Return memory that all members share; None: they do not all see that of rank 0."""
-    length = 2 * (size + 1) * PIECE_BYTES
-    descriptor, memory = -1, None
-    try:
-        if not rank:
-            with suppress(AttributeError, OSError):
+def share(rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> SharedMemory | None:
+    """Return memory that all members share; None: they do not all see that of rank 0, or each other's pipes."""
+    length = AREAS * (size + 1) * PART_BYTES
+    others = [other for other in range(size) if other != rank]
+    inward: list[int] = []
+    outward: list[int] = []
+    pipes: dict[int, tuple[int, int]] = {}
+    memory, descriptor, mark = None, -1, secrets.token_bytes(16)
+    with ExitStack() as temporary, ExitStack() as ends:
+        with suppress(AttributeError, OSError):  # where that fails, the others see that there is nothing
+            for other in others:
+                reader, writer = os.pipe()
+                ends.callback(os.close, reader)
+                temporary.callback(os.close, writer)
+                inward.append(reader)
+                pipes[other] = writer, os.fstat(writer).st_ino
+            if not rank:
                 descriptor = os.memfd_create("hopyard-gang")
+                temporary.callback(os.close, descriptor)
                 os.truncate(descriptor, length)
                 memory = mmap.mmap(descriptor, length)
-        mark = secrets.token_bytes(16)
-        if memory is not None:
-            memory[: len(mark)] = mark
-        own = _Place(os.getpid(), -1 if memory is None else descriptor, mark)
-        place = msgspec.msgpack.decode(gather(msgspec.msgpack.encode(own))[0], type=_Place)
-        if rank and place.descriptor >= 0:
-            with suppress(OSError, ValueError):
-                descriptor = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDWR)
-                if os.fstat(descriptor).st_size == length:
-                    memory = mmap.mmap(descriptor, length)
-        seen = memory is not None and memory[: len(place.mark)] == place.mark
-        everywhere = all(each == b"\x01" for each in gather(bytes([seen])))
-        return SharedMemory(memory, rank, size, barrier) if memory is not None and everywhere else None
+                memory[: len(mark)] = mark
+        own = _Place(os.getpid(), pipes, -1 if memory is None else descriptor, mark)
+        places = [msgspec.msgpack.decode(each, type=_Place) for each in gather(msgspec.msgpack.encode(own))]
+        with suppress(OSError, ValueError, KeyError):
+            if rank:
+                memory = _mapped(places[0], length)
+            for other in others:
+                outward.append(_opened(places[other].pid, *places[other].pipes[rank]))
+                ends.callback(os.close, outward[-1])
+        seen = memory is not None and memory[: len(mark)] == places[0].mark and len(outward) == len(others)
+        everywhere = all(each == b"\x01" for each in gather(bytes([seen])))  # then writers are closed: others have them
+        if memory is None or not everywhere:
+            return None
+        shared = SharedMemory(memory, rank, size, Gate(inward, outward))
+        ends.pop_all()
+        return shared
+
+
+def _mapped(place: _Place, length: int) -> mmap.mmap | None:
+    """Return the memory of another process; None: it has none of this length.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if place.memory < 0:
+        return None
+    descriptor = os.open(f"/proc/{place.pid}/fd/{place.memory}", os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, length) if os.fstat(descriptor).st_size == length else None
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        os.close(descriptor)
+
+
+def _opened(process: int, descriptor: int, inode: int) -> int:
+    """Return the end to write to a pipe of another process.
+
+    Raises:
+        OSError: it is not there, or another one is.
+    """
+    end = os.open(f"/proc/{process}/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    if os.fstat(end).st_ino != inode:
+        os.close(end)
+        raise OSError(f"descriptor {descriptor} of process {process} is not the pipe that it was")
+    return end

@@ -16,14 +16,6 @@ from typing import Any
 from hopyard.ports import Exchange, Tree
 
 
-def mean_change(exchange: Exchange, before: list[Any], now: Sequence[Any], rows: float) -> list[Any]:
-    """Return `before`, to which the mean over all members of what has changed since was added, weighted by the rows of
-    each. It never travels compressed: what rounding takes would be lost, and make a small mean of squares negative."""
-    if before:
-        exchange.mean_change(before, now, rows)
-    return before
-
-
 class Rounds:
     """The rounds of one member. Owner of the outer optimizer's momentum, and of what rounding has taken."""
 
@@ -61,9 +53,11 @@ class Rounds:
         """Whether a step was taken in the round."""
         return self._steps > 0
 
-    def begin(self, start: list[Any]) -> None:
-        """Begin a round. `start`: copies of the parameters, or what `mean` has returned."""
-        self._start, self._steps, self.rows = start, 0, 0.0
+    def begin(self, start: list[Any] | None = None) -> None:
+        """Begin a round. `start`: copies of the parameters; None: they are what `mean` has made."""
+        if start is not None:
+            self._start = start
+        self._steps, self.rows = 0, 0.0
         self._warm = self.exchange is not None and self._trained < self.exchange.gang.warmup
 
     def add(self, rows: float, steps: int = 1) -> None:
@@ -72,27 +66,31 @@ class Rounds:
         self._trained += steps
         self.rows += rows
 
-    def mean(self, now: Sequence[Any]) -> list[Any]:
-        """Return the parameters with which all members go on, from what this member has made of them. The arrays
-        of `begin` may be among them."""
+    def mean(self, now: Sequence[Any]) -> None:
+        """End a round: replace what this member has made of the parameters, in place, by those with which all members
+        go on."""
         exchange = self.exchange
         assert exchange is not None
         outer = None if self._warm else exchange.gang.outer
         if outer is None and not exchange.gang.compress:
-            return mean_change(exchange, self._start, now, self.rows)
+            exchange.mean_change(self._start, now, self.rows)
+            return
         changes = _difference(now, self._start)
         if exchange.gang.compress:
             changes = self._rounded(changes)
         if not exchange.mean(changes, self.rows):
-            return self._start
-        if outer is not None:
+            changes = []
+        elif outer is not None:
             before, momentum = self._velocity, outer.momentum
             self._velocity = changes
             if before is not None:
                 self._velocity = [momentum * each + change for each, change in zip(before, changes, strict=True)]
             pairs = zip(changes, self._velocity, strict=True)
             changes = [outer.lr * (change + momentum * velocity) for change, velocity in pairs]
-        return [start + change for start, change in zip(self._start, changes, strict=True)]
+        for start, change in zip(self._start, changes, strict=bool(changes)):
+            start[...] += change
+        for value, start in zip(now, self._start, strict=True):
+            value[...] = start
 
     def _rounded(self, changes: list[Any]) -> list[Any]:
         """Return the changes as they travel, and keep what rounding takes from them for the next round."""

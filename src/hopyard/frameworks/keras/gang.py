@@ -20,7 +20,7 @@ import numpy as np
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.optimizers import fresh_slots, inner_of, reset_fault, slots_of
 from hopyard.frameworks.keras.rows import RowBatches
-from hopyard.frameworks.rounds import Rounds, mean_change
+from hopyard.frameworks.rounds import Rounds
 from hopyard.ports import Exchange, Tree
 from hopyard.spec import Gang
 
@@ -175,7 +175,9 @@ class Member:
             if part.rows:
                 loop.train(part, each)
             self.rounds.add(part.rows, end - first)
-            self._assign(trained, self.rounds.mean(self._values(trained)))
+            now = self._values(trained)
+            self.rounds.mean(now)
+            self._assign(trained, now)
             self._end_round()
             first = end
 
@@ -188,7 +190,8 @@ class Member:
             own = self._values(slots)
             base = [values.copy() for values in own]
             exchange.broadcast(base)
-            self._assign(slots, mean_change(exchange, base, own, self.rounds.rows))
+            exchange.mean_change(base, own, self.rounds.rows)
+            self._assign(slots, own)
         elif exchange.gang.inner == "reset":
             if self._fresh is None:
                 self._fresh = fresh_slots(optimizer, self._model.trainable_variables, self._host)
@@ -202,8 +205,9 @@ class Member:
         changed = [not np.array_equal(one, other) for one, other in zip(before, now, strict=True)]
         anywhere = [any(flags) for flags in zip(*exchange.gather(bytes(changed)), strict=True)]
         which = [number for number, flag in enumerate(anywhere) if flag]
-        means = mean_change(exchange, [before[n] for n in which], [now[n] for n in which], rows)
-        self._assign([fractions[n] for n in which], means)
+        now = [now[n] for n in which]
+        exchange.mean_change([before[n] for n in which], now, rows)
+        self._assign([fractions[n] for n in which], now)
         whole = [variable for variable in self._still() if not _has_fractions(variable)]
         values = [np.array(self._host(variable)) for variable in whole]
         exchange.broadcast(values)

@@ -17,7 +17,7 @@ import torch
 
 from hopyard.core.runs.order import shard
 from hopyard.errors import SpecError
-from hopyard.frameworks.rounds import Rounds, mean_change
+from hopyard.frameworks.rounds import Rounds
 from hopyard.frameworks.torch.tensors import copy_into
 from hopyard.ports import Tree
 from hopyard.spec import Batch
@@ -96,8 +96,7 @@ class Member:
         if self.rounds.averages and self.rounds.begun:
             self._average(optimizer)
         changed = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        for buffer, value in zip(changed, mean_change(exchange, self._before, changed, self._rows), strict=True):
-            buffer.copy_(value)
+        exchange.mean_change(self._before, changed, self._rows)
         exchange.broadcast([buffer for buffer in self._buffers if not buffer.is_floating_point()])
         self._buffers, self._before = [], []
         self.rounds.begin([])
@@ -106,15 +105,13 @@ class Member:
     def _average(self, optimizer: torch.optim.Optimizer) -> None:
         """End a round."""
         assert self.rounds.exchange is not None
-        values = self.rounds.mean(self._parameters)
-        for parameter, value in zip(self._parameters, values, strict=True):
-            parameter.copy_(value)
+        self.rounds.mean(self._parameters)
         inner = self.rounds.exchange.gang.inner
         if inner == "reset":
             optimizer.state.clear()
         elif inner == "average":
             self._average_optimizer(optimizer)
-        self.rounds.begin(values)
+        self.rounds.begin()
 
     def _average_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Average what the members' optimizers have for each parameter. A member that took no step has nothing yet."""
@@ -140,8 +137,7 @@ class Member:
             values.append(value)
         bases = [value.clone() for value in values]
         exchange.broadcast(bases)
-        for value, mean in zip(values, mean_change(exchange, bases, values, self.rounds.rows), strict=True):
-            value.copy_(mean)
+        exchange.mean_change(bases, values, self.rounds.rows)
 
     def load(self, tree: Tree) -> Tree:
         """Take what the State of a model has for its gang. Returns what this member has of its own; None: what rank 0

@@ -1,4 +1,4 @@
-"""A gang's gradients inside a step on TensorFlow: they leave the graph as one flat array for each dtype, and their
+"""A gang's gradients inside a step on TensorFlow: they leave the graph as flat arrays, small ones together, and their
 means come back."""
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from hopyard.frameworks.keras.gang import Gradients
 
 _TRAVEL = ("float32", "float64")
 """dtypes that NumPy has, and whose sums are good enough; others become float32 on their way."""
+_ALONE = 1 << 16
+"""A gradient with more numbers travels in an array of its own, as putting it together with others costs two passes
+over it."""
 
 
 class Means:
@@ -45,8 +48,15 @@ class Means:
 
     def _mean(self, tensors: list[Any]) -> tuple[Any, list[Any]]:
         travel = [tensor.dtype.name if tensor.dtype.name in _TRAVEL else _TRAVEL[0] for tensor in tensors]
-        groups = [[n for n, name in enumerate(travel) if name == dtype] for dtype in _TRAVEL if dtype in travel]
-        flat = [tf.concat([tf.reshape(tf.cast(tensors[n], travel[n]), [-1]) for n in group], 0) for group in groups]
+        counts = [tensor.shape.num_elements() for tensor in tensors]
+        groups = [[n] for n, count in enumerate(counts) if count > _ALONE]
+        groups += [
+            small
+            for dtype in _TRAVEL
+            if (small := [n for n, count in enumerate(counts) if count <= _ALONE and travel[n] == dtype])
+        ]
+        parts = [tf.reshape(tf.cast(tensor, name), [-1]) for tensor, name in zip(tensors, travel, strict=True)]
+        flat = [parts[group[0]] if len(group) == 1 else tf.concat([parts[n] for n in group], 0) for group in groups]
         in_graph = tf.is_tensor(self._rows)
 
         def exchanged(*arguments: Any) -> Any:
@@ -64,7 +74,8 @@ class Means:
         result: list[Any] = [None] * len(tensors)
         for group, mean, sent in zip(groups, means, flat, strict=True):
             mean.set_shape(sent.shape)
-            for n, part in zip(group, tf.split(mean, [tensors[n].shape.num_elements() for n in group]), strict=True):
+            shares = [mean] if len(group) == 1 else tf.split(mean, [counts[n] for n in group])
+            for n, part in zip(group, shares, strict=True):
                 result[n] = tf.cast(tf.reshape(part, tensors[n].shape), tensors[n].dtype)
         return steps, result
 
