@@ -26,6 +26,7 @@ from hopyard.core.runs.events import CODEC, Joined, Line
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
+from hopyard.store.arena import memory_name
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 
@@ -205,16 +206,19 @@ def gone(pids: list[int], seconds: float = 1.0) -> bool:
     return True
 
 
-def memory() -> set[Path]:
-    """The folders of runs in shared memory of which no process is left: rubbish. (Other runs of this user may live.)"""
+def memory(place: Path) -> set[Path]:
+    """The folders in shared memory, of runs in and below this directory, of which no process is left: rubbish. What
+    tests of other processes have just killed is not counted."""
     found = set()
-    for path in Path("/dev/shm").glob(f"hopyard-{os.geteuid()}-*"):
-        try:
-            with (path / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        found.add(path)
+    for directory in {path.parent for path in place.rglob("journal.jsonl")}:
+        mark = memory_name(directory).partition("-")[0]
+        for path in Path("/dev/shm").glob(f"hopyard-{os.geteuid()}-{mark}-*"):
+            try:
+                with (path / "lock").open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            found.add(path)
     return found
 
 

@@ -52,7 +52,7 @@ def test_a_gang_gives_the_same_bits_however_units_are_grouped(
 ) -> None:
     """`undisturbed` is in units of four partitions."""
     assert digests(fit(tmp_path / "run", parallel=hy.Hopper(gang=2, group="off"))) == undisturbed["gradients"]
-    assert not memory()
+    assert not memory(tmp_path)
 
 
 @pytest.mark.parametrize(("what", "rank"), [pytest.param("gradients", 0, marks=pytest.mark.long), ("parameters", 1)])
@@ -70,7 +70,7 @@ def test_a_member_that_is_killed_costs_no_bit(
     assert set(first) & set(second), "who is left keeps its process"
     assert len([line for line in lines if isinstance(line, Joined)]) == 3
     assert not [line for line in lines if isinstance(line, Failed)]
-    assert not memory()
+    assert not memory(tmp_path)
 
 
 def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> None:

@@ -28,4 +28,4 @@ def test_a_gang_takes_the_steps_of_one_worker_though_a_member_is_killed(tmp_path
     lines = journal(run.directory)
     assert len([line for line in lines if isinstance(line, Formed)]) == 2
     assert not [line for line in lines if isinstance(line, Failed)]
-    assert not memory()
+    assert not memory(tmp_path)

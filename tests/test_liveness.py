@@ -277,7 +277,6 @@ def helped(folder: str, stop: bool) -> Any:
 @pytest.mark.parametrize("stop", [False, True])
 def test_nothing_lives_that_a_recipe_started_when_the_driver_is_killed(tmp_path: Path, stop: bool) -> None:
     """Bug: helpers lived on, always; the run's folder in shared memory stayed until the next start."""
-    before = memory()
     body = f"""
 from test_liveness import helped
 select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Local(2, devices=None))
@@ -290,14 +289,13 @@ select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Lo
     assert len(helpers) == 4 and len(workers) == 2
     assert gone(helpers + workers, 10.0)
     end = time.monotonic() + 10
-    while left := memory() - before:
+    while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
 
 
 def test_no_agent_lives_when_the_driver_is_killed_and_companions_are_stopped(tmp_path: Path) -> None:
     """Bug: nobody but its companion ended an agent."""
-    before = memory()
     folder = str(tmp_path)
     body = f"""
 from test_liveness import slow_ones
@@ -317,7 +315,7 @@ select(Path("run"), slow_ones({folder!r}), CONFIGS[:1], engine=hy.Local(1, devic
     process.communicate(timeout=60)
     assert gone([worker, *companions], 40.0)
     end = time.monotonic() + 10
-    while left := memory() - before:
+    while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
 

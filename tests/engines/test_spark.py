@@ -44,10 +44,9 @@ def engine(spark: Any) -> hy.Spark:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = memory()
+def nothing_left(tmp_path: Path) -> Iterator[None]:
     yield
-    assert memory() <= before
+    assert not memory(tmp_path)
 
 
 def trouble(folder: Path, what: str, **more: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import pytest
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store import arena as module
-from hopyard.store.arena import HEADER, Arena, Folder, Reader, memory_root, sweep, take
+from hopyard.store.arena import HEADER, Arena, Folder, Reader, memory_name, memory_root, sweep, take
 from hopyard.store.tree import decode, plan
 
 MB = 1 << 20
@@ -456,3 +456,13 @@ def test_a_single_file_that_was_removed_is_not_used_again(tmp_path: Path) -> Non
     again = arena.lay(Ref(0, 2, 2), Bytes(b"y"))
     assert take(tmp_path / "memory", again, Ref(0, 2, 2)) is not None
     arena.close()
+
+
+def test_folders_of_one_directory_are_told_from_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [memory_name(path) for path in (tmp_path / "run", tmp_path / "run", tmp_path / "runs", Path("run"))]
+    assert len(set(names)) == 4
+    first, again, other, relative = (name.partition("-")[0] for name in names)
+    assert first == again == relative != other

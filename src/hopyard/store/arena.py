@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import logging
 import mmap
 import os
@@ -518,6 +519,13 @@ def left(root: Path) -> list[Path]:
         finally:
             os.close(fd)
     return folders
+
+
+def memory_name(directory: Path) -> str:
+    """Return a new name, for `Folder`, of the run in this directory. All names of one directory begin alike, so that
+    what is left of one run is found among what is left of others."""
+    mark = hashlib.blake2b(os.fsencode(directory.absolute()), digest_size=6).hexdigest()
+    return f"{mark}-{secrets.token_hex(6)}"
 
 
 def memory_root(fallback: Path, least_bytes: int = 1 << 28) -> Path:

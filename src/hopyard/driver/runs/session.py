@@ -44,7 +44,7 @@ from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
 from hopyard.store import summary
-from hopyard.store.arena import Folder, memory_root, sweep
+from hopyard.store.arena import Folder, memory_name, memory_root, sweep
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service, secured
 from hopyard.store.bulk.turns import Turns
@@ -161,7 +161,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     with contextlib.ExitStack() as stack:
         stack.callback(job.lock.free)
         stack.callback(journal.close)
-        token = secrets.token_hex(8)
+        token = memory_name(layout.root)
         root = memory_root(layout.root.absolute() / ".memory")
         sweep(root)
         need(job.manifest, layout.root)
