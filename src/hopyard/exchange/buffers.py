@@ -60,8 +60,6 @@ class Layout:
                 first = past
         self._most = most
         self._memory: torch.Tensor | None = None
-        self._scratch: torch.Tensor | None = None
-        """Room for a part."""
 
     def in_piece(self, number: int) -> tuple[int, int]:
         """Return how many numbers the piece of a part has, and at which of them the part begins."""
@@ -112,15 +110,13 @@ class Layout:
         divisor: float,
     ) -> None:
         """Add a part's numbers, divided, to the arrays `before`, and copy the sums to `now`; a divisor of 0: copy only.
-        Not divided and added in one operation: where a processor does both with one rounding, members on unlike
-        processors would have unlike numbers."""
-        if self._scratch is None:
-            self._scratch = torch.empty(self._most, dtype=self.dtype)
+        A quotient is added, which no processor does with one rounding: not a multiple, for members on unlike processors
+        would have unlike numbers."""
+        by = torch.tensor(divisor, dtype=self.dtype)
         for array, first, past, begin in self._spans[number]:
             base = before[array][first:past]
             if divisor:
-                change = self._scratch[: past - first]
-                base.add_(torch.div(part[begin : begin + past - first], divisor, out=change))
+                torch.addcdiv(base, part[begin : begin + past - first], by, out=base)
             now[array][first:past].copy_(base)
 
 
