@@ -64,6 +64,11 @@ def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
     return Enqueued(search, tuple([_completed(plain_config(config, "enqueue"), known, learning) for config in configs]))
 
 
+def after_the_same(search: Search, earlier: Search | Enqueued) -> Search | Enqueued:
+    """Return a search that begins with the configurations of the user with which an earlier one began."""
+    return Enqueued(search, earlier.configs) if isinstance(earlier, Enqueued) else search
+
+
 def _completed(config: Config, space: Searched | None, learning: bool) -> Config:
     """Return a configuration of the user with what the space has beside the parameters, and warn of what the space does
     not have. `learning`: whether the search would learn from it."""

@@ -236,8 +236,9 @@ def resume(
             last State, to the same bits as in a run that had as many from the start. A learning-rate schedule of a
             fixed length (OneCycleLR) raises at its end, and so fails the trial, whose models remain; a recipe that
             took the length from ctx.epochs is refused, and so is a run with stop=.
-        search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32). New
-            trials are trained with the recipe that the run was started with, not with the one of `recipe`.
+        search: proposes the trials of the run and more, for example hy.Random(64) where the run had hy.Random(32). The
+            configurations that the run has by enqueue= stay in front. New trials are trained with the recipe that the
+            run was started with, not with the one of `recipe`.
         workers: workers of a gang from now on, of a run by AllReduce, LocalSGD or Hopper(gang=…). What was trained
             stays; from its last State each trial goes on as a run of so many workers would from there.
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.

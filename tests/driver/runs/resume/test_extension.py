@@ -68,6 +68,27 @@ def test_more_trials_and_epochs(tmp_path: Path) -> None:
         search(tmp_path / "run", 5, 2, resume=True)
 
 
+def test_more_trials_after_those_of_the_user(tmp_path: Path) -> None:
+    """Bug: the search was compared from the first trial on, which is the user's, so that such a run was refused."""
+    first: dict[str, Any] = {"enqueue": [{"lr": 0.01}, {"lr": 0.02}]}
+    search(tmp_path / "run", 2, 1, **first)
+    for search_, words in (
+        (
+            hy.Random(1),
+            r"proposes 1 trials, .* has 2 \(after the 2 of enqueue=, which stay\), .* for 1 more, hy.Random\(3\)",
+        ),
+        (hy.Random(4, seed=1), r"its trial 0 is .*, that of .* \(after the 2 of enqueue=, which stay\) is"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            hy.resume(tmp_path / "run", search=search_)
+    run, whole = hy.resume(tmp_path / "run", search=hy.Random(3)), search(tmp_path / "whole", 4, 1, **first)
+    assert digests(run) == digests(whole)[:5]
+    run = hy.resume(tmp_path / "run", search=hy.Random(4))
+    same(run, whole)
+    assert [trial.config for trial in run.trials[:2]] == first["enqueue"]
+    same(search(tmp_path / "run", 4, 1, resume=True, **first), whole)
+
+
 def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     select(tmp_path / "run")
     layout = Layout(tmp_path / "run")

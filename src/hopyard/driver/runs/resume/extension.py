@@ -20,7 +20,7 @@ from hopyard.driver.runs.about import About
 from hopyard.driver.runs.resume.again import value_digest
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler
-from hopyard.search.kinds import NAMES, SEARCHES, Search, learns, open_sampler
+from hopyard.search.kinds import NAMES, SEARCHES, Enqueued, Search, after_the_same, learns, open_sampler
 from hopyard.spec import RunSpec
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
@@ -95,19 +95,24 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
                 f"search = {shown(changes.search)}: a search that learns proposes from what came before, so nobody can "
                 "tell whether it begins with the run's trials; start another run, with enqueue= for what was good"
             )
-        sampler = open_sampler(changes.search, inputs.space, spec.seed, spec.modes)
+        search = after_the_same(changes.search, inputs.search)
+        first = len(search.configs) if isinstance(search, Enqueued) else 0
+        sampler = open_sampler(search, inputs.space, spec.seed, spec.modes)
         assert not isinstance(sampler, LearningSampler)
         total = sampler.total
+        beside = f" (after the {first} of enqueue=, which stay)" if first else ""
         if total is not None and total < len(trials):
+            count, before = total - first, len(trials) - first
             raise SpecError(
-                f"search proposes {total} trials, {layout.root} has {len(trials)}, which count too: for {total} more, "
-                f"hy.Random({len(trials) + total}) for example"
+                f"search proposes {count} trials, {layout.root} has {before}{beside}, which count too: for {count} "
+                f"more, hy.Random({before + count}) for example"
             )
         for trial in trials.values():
             if (config := sampler.ask(trial.id)) != trial.config:
                 raise SpecError(
-                    f"search: its trial {trial.id} is {config}, that of {layout.root} is {trial.config}; a search that "
-                    "adds trials must begin with those of the run, as hy.Random with a larger number does"
+                    f"search: its trial {trial.id - first} is {config}, that of {layout.root}{beside} is "
+                    f"{trial.config}; a search that adds trials must begin with those of the run, as hy.Random with a "
+                    "larger number does"
                 )
     if epochs == spec.epochs and total == spec.trials:
         raise SpecError(
@@ -148,10 +153,10 @@ def members_of(layout: Layout, spec: RunSpec, changes: Changes) -> int:
 
 
 def with_search(layout: Layout, about: About, inputs: RunInputs, search: Search) -> tuple[About, RunInputs]:
-    """Write the search to the run directory, and return it with the rest of what the run needs from now on. Until the
-    journal has the `Extended`, it proposes nothing."""
-    inputs = replace(inputs, search=search)
-    about = msgspec.structs.replace(about, digests={**about.digests, "search": value_digest(search)})
+    """Write the search to the run directory, after what was enqueued before the one it replaces, and return it with the
+    rest of what the run needs from now on. Until the journal has the `Extended`, it proposes nothing."""
+    inputs = replace(inputs, search=after_the_same(search, inputs.search))
+    about = msgspec.structs.replace(about, digests={**about.digests, "search": value_digest(inputs.search)})
     write_whole(layout.recipe, dump(inputs, "the run with its other search"), private=True)
     write_whole(layout.about, msgspec.json.encode(about))
     return about, inputs
