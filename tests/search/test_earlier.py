@@ -67,6 +67,26 @@ def test_a_run_goes_on_from_a_study(tmp_path: Path) -> None:
     assert [(trial.config, trial.digest) for trial in run.trials] == [(t.config, t.digest) for t in again.trials]
 
 
+def test_a_run_that_goes_on_from_another_repeats_none_of_its_trials(tmp_path: Path) -> None:
+    """Bug: with equal seeds it drew the configurations again that the first run had drawn."""
+
+    def searched(search: Any, name: str, **more: Any) -> hy.Run:
+        return hy.select(
+            linear, SPACE, dataset(), search=search, epochs=1, metric="val_loss", mode="min", engine=hy.Inline(),
+            directory=tmp_path / name, **more,
+        )  # fmt: skip
+
+    first = searched(hy.TPE(3, batch=1), "first")
+    more = hy.Optuna(study=first.to_optuna(), trials=3, batch=1)
+    assert more.sampler.__name__ == "TPESampler"
+    run = searched(more, "more")
+    rates = [trial.config["lr"] for trial in (*first.trials, *run.trials)]
+    assert len(set(rates)) == 6
+    assert rates == [trial.config["lr"] for trial in searched(hy.TPE(6, batch=1), "whole").trials]
+    resumed = searched(more, "more", resume=True)
+    assert [trial.config for trial in resumed.trials] == [trial.config for trial in run.trials]
+
+
 def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
     with pytest.raises(SpecError, match="directions are minimize, minimize, those of the run's metric= and mode= min"):
         hy.Optuna(study=studied(("minimize", "minimize")), trials=2).open(SPACE, 0)

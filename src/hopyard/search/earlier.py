@@ -22,10 +22,12 @@ class Earlier:
     Attributes:
         directions: of its objectives: "minimize" or "maximize".
         trials: those that are over, in their order.
+        count: how many there are in all, also those that are not over.
     """
 
     directions: tuple[str, ...]
     trials: tuple[Observation, ...]
+    count: int
 
 
 def earlier_of(study: Any) -> Earlier:
@@ -39,7 +41,7 @@ def earlier_of(study: Any) -> Earlier:
         trials = study.get_trials(deepcopy=False)
     except AttributeError:
         raise SpecError(f"Optuna: study must be an optuna.Study, got {shown(study)}") from None
-    return Earlier(directions, tuple(_observed(each) for each in trials if each.state.name in STATUSES))
+    return Earlier(directions, tuple(_observed(each) for each in trials if each.state.name in STATUSES), len(trials))
 
 
 def _observed(trial: Any) -> Observation:

@@ -1,9 +1,9 @@
 """Searches that learn, by the samplers of Optuna, which is imported when a search is opened.
 
 A sampler keeps much in memory, and one that is fed again after a resume does not propose what it would have proposed.
-So it is made anew for each proposal, with a seed keyed by (run seed, number of its proposals before), over a study that
-is made of the history: what it proposes is a function of the history alone. What it notes in a trial (CMA-ES keeps its
-state there) goes through the journal.
+So it is made anew for each proposal, with a seed keyed by (run seed, number of its proposals before, the trials of an
+earlier study included), over a study that is made of the history: what it proposes is a function of the history alone.
+What it notes in a trial (CMA-ES keeps its state there) goes through the journal.
 """
 
 from __future__ import annotations
@@ -195,9 +195,12 @@ class Asked:
         self._single = len(self._directions) == 1
         self._prunes = prunes and self._single
         self._earlier: Sequence[Observation] = ()
+        self._before = 0
+        """How many trials the earlier study has."""
 
     def learn(self, earlier: Earlier) -> None:
-        """Count the trials of a study as results that came before.
+        """Count the trials of a study as results that came before. Seeds go on from their number, as the study may be
+        one of a run with the seed of this one, whose random draws would come again.
 
         Raises:
             SpecError: it has other objectives, or no trial of this space.
@@ -207,6 +210,7 @@ class Asked:
                 f"Optuna(study=…): the study's directions are {', '.join(earlier.directions)}, those of the run's "
                 f"metric= and mode= {', '.join(self._directions)}; give modes that are equal"
             )
+        self._before = earlier.count
         with quietly() as optuna:
             self._earlier = [each for each in earlier.trials if self._frozen(optuna, each) is not None]
         if earlier.trials and not self._earlier:
@@ -221,7 +225,7 @@ class Asked:
         if count >= (self.total or 0):
             return None
         with quietly() as optuna:
-            sampler = self._make()(seed=keyed(self._seed, "sampler", count) % (1 << 32))
+            sampler = self._make()(seed=keyed(self._seed, "sampler", self._before + count) % (1 << 32))
             if not isinstance(sampler, optuna.samplers.BaseSampler):
                 raise SpecError(
                     "Optuna: the function sampler= must return a sampler of optuna.samplers, and returned "
