@@ -29,7 +29,8 @@ class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_de
     Asynchronous, a trial is promoted as soon as it is among the best of those that came to its rung so far. When
     nothing is left to propose or to promote, a worker that would idle promotes the best trial of the highest rung that
     has promoted none. With `sync=True`, a rung decides once all its trials have come to it: results do not depend on
-    time.
+    time. Where the search proposes in batches (`batch=`), a rung decides once all of a batch have come to it, and
+    compares them with all of the earlier batches too.
 
     Args:
         reduction_factor: η, an integer >= 2.
@@ -131,7 +132,8 @@ class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_
 
     At the end of epoch e, a trial's best value is compared to the median, over the other trials, of the mean of their
     values in epochs 1 to e. The others are the trials that have ended and came that far; with `sync=True`, all trials
-    of the run, which wait for each other at the end of each epoch.
+    of the run, which wait for each other at the end of each epoch (where the search has `batch=`, those of a batch wait
+    for each other, and are compared with all of the earlier batches too).
 
     Args:
         min_epochs: the first epoch at the end of which a trial may be stopped.

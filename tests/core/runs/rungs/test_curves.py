@@ -82,6 +82,16 @@ def test_a_synchronous_median_is_that_of_the_others():
     assert run.machine.trials[1].reason == "rung 1: best 0.9, median of the 2 others 0.5"
 
 
+def test_a_synchronous_median_is_that_of_earlier_batches_too():
+    """Bug: of batches of one, no trial had another to be compared with."""
+    run = search(Median(min_trials=2, sync=True), trials=3, epochs=2, batch=1)
+    assert [curve(run, trial, losses) for trial, losses in enumerate([[1.0, 1.0], [2.0, 2.0], [3.0, 0.0]])] == [
+        ["rung 1: trials to compare with: 0, at least 2 are needed"],
+        ["rung 1, all batches so far: trials to compare with: 1, at least 2 are needed"],
+        ["rung 1, all batches so far: best 3, median of the 2 others 1.5"],
+    ]
+
+
 def test_a_synchronous_median_may_have_any_number_of_epochs():
     """Bug: a rung asked the one before it, and so on, until Python had enough."""
     run = search(Median(sync=True), trials=2, slots=2, epochs=1200)

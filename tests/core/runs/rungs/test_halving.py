@@ -7,7 +7,7 @@ import pytest
 from hopyard.core.runs.events import Checked, Formed, Granted, Paused, Resumed, Retried, Stopped
 from hopyard.core.runs.rungs.rung import Rung
 from hopyard.spec import Gang
-from hopyard.stopping import ASHA, Hyperband
+from hopyard.stopping import ASHA, Hyperband, Median
 from machines import Run
 
 INF = math.inf
@@ -134,6 +134,44 @@ def test_a_synchronous_search_does_not_depend_on_the_slots(slots):
         epochs = run_to_the_end(run, lambda trial, epoch: (trial * 7 + epoch) % 11)
         alone = search(stop, trials=11, slots=1, epochs=8)
         assert epochs == run_to_the_end(alone, lambda trial, epoch: (trial * 7 + epoch) % 11)
+
+
+def test_a_batch_is_compared_with_all_earlier_ones():
+    """Bug: each was compared with itself alone, so that of batches of one every trial went on."""
+    run = search(ASHA(3, sync=True), trials=4, slots=1, epochs=2, batch=1)
+    assert run_to_the_end(run, lambda trial, epoch: [0.5, 0.7, 0.4, 0.6][trial]) == {0: 2, 1: 1, 2: 2, 3: 1}
+    assert run.machine.trials[1].reason == "rung 1, all batches so far: 2nd of 2, 1 goes on"
+    assert run.machine.trials[3].reason == "rung 1, all batches so far: 3rd of 4, 1 goes on"
+    run = search(ASHA(3, sync=True), trials=6, slots=3, epochs=2, batch=3)
+    assert run_to_the_end(run, lambda trial, epoch: 6.0 - trial) == {0: 1, 1: 1, 2: 2, 3: 1, 4: 2, 5: 2}
+
+
+@pytest.mark.parametrize("slots", [2, 5, 11])
+def test_what_batches_decide_does_not_depend_on_the_slots(slots):
+    def loss(trial, epoch):
+        return (trial * 7 + epoch) % 11
+
+    for stop in (ASHA(2, sync=True), Median(min_trials=2, sync=True)):
+        run, alone = (search(stop, trials=11, slots=n, epochs=8, batch=3) for n in (slots, 1))
+        assert run_to_the_end(run, loss) == run_to_the_end(alone, loss)
+
+
+def test_a_batch_waits_for_a_trial_of_an_earlier_one_that_is_tried_again():
+    run = search(ASHA(2, sync=True), trials=4, slots=4, epochs=2, batch=2)
+    for slot in (0, 2):
+        run.failed(slot, "user")
+    run_to_the_end(run, lambda trial, epoch: 0.1 + trial / 10)
+    run.give(Resumed(at=1.0))
+    run.at = 1.0
+    for trial in (0, 2):
+        run.give(Retried(at=1.0, trial=trial, recipe="another"))
+    run.join(4), run.join(5)
+    run.give(Checked(at=1.0, slot=4, trial=0, faults=(), names=("loss",)))
+    assert report(run, 2, 0.2) == [("waits", 2, "rung 1: it waits for 1 other")]
+    assert report(run, 0, 0.3) == [
+        ("ends", 0, "rung 1: 2nd of 2, 1 goes on"),  # trial 1 has 0.2
+        ("goes on", 2, "rung 1, all batches so far: 2nd of 4, 2 go on"),
+    ]
 
 
 def test_a_rung_does_not_wait_for_a_trial_that_failed():

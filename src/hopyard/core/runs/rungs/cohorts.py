@@ -1,7 +1,8 @@
 """Synchronous rules: the trials of a cohort wait for each other at each rung, which then decides about all of them.
 
 A cohort is a bracket of Hyperband, a batch of a search, or all trials of the run. What a rung decides depends on the
-values of its trials alone, so it is the same for any number of workers.
+values of its trials alone, so it is the same for any number of workers. Batches come one after the other, and may be
+too small to compare anything: a batch is compared with itself and all earlier ones, whose values are there by then.
 
 Sources: Li et al., "Hyperband", JMLR 18, 2018, algorithm 1 (n_i = ⌊n η^-i⌋ trials come to rung i; at least one here);
 Golovin et al., "Google Vizier", KDD 2017, §3.2.2, for the median.
@@ -59,8 +60,8 @@ class Cohort:
 
 Keep = Callable[[TrialRecord, int, float], float]
 """(trial, step, key of its metric there) → what a rung keeps of it, smaller for better."""
-Verdicts = Callable[[Cohort, Rung, TrialRecord], tuple[bool, str]]
-"""What a complete rung decides about a trial that waits: whether it goes on, and the reason."""
+Verdicts = Callable[[int, Rung, TrialRecord], tuple[bool, str]]
+"""(number of trials that are compared, complete rung, trial that waits there) → whether it goes on, and the reason."""
 
 
 class Cohorts:
@@ -71,9 +72,18 @@ class Cohorts:
         bracket: number of a size → a new bracket.
         keep: what rungs keep.
         verdict: what they decide.
+        batches: whether a cohort is compared with the earlier ones too, and so waits for them at each rung.
     """
 
-    def __init__(self, sizes: Sequence[int], bracket: Callable[[int], Bracket], keep: Keep, verdict: Verdicts) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        bracket: Callable[[int], Bracket],
+        keep: Keep,
+        verdict: Verdicts,
+        batches: bool = False,
+    ) -> None:
+        self._batches = batches
         self._sizes = sizes
         self._bracket = bracket
         self._keep = keep
@@ -126,14 +136,18 @@ class Cohorts:
 
     def decide(self, standing: Standing) -> Iterator[Verdict]:
         """Decide about all that wait at rungs which are complete; pause the others."""
-        for first in list(self._open):
+        for first in sorted(self._open):
             cohort = self._cohorts[first]
             for rung in cohort.bracket.rungs:
-                if not rung.waiting or not cohort.complete(rung.level, standing.exhausted):
+                level = rung.level
+                if not rung.waiting or not all(
+                    each.complete(level, standing.exhausted) for each in self._awaited(cohort)
+                ):
                     continue
+                trials, compared = self._compared(cohort, rung)
                 for _, number in list(rung.order):
                     if number in rung.waiting:
-                        goes_on, reason = self._verdict(cohort, rung, standing.trials[number])
+                        goes_on, reason = self._verdict(trials, compared, standing.trials[number])
                         if goes_on:
                             yield standing.grant(number, rung.following, reason)
                         else:
@@ -144,7 +158,7 @@ class Cohorts:
         for number, step in list(standing.undecided.items()):
             cohort = self._of(number)
             reached = cohort.bracket.rung(step)
-            missing = 0 if reached is None else cohort.missing(reached.level)
+            missing = 0 if reached is None else sum(each.missing(reached.level) for each in self._awaited(cohort))
             name = "the rung" if reached is None else reached.name
             yield standing.pause(number, f"{name}: it waits for {missing} other{'s' if missing != 1 else ''}")
 
@@ -169,6 +183,24 @@ class Cohorts:
             )
             for (name, step), rungs in rows.items()
         ]
+
+    def _awaited(self, cohort: Cohort) -> list[Cohort]:
+        """Return the cohorts that a rung of this one waits for: itself, and of batches the earlier ones in which a
+        trial that failed is tried again."""
+        if not self._batches:
+            return [cohort]
+        return [self._cohorts[first] for first in self._open if first < cohort.first] + [cohort]
+
+    def _compared(self, cohort: Cohort, rung: Rung) -> tuple[int, Rung]:
+        """Return what a rung decides by: how many trials there are, and the values with which they came to it, those of
+        earlier batches included. O(n log n) for n trials."""
+        cohorts = [each for each in self._cohorts.values() if each.first <= cohort.first] if self._batches else [cohort]
+        if len(cohorts) == 1:
+            return cohort.proposed, rung
+        whole = Rung(f"{rung.name}, all batches so far", rung.step, rung.following, rung.level)
+        whole.order = sorted(entry for each in cohorts for entry in each.bracket.rungs[rung.level].order)
+        whole.waiting = rung.waiting
+        return sum(each.proposed for each in cohorts), whole
 
     def _came(self, cohort: Cohort, trial: TrialRecord) -> bool:
         """Whether the rung that is the trial's target has its value."""
@@ -205,8 +237,8 @@ def halving(factor: int) -> tuple[Keep, Verdicts]:
     def keep(trial: TrialRecord, step: int, value: float) -> float:
         return value
 
-    def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
-        quota = max(1, cohort.proposed // factor ** (rung.level + 1))
+    def verdict(trials: int, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
+        quota = max(1, trials // factor ** (rung.level + 1))
         goes_on = rung.waiting[trial.id] < WORST and rung.rank(trial.id) < quota
         return goes_on, f"{rung.name}: {rung.place(trial.id)}, {quota} go{'es' if quota == 1 else ''} on"
 
@@ -219,7 +251,7 @@ def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
     def keep(trial: TrialRecord, step: int, value: float) -> float:
         return average(spec, trial, step // spec.partitions)
 
-    def verdict(cohort: Cohort, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
+    def verdict(trials: int, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
         others = len(rung.order) - 1
         if others < least:
             return True, f"{rung.name}: trials to compare with: {others}, at least {least} are needed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hopyard.core.runs.events import Closed
@@ -22,8 +22,7 @@ def judge_of(spec: RunSpec) -> Judge | None:
         first = rule.min_partitions or rule.min_epochs * partitions
         targets = powers(first, rule.reduction_factor, steps)
         if rule.sync:
-            keep, verdict = cohorts.halving(rule.reduction_factor)
-            return cohorts.Cohorts([_size(spec)], lambda kind: Bracket("", targets, steps), keep, verdict)
+            return _batches(spec, targets, *cohorts.halving(rule.reduction_factor))
         return Halving([(1, Bracket("", targets, steps))], rule.reduction_factor, rule.promote)
     if isinstance(rule, Hyperband):
         dealt = [(count, [n * partitions for n in epochs]) for count, epochs in rule.brackets(spec.epochs)]
@@ -38,8 +37,7 @@ def judge_of(spec: RunSpec) -> Judge | None:
         return Halving(brackets, rule.reduction_factor, promote=True)
     if isinstance(rule, Median) and rule.sync:
         targets = tuple([epoch * partitions for epoch in range(rule.min_epochs, spec.epochs)])
-        keep, verdict = cohorts.below_the_median(spec, rule.min_trials)
-        return cohorts.Cohorts([_size(spec)], lambda kind: Bracket("", targets, steps), keep, verdict)
+        return _batches(spec, targets, *cohorts.below_the_median(spec, rule.min_trials))
     if isinstance(rule, Median):
         return curves.median_of_the_ended(spec, rule)
     if isinstance(rule, Patience):
@@ -51,9 +49,11 @@ def judge_of(spec: RunSpec) -> Judge | None:
     return None
 
 
-def _size(spec: RunSpec) -> int:
-    """Return how many trials wait for each other where the rule does not say it."""
-    return max(1, spec.batch or spec.trials or 1)
+def _batches(spec: RunSpec, targets: Sequence[int], keep: cohorts.Keep, verdict: cohorts.Verdicts) -> cohorts.Cohorts:
+    """Return the judge of a rule that does not say itself how many trials wait for each other: those of a batch, or all
+    of the run."""
+    sizes = [max(1, spec.batch or spec.trials or 1)]
+    return cohorts.Cohorts(sizes, lambda kind: Bracket("", targets, spec.steps), keep, verdict, bool(spec.batch))
 
 
 class Search:
