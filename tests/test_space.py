@@ -65,6 +65,25 @@ def test_grids_of_ranges():
     assert randint(0, 5, grid=1).points() == (2,)
 
 
+def test_integers_in_steps():
+    width = randint(16, 129, step=16)
+    values = [16, 32, 48, 64, 80, 96, 112, 128]
+    assert list(width.points()) == values == sorted({width.at(u / 100) for u in range(100)})
+    assert {type(width.at(u)) for u in EDGES} == {int}
+    assert list(randint(0, 10, step=3).points()) == [0, 3, 6, 9] == list(randint(0, 10, 9, step=3).points())
+    assert list(randint(0, 9, step=3).points()) == [0, 3, 6]
+    assert randint(16, 129, grid=3, step=16).points() == (16, 80, 128)
+    assert [config["n"] for config in Space(n=randint(2, 7, step=np.int64(2))).grid()] == [2, 4, 6]
+    assert randint(3, 4, step=1) == randint(3, 4)
+
+
+def test_integers_whose_logarithm_is_uniform():
+    number = randint(1, 1001, log=True)
+    assert [number.at(u) for u in EDGES] == [1, 1, 22, 1000]
+    assert randint(1, 1001, grid=4, log=True).points() == (1, 10, 100, 1000)
+    assert randint(1, 101, grid=1, log=True).points() == (10,)
+
+
 def test_a_grid_over_a_range_without_points_says_what_to_write():
     with pytest.raises(SpecError, match=r"loguniform\(0.0001, 0.1, grid=5\), or use hy.Random"):
         list(Space(lr=loguniform(1e-4, 1e-1)).grid())
@@ -154,6 +173,12 @@ def test_numbers_and_arrays_of_numpy_are_as_python_s():
         (lambda: quniform(0, 1, 2), r"quniform\(.*, q=2\.0\): .* q <= 1\.0"),
         (lambda: randint(0.5, 3), r"randint\(…\) must be .*, got 0\.5 and 3"),
         (lambda: randint(3, 3), r"randint\(3, 3\): low must be"),
+        (lambda: randint(0, 9, step=9), r"randint\(0, 9\): step must be an integer from 1 to 8, got 9"),
+        (lambda: randint(0, 9, step=0.5), r"randint\(0, 9\): step must be .*, got 0.5"),
+        (lambda: randint(1, 9, step=2, log=True), r"randint\(1, 9\): step and log = True are given"),
+        (lambda: randint(0, 9, log=True), r"randint\(0, 9\): low must be > 0 with log=True, got 0"),
+        (lambda: randint(1, 9, log=1), r"randint\(1, 9\): log must be True or False, got 1"),
+        (lambda: Space(**{"": 1}), r"Space: the name of a parameter must be text of at least one character, got ''"),
         (lambda: choice([]), r"choice\(…\) must be .*, got \[\]"),
         (lambda: choice("abc"), r"choice\(…\) must be .*, got 'abc'"),
         (lambda: choice(np.array([])), r"choice\(…\) must be .*, got array"),

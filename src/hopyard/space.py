@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from hopyard.checks import scalar, sequence, whole
+from hopyard.checks import flag, scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
 from hopyard.text import error_line, numeral, shown, unwritable
@@ -71,6 +71,19 @@ def plain(value: Any, label: str) -> Any:
         f"{label}: {shown(value)} is a {type(value).__name__}; a configuration holds numbers, strings, booleans, None "
         "and lists of these. Give a name, and look the object up in the recipe"
     )
+
+
+def parameter_name(name: Any, label: str) -> str:
+    """Return the name of a parameter.
+
+    Raises:
+        SpecError: it is no text, is empty, or cannot be written to a journal.
+    """
+    name = scalar(name)
+    if not isinstance(name, str) or not name:
+        raise SpecError(f"{label}: the name of a parameter must be text of at least one character, got {shown(name)}")
+    plain(name, f"{label}, the name of a parameter")
+    return name
 
 
 def unpruned(error: Exception) -> str:
@@ -159,8 +172,10 @@ class RandInt:
         if self.grid is None or self.grid >= self.high - self.low:
             return range(self.low, self.high)
         if self.grid == 1:
-            return ((self.low + self.high - 1) // 2,)
-        last = self.high - 1
+            return (round(math.sqrt(self.low * (self.high - 1))) if self.log else (self.low + self.high - 1) // 2,)
+        last, parts = self.high - 1, [i / (self.grid - 1) for i in range(self.grid)]
+        if self.log:
+            return tuple(dict.fromkeys(round(self.low * (last / self.low) ** part) for part in parts))
         return tuple(dict.fromkeys(round(self.low + (last - self.low) * i / (self.grid - 1)) for i in range(self.grid)))
 
 
@@ -171,6 +186,7 @@ class Steps:
     low: float
     step: float
     count: int
+    grid: int | None = None
 
     @property
     def high(self) -> float:
@@ -182,8 +198,8 @@ class Steps:
         return self.low + min(int(u * self.count), self.count - 1) * self.step
 
     def points(self) -> tuple[float, ...]:
-        """Return all of them."""
-        return tuple([self.low + k * self.step for k in range(self.count)])
+        """Return all of them, or `grid` of them, evenly spread."""
+        return tuple([self.low + k * self.step for k in RandInt(0, self.count, self.grid).points()])
 
 
 Distribution = Choice | Uniform | RandInt | Steps
@@ -204,7 +220,8 @@ def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
 
 
 def quniform(low: float, high: float, q: float, grid: int | None = None) -> Uniform:
-    """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it."""
+    """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it. It is
+    a float also where `q` is whole: `hy.randint(16, 129, step=16)` gives integers, for the width of a layer."""
     low, high, grid = _range("quniform", low, high, grid)
     if (q := finite("quniform", "q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
@@ -223,15 +240,37 @@ def loguniform(low: float, high: float, grid: int | None = None) -> Uniform:
     return Uniform(low, high, log=True, grid=grid)
 
 
-def randint(low: int, high: int, grid: int | None = None) -> RandInt:
-    """A whole number in [low, high): high is excluded."""
+def randint(low: int, high: int, grid: int | None = None, *, step: int = 1, log: bool = False) -> RandInt | Steps:
+    """A whole number in [low, high): high is excluded.
+
+    Args:
+        low, high: the bounds.
+        grid: the number of points that a Grid uses; None: all.
+        step: low, low + step, low + 2 · step, … below high: `randint(16, 129, step=16)` has 16, 32, …, 128.
+        log: its logarithm is uniform; not together with `step`.
+    """
     low, high = scalar(low), scalar(high)
     grid = _range("randint", low, high, grid)[2]
     if not isinstance(low, int) or not isinstance(high, int):
         raise SpecError(f"randint(…) must be given integers, got {shown(low)} and {shown(high)}")
     if fault := unwritable(low) or unwritable(high):
         raise SpecError(f"randint({low!r}, {high!r}): {fault}")
-    return RandInt(low, high, grid)
+    label = f"randint({low!r}, {high!r})"
+    step = whole(f"{label}: step", step, 1, max(1, high - 1 - low))
+    exclusive(label, low, step != 1, log)
+    if step != 1:
+        return Steps(low, step, 1 + (high - 1 - low) // step, grid)
+    return RandInt(low, high, grid, log)
+
+
+def exclusive(label: str, low: float, steps: bool, log: bool) -> None:
+    """Raise SpecError where log= does not fit."""
+    if not flag(f"{label}: log", log):
+        return
+    if steps:
+        raise SpecError(f"{label}: step and log = True are given; leave one of them out")
+    if low <= 0:
+        raise SpecError(f"{label}: low must be > 0 with log=True, got {numeral(low)}")
 
 
 class Space:
@@ -256,7 +295,7 @@ class Space:
         if not parameters:
             raise SpecError("Space() must have at least one parameter, for example lr=hy.loguniform(1e-4, 1e-1)")
         for name in parameters:
-            plain(name, "Space, the name of a parameter")
+            parameter_name(name, "Space")
         self.parameters = {
             name: value if isinstance(value, Distribution) or callable(value) else plain(value, f"Space({name}=…)")
             for name, value in parameters.items()

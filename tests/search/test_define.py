@@ -42,12 +42,20 @@ def test_a_configuration_has_the_parameters_by_name_and_what_is_returned() -> No
 
 
 def test_draws_are_those_of_a_space_with_the_same_distributions() -> None:
-    space = hy.Space(lr=hy.loguniform(1e-3, 1.0), n=hy.randint(0, 5), act=hy.choice(["a", "b"]))
+    space = hy.Space(
+        lr=hy.loguniform(1e-3, 1.0),
+        n=hy.randint(0, 5),
+        act=hy.choice(["a", "b"]),
+        units=hy.randint(16, 129, step=16),
+        power=hy.randint(1, 1025, log=True),
+    )
 
     def function(trial: Suggestions) -> None:
         trial.suggest_float("lr", 1e-3, 1.0, log=True)
         trial.suggest_int("n", 0, 4)
         trial.suggest_categorical("act", ["a", "b"])
+        trial.suggest_int("units", 16, 128, step=16)
+        trial.suggest_int("power", 1, 1024, log=True)
 
     assert drawn(function) == hy.Random(300).open(space, 0).configs
 

@@ -10,9 +10,21 @@ from collections.abc import Callable, Sequence
 from math import floor, isfinite
 from typing import Any
 
-from hopyard.checks import flag, whole
+from hopyard.checks import whole
 from hopyard.errors import SpecError
-from hopyard.space import Distribution, RandInt, Space, Steps, Uniform, choice, finite, plain, unpruned
+from hopyard.space import (
+    Distribution,
+    RandInt,
+    Space,
+    Steps,
+    Uniform,
+    choice,
+    exclusive,
+    finite,
+    parameter_name,
+    plain,
+    unpruned,
+)
 from hopyard.spec import Config
 from hopyard.text import error_line, numeral, shown
 
@@ -44,7 +56,7 @@ class Suggestions:
         label = f"suggest_float({name!r})"
         low, high = finite(label, "low", low), finite(label, "high", high)
         _ascending(label, low, high)
-        _exclusive(label, low, step is not None, log)
+        exclusive(label, low, step is not None, log)
         if step is None:
             return self._suggest(label, name, Uniform(low, high, log=log))
         if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step <= high - low:
@@ -57,7 +69,7 @@ class Suggestions:
         low, high = whole(f"{label}: low", low), whole(f"{label}: high", high)
         _ascending(label, low, high)
         step = whole(f"{label}: step", step, 1, high - low)
-        _exclusive(label, low, step != 1, log)
+        exclusive(label, low, step != 1, log)
         if step == 1:
             return self._suggest(label, name, RandInt(low, high + 1, log=log))
         return self._suggest(label, name, Steps(low, step, 1 + (high - low) // step))
@@ -67,8 +79,7 @@ class Suggestions:
         return self._suggest(f"suggest_categorical({name!r})", name, choice(choices))
 
     def _suggest(self, label: str, name: str, distribution: Distribution) -> Any:
-        if not isinstance(name, str):
-            raise SpecError(f"{label}: the name of a parameter must be text")
+        parameter_name(name, label)
         if (before := self._distributions.get(name)) is not None:
             if before != distribution:
                 raise SpecError(f"{label}: it was asked for before in this trial, with other values; give another name")
@@ -176,13 +187,3 @@ def _ascending(label: str, low: float, high: float) -> None:
         raise SpecError(
             f"{label}: the range from {low:g} to {high:g} is wider than the largest float; give a narrower one"
         )
-
-
-def _exclusive(label: str, low: float, steps: bool, log: bool) -> None:
-    """Raise SpecError where log= does not fit."""
-    if not flag(f"{label}: log", log):
-        return
-    if steps:
-        raise SpecError(f"{label}: step and log = True are given; leave one of them out")
-    if low <= 0:
-        raise SpecError(f"{label}: low must be > 0 with log=True, got {numeral(low)}")

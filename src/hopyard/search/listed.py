@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.checks import scalar, whole
+from hopyard.checks import whole
 from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.search.define import Defined, Searched, searched
-from hopyard.space import plain
+from hopyard.space import parameter_name, plain
 from hopyard.spec import Config
 from hopyard.text import shown
 
@@ -102,15 +102,7 @@ def plain_config(config: Config, label: str) -> Config:
     Raises:
         SpecError: it cannot be written to a journal.
     """
-    return {_name(name, label): plain(value, f"{label}, {name}") for name, value in config.items()}
-
-
-def _name(name: Any, label: str) -> str:
-    name = scalar(name)
-    if not isinstance(name, str):
-        raise SpecError(f"{label}: names of parameters must be text, got {shown(name)}")
-    plain(name, f"{label}, the name of a parameter")
-    return name
+    return {parameter_name(name, label): plain(value, f"{label}, {name}") for name, value in config.items()}
 
 
 def needed(space: Any, name: str) -> Searched:

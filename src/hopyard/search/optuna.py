@@ -37,6 +37,8 @@ from hopyard.text import shown
 
 Make = Callable[..., Any]
 """seed= → a sampler."""
+LISTED = 10_000_000
+"""Values of an integer that GPSampler may list: 80 MB of memory. (For 2**40 it asks for 8 TiB, after ten trials.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,13 @@ class Asked:
             )
             trial = study.ask()
 
+            lists = isinstance(sampler, optuna.samplers.GPSampler)
+
             def pick(name: str, distribution: Distribution) -> Any:
-                return value_of(distribution, suggest(trial, name, as_optuna(optuna, distribution)))
+                parameter = as_optuna(optuna, distribution)
+                if lists and isinstance(parameter, optuna.distributions.IntDistribution):
+                    _check_listed(name, parameter.high - parameter.low + 1)
+                return value_of(distribution, suggest(trial, name, parameter))
 
             config = self._space.walk(pick)
             return Proposal(config, count, plain_attributes(study.trials[-1].system_attrs))
@@ -272,6 +279,15 @@ class Asked:
             )
         except (SpecError, KeyError, ValueError, TypeError):  # a value that the space does not have
             return None
+
+
+def _check_listed(name: str, count: int) -> None:
+    """Raise SpecError where a sampler that lists all values of an integer, eight bytes each, would have too many."""
+    if count > LISTED:
+        raise SpecError(
+            f"GP: {name} has {count:,} values, all of which Optuna's GPSampler lists for each proposal, at most "
+            f"{LISTED:,} are allowed; give it larger steps, or take hy.TPE"
+        )
 
 
 def _check(search: Any) -> None:

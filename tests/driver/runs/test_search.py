@@ -559,6 +559,16 @@ def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_sampler_that_lists_integers_takes_no_endless_range() -> None:
+    """Bug: after ten random trials, for 2**40 values, it asked for 8 TiB."""
+    space = hy.Space(n=hy.randint(0, 2**62), lr=hy.uniform(0, 1))
+    words = r"GP: n has 4,611,686,018,427,387,904 values, .* at most 10,000,000 are allowed; .* or take hy.TPE"
+    with pytest.raises(SpecError, match=words):
+        hy.GP(3).open(space, 0).propose([])
+    assert hy.GP(3).open(hy.Space(n=hy.randint(0, 2**62, step=2**42)), 0).propose([]) is not None
+    assert hy.TPE(3).open(space, 0).propose([]) is not None
+
+
 def test_a_function_that_returns_no_sampler_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"sampler= must return a sampler of optuna.samplers, and returned None"):
         search(tmp_path / "run", search=hy.Optuna(lambda seed: None, 3))
