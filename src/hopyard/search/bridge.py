@@ -75,12 +75,18 @@ def as_optuna(optuna: Any, distribution: Distribution) -> Any:
 
 
 def suggest(trial: Any, name: str, distribution: Any) -> Any:
-    """Ask the sampler for one parameter."""
+    """Ask the sampler for one parameter.
+
+    Raises:
+        ValueError: it proposes a value that is none of the distribution's.
+    """
     if hasattr(distribution, "choices"):
         return trial.suggest_categorical(name, distribution.choices)
     low, high = distribution.low, distribution.high
     if isinstance(low, int):
-        return trial.suggest_int(name, low, high, log=distribution.log)
+        if not low <= (value := trial.suggest_int(name, low, high, log=distribution.log)) <= high:
+            raise ValueError(f"{value} is not one of the integers from {low} to {high}")  # Optuna has only warned
+        return value
     return trial.suggest_float(name, low, high, log=distribution.log)
 
 

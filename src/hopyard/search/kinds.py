@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from hopyard.checks import no_such
@@ -75,10 +76,16 @@ def _completed(config: Config, space: Searched | None, learning: bool) -> Config
     if space is None:
         return config
     strange: list[str] = []
+    asked: set[str] = set()
 
     def pick(name: str, distribution: Distribution) -> Any:
         if name not in config:
-            raise SpecError(f"enqueue: {shown(config)} has no {name!r}, for which the space asks: give all parameters")
+            meant = get_close_matches(name, [each for each in config if each not in asked], 1, 0.6)
+            guess = f" (did you mean that by {meant[0]!r}?)" if meant else ""
+            raise SpecError(
+                f"enqueue: {shown(config)} has no {name!r}, for which the space asks{guess}: give all parameters"
+            )
+        asked.add(name)
         value = config[name]
         if departure := _departure(distribution, value, f"enqueue: {shown(config)}: {name}"):
             strange.append(f"{name} = {shown(value)} {departure}")

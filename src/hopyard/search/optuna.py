@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from math import isfinite
+from math import isfinite, nextafter
 from typing import Any, cast
 
 from hopyard.checks import whole
@@ -33,7 +33,7 @@ from hopyard.search.earlier import Earlier, earlier_of
 from hopyard.search.listed import needed
 from hopyard.space import Distribution
 from hopyard.spec import Mode
-from hopyard.text import shown
+from hopyard.text import error_line, shown
 
 Make = Callable[..., Any]
 """seed= → a sampler."""
@@ -250,7 +250,10 @@ class Asked:
                 parameter = as_optuna(optuna, distribution)
                 if lists and isinstance(parameter, optuna.distributions.IntDistribution):
                     _check_listed(name, parameter.high - parameter.low + 1)
-                return value_of(distribution, suggest(trial, name, parameter))
+                try:
+                    return value_of(distribution, suggest(trial, name, parameter))
+                except ValueError as error:
+                    raise _explained(error, name, distribution) from error
 
             config = self._space.walk(pick)
             return Proposal(config, count, plain_attributes(study.trials[-1].system_attrs))
@@ -279,6 +282,18 @@ class Asked:
             )
         except (SpecError, KeyError, ValueError, TypeError):  # a value that the space does not have
             return None
+
+
+def _explained(error: ValueError, name: str, distribution: Distribution) -> ValueError | SpecError:
+    """Return an error of a sampler; one that says how it knows a parameter, where that is not by our value."""
+    value = distribution.at(nextafter(1.0, 0.0))
+    number = parameter_of(distribution, value)
+    if number == value:
+        return error
+    return SpecError(
+        f"search: the sampler raised {error_line(error).rstrip('.')}; Optuna's samplers know the values of a choice, "
+        f"and steps, by their numbers: {name} = {shown(value)} is {number} to them"
+    )
 
 
 def _check_listed(name: str, count: int) -> None:

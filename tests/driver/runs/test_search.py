@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from functools import partial
 from pathlib import Path
 from statistics import correlation
 from typing import Any
@@ -544,6 +545,33 @@ def test_a_sampler_of_another_space_is_refused_with_its_reason(tmp_path: Path) -
     ):
         search(tmp_path / "run", search=hy.Optuna(grid, 2))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The value `128` is out of range")
+def test_a_sampler_that_knows_choices_by_value_is_told_of_their_numbers() -> None:
+    """Bug: it was said that 'sgd' is not in (0, 1)."""
+    import optuna
+
+    space = hy.Space(opt=hy.choice(["adam", "sgd"]), units=hy.randint(16, 129, step=16), lr=hy.uniform(0, 1))
+    grid = {"opt": [0, 1], "units": [0, 7], "lr": [0.5]}
+    for values, words in (
+        ({"opt": ["sgd"]}, r"ValueError: 'sgd' not in \(0, 1\); .*by their numbers: opt = 'sgd' is 1 to them"),
+        (
+            {"units": [128]},
+            r"128 is not one of the integers from 0 to 7; .* by their numbers: units = 128 is 7 to them",
+        ),
+    ):
+        sampler = partial(optuna.samplers.GridSampler, {**grid, **values})
+        with pytest.raises(SpecError, match=words):
+            hy.Optuna(sampler, 2).open(space, 0).propose([])
+    config = hy.Optuna(partial(optuna.samplers.GridSampler, grid), 2).open(space, 0).propose([]).config
+    assert config["opt"] in ("adam", "sgd") and config["units"] in (16, 128)
+
+
+def test_a_name_that_is_nearly_one_of_the_space_is_named() -> None:
+    """Bug: of a misspelt name nothing was said, where a function is the space."""
+    with pytest.raises(SpecError, match=r"has no 'width', .* asks \(did you mean that by 'witdh'\?\): give all"):
+        enqueued(hy.Random(1), stepped, [{"rate": 0.3, "witdh": 48}])
 
 
 def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_path: Path) -> None:

@@ -240,7 +240,8 @@ def resume(
             configurations that the run has by enqueue= stay in front. New trials are trained with the recipe that the
             run was started with, not with the one of `recipe`.
         workers: workers of a gang from now on, of a run by AllReduce, LocalSGD or Hopper(gang=…). What was trained
-            stays; from its last State each trial goes on as a run of so many workers would from there.
+            stays; from its last State each trial goes on as a run of so many workers would from there. (How many
+            processes there are is the engine's: engine=hy.Local(workers=2).)
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:

@@ -281,7 +281,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gang", "workers", "message"),
     [
-        (msgspec.UNSET, 2, "trains each net with one worker"),
+        (msgspec.UNSET, 2, r"one worker, .* for 2 processes give engine=hy.Local\(workers=2\)"),
         (Gang(2, "parameters"), 3, "has an optimizer of its own in every State"),
         (Gang(2), 0, "workers must be an integer >= 1, got 0"),
     ],

@@ -142,7 +142,7 @@ def members_of(layout: Layout, spec: RunSpec, changes: Changes) -> int:
     if gang is msgspec.UNSET:
         raise SpecError(
             f"workers = {members}: {layout.root} trains each net with one worker, and so has no number of workers that "
-            "its results depend on; give engine=hy.Local(workers=…) for more or fewer of them"
+            f"its results depend on; for {members} processes give engine=hy.Local(workers={members})"
         )
     if gang.exchange == "parameters" and gang.inner == "keep" and members != gang.size > 1:
         raise SpecError(
