@@ -191,7 +191,7 @@ def _halved(machine: Machine) -> None:
     """Check the choices of synchronous successive halving over one cohort, in which no trial failed: written out."""
     spec, rule = machine.spec, machine.spec.stop
     failed = any(trial.status == "failed" for trial in machine.trials.values())
-    if not isinstance(rule, ASHA) or not rule.sync or failed or machine.search.closed:
+    if not isinstance(rule, ASHA) or not rule.sync or spec.batch or failed or machine.search.closed:
         return
     survivors, epochs = sorted(machine.trials), 1
     sign = 1 if spec.mode == "min" else -1

@@ -38,6 +38,7 @@ def drawn(seed: int, gangs: bool = False) -> Chaos:
         spec = msgspec.structs.replace(
             spec,
             stop=random.choice(_rules(spec)),
+            batch=(0, 0, 1, 2)[seed % 4],  # cohorts of synchronous rules
             max_time=random.choice([None, None, None, 5.0]),
             goal=random.choice([None, None, None, 3e5]),
         )
