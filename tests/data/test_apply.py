@@ -22,9 +22,9 @@ from hopyard.errors import DataError
 def options() -> dict[str, Any]:
     return {
         "features": {"m": ["a", "carrier", "flag", "b"], "image": "image", "code": "carrier"},
-        "label": "carrier",
+        "label": "late",
         "weight": "weight",
-        "encode": {"carrier": "index"},
+        "encode": {"carrier": "index", "late": "index"},
         "standardize": ["a", "b"],
         "partitions": 3,
     }
