@@ -86,7 +86,7 @@ class Dataset:
     rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
     split.
 
-    Rows in memory are not copied: they are those of the first run, or `prepare`; do not change them in between or later.
+    Rows in memory are not copied: they are those of the first run, or `prepare`; leave them as they are once given.
 
     A pickle of it is small: files are pickled as paths; rows in memory are not, and the copy finds them in the cache.
 
