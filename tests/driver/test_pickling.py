@@ -58,6 +58,7 @@ def closes(value: Any) -> Any:
         (closes(partial(print, 1, LOCK)), "the variable `value`, argument 1 of a partial"),
         (lambda config, lock=LOCK: config, "the default of an argument"),
         (Holder(), "the attribute `lock`"),
+        ((SCRIPT["locks"], None), "the global `LOCK`"),
         (closes(Holder().__call__), "the variable `value`, the object of a method, the attribute `lock`"),
         (closes([Careful(), SCRIPT["locks"]]), "the variable `value`, item 1, the global `LOCK`"),
     ],

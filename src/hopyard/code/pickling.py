@@ -27,6 +27,8 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
+_OWN_STATE = ("__getstate__", "__reduce__", "__reduce_ex__")
+"""A class that has one of these decides what of its attributes goes into a pickle."""
 _REGISTRY = threading.RLock()
 """Held while our modules are in cloudpickle's registry, one for the whole process: several threads may start runs."""
 
@@ -138,7 +140,7 @@ def culprit(value: Any, size: int = 0) -> str:
         value: what was pickled: a function for example.
         size: bytes of its pickle, of which more than half are looked for; 0: it cannot be pickled.
     """
-    path = _path(value, size, {id(value)})
+    path = _path(value, size, {id(value)})[isinstance(value, tuple) :]  # (main, args): which of them, the message says
     return f" (through {', '.join(path)})" if path else ""
 
 
@@ -178,7 +180,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"the key {shown(key)}", item) for key, item in islice(value.items(), 100))
     elif is_users(type(value).__module__) or (isinstance(value, type) and is_users(value.__module__)):
         kind = value if isinstance(value, type) else type(value)
-        if value is not kind and kind.__getstate__ is object.__getstate__ and kind.__reduce__ is object.__reduce__:
+        if value is not kind and not any(name in vars(base) for base in kind.__mro__[:-1] for name in _OWN_STATE):
             yield from ((f"the attribute `{name}`", item) for name, item in getattr(value, "__dict__", {}).items())
         for name, item in vars(kind).items():
             if isinstance(item, FunctionType) or not (hasattr(item, "__get__") or name.startswith("__")):
