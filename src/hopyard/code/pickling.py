@@ -166,8 +166,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with suppress(ValueError):  # the cell is still empty
                 yield f"the variable `{name}`", cell.cell_contents
-        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-            yield "the default of an argument", default
+        defaults, code = value.__defaults__ or (), value.__code__
+        last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        for name, default in {**dict(zip(last, defaults, strict=True)), **(value.__kwdefaults__ or {})}.items():
+            yield f"the default of `{name}`", default
     elif isinstance(value, partial):
         yield "the function of a partial", value.func
         yield from ((f"argument {at} of a partial", argument) for at, argument in enumerate(value.args))
