@@ -362,6 +362,8 @@ class RecipeContext:
         seed: the seed of this trial's build; torch, NumPy and random are already seeded with it.
         trial: the number of the trial.
         partition_rows: training rows of each partition.
+        categories: feature that encode= made categories of → how many codes it has, that of other values
+            (`hy.Categories`) included: `num_embeddings` of an embedding of an "index".
     """
 
     device: str
@@ -373,6 +375,7 @@ class RecipeContext:
     _epochs: int = field(default=1, repr=False)
     _own_batches: int = field(default=1, repr=False)
     """How many workers have batches of their own in a step."""
+    categories: dict[str, int] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -22,9 +23,9 @@ from hopyard.errors import DataError
 def options() -> dict[str, Any]:
     return {
         "features": {"m": ["a", "carrier", "flag", "b"], "image": "image", "code": "carrier"},
-        "label": "carrier",
+        "label": "late",
         "weight": "weight",
-        "encode": {"carrier": "index"},
+        "encode": {"carrier": "index", "late": "index"},
         "standardize": ["a", "b"],
         "partitions": 3,
     }
@@ -144,6 +145,26 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
         apply(manifest, x + 0.5)
     with pytest.raises(DataError, match=r"rows of shape \(6,\)"):
         apply(manifest, x.reshape(20, 6))
+
+
+def test_a_frame_of_numbers_is_the_array_that_it_was_in_training(cache: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).random((20, 3)), columns=["p", "q", "r"])
+    manifest = Dataset.numpy(frame, frame["p"], partitions=1).prepare(cache)
+    assert np.array_equal(apply(manifest, frame).inputs, frame.to_numpy(np.float32))
+    with pytest.raises(DataError, match=r"'inputs'.* rows of shape \(2,\)"):
+        apply(manifest, frame[["p", "q"]])
+    with pytest.raises(DataError, match="no column 'inputs'"):
+        apply(manifest, frame.assign(q="text"))
+    named = Dataset.pandas(frame, features=["p", "q", "r"], partitions=1).prepare(cache)
+    with pytest.raises(DataError, match="no column 'r'"):
+        apply(named, frame.rename(columns={"r": "s"}))
+
+
+def test_two_values_are_told_how_they_become_one(cache: Path) -> None:
+    x = np.zeros((20, 3))
+    manifest = Dataset.numpy(x, x[:, 0], partitions=1).prepare(cache)
+    with pytest.raises(DataError, match=r'got a tuple of two; .*{"inputs": x, "targets": y}'):
+        apply(manifest, (x, x[:, 0]))
 
 
 def test_a_column_of_a_dict_that_no_model_reads_may_be_of_any_type(cache: Path) -> None:

@@ -149,7 +149,7 @@ def test_single_columns_keep_their_type(cache: Path, files: Path, table: pa.Tabl
     data = Dataset.parquet(
         files,
         features={"image": "image", "words": "words", "rest": ["a", "words"], "small": "late"},
-        label={"one": "late", "two": ["delay", "n"], "three": ["n", "flag"]},
+        label={"one": "b", "two": ["delay", "n"], "three": ["n", "flag"]},
         partitions=2,
     )
     manifest = data.prepare(cache)
@@ -186,7 +186,7 @@ def test_binary_columns_are_bytes(cache: Path, read: Any) -> None:
 def test_encodings(cache: Path, files: Path, table: pa.Table, read: Any) -> None:
     data = Dataset.parquet(
         files,
-        features=["a", "carrier", "b"],
+        features=["a", "b"],
         label="carrier",
         encode={"carrier": "index"},
         partitions=2,
@@ -196,7 +196,9 @@ def test_encodings(cache: Path, files: Path, table: pa.Table, read: Any) -> None
     assert (manifest.classes, manifest.label_range) == (3, (0.0, 2.0))
     ranks = np.array([2, 0, 1])[np.arange(300) % 3]
     assert np.array_equal(read(manifest)[1].targets, ranks[1::2])
-    assert np.array_equal(read(manifest)[1].inputs[:, 1], ranks[1::2])
+
+    data = Dataset.parquet(files, features=["a", "carrier", "b"], encode={"carrier": "index"}, partitions=2)
+    assert np.array_equal(read(data.prepare(cache))[1].inputs[:, 1], ranks[1::2])
 
     data = Dataset.parquet(
         files, features=["a", "carrier", "b"], label="n", encode={"carrier": "one-hot"}, partitions=2
@@ -377,7 +379,7 @@ class Items:
 
 def test_map_style_items(cache: Path, read: Any) -> None:
     named = Items([{"x": np.full(3, i), "c": "ab"[i % 2], "w": 0.5} for i in range(10)])
-    data = Dataset.torch(named, features=["x", "c"], label="c", weight="w", encode={"c": "index"}, partitions=2)
+    data = Dataset.torch(named, features="x", label="c", weight="w", encode={"c": "index"}, partitions=2)
     part = read(data.prepare(cache))[1]
     assert part.inputs[:, 0].tolist() == [1, 3, 5, 7, 9]
     assert part.targets.tolist() == [1] * 5

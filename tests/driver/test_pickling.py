@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,75 @@ import cloudpickle
 import pytest
 
 import hopyard as hy
+from hopyard.code.pickling import culprit
 from hopyard.driver.pickling import PYTHON, dump, load
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
     with pytest.raises(hy.SpecError, match=r"search cannot be pickled: TypeError: cannot pickle '_thread\.lock'"):
         dump(threading.Lock(), "search")
+
+
+LOCK = threading.Lock()
+SCRIPT: dict[str, Any] = {"__name__": "__main__", "LOCK": LOCK}
+exec("def locks(config):\n    with LOCK: pass\ndef calls(config):\n    locks(config)\n", SCRIPT)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.small, self.lock = 1, LOCK
+
+    def __call__(self, config: Any) -> Any:
+        return config
+
+
+class Careful(Holder):
+    """Leaves the lock out of its pickle."""
+
+    def __getstate__(self) -> Any:
+        return {"small": 1}
+
+
+def closes(value: Any) -> Any:
+    def recipe(config: Any) -> Any:
+        return value
+
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (SCRIPT["locks"], "the global `LOCK`"),
+        (SCRIPT["calls"], "the global `locks`, the global `LOCK`"),
+        (closes(LOCK), "the variable `value`"),
+        (closes({"a": 1, "b": LOCK}), "the variable `value`, the key 'b'"),
+        (closes(partial(print, 1, LOCK)), "the variable `value`, argument 1 of a partial"),
+        (lambda config, lock=LOCK, small=1: config, "the default of `lock`"),
+        (lambda config, small=1, *, lock=LOCK: config, "the default of `lock`"),
+        (Holder(), "the attribute `lock`"),
+        ((SCRIPT["locks"], None), "the global `LOCK`"),
+        (closes(Holder().__call__), "the variable `value`, the object of a method, the attribute `lock`"),
+        (closes([Careful(), SCRIPT["locks"]]), "the variable `value`, item 1, the global `LOCK`"),
+    ],
+)
+def test_the_variable_that_cannot_be_pickled_is_named(value: Any, path: str) -> None:
+    with pytest.raises(hy.SpecError, match=f"cannot pickle '_thread.lock' object {re.escape(f'(through {path}). It')}"):
+        dump(value, "recipe")
+
+
+def test_the_variable_that_is_large_is_named() -> None:
+    small, large = bytes(1000), bytes(50_000)
+
+    def recipe(config: Any) -> Any:
+        return small, helper
+
+    def helper() -> Any:
+        return large, small
+
+    assert culprit(recipe, len(dump(recipe, "recipe"))) == " (through the variable `helper`, the variable `large`)"
+    halves = closes([bytes(10_000), bytes(10_001)])
+    assert culprit(halves, 60_000) == "" and culprit(halves, 21_000) == " (through the variable `value`)"
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hopyard as hy
@@ -77,6 +78,21 @@ def test_the_context_says_what_the_data_is() -> None:
     assert seen[0].rows == sum(rows) == about.manifest.train_rows
     assert built.context is seen[0] and not built.reads_epochs
     assert seen[0].epochs == 1 and built.reads_epochs
+
+
+def test_the_context_counts_the_codes_of_categories() -> None:
+    table = pa.table({"a": ["x", None, "z", "z"], "b": [5, 7, 5, 7], "c": ["u", "v", "w", "u"], "y": ["p", "q"] * 2})
+    encode = {"a": "one-hot", "b": "index", "c": hy.Categories("index", min_frequency=2), "y": "index"}
+    rows = hy.Dataset.arrow(
+        table, features={"m": ["a", "b"], "c": "c"}, label="y", encode=encode, impute={"a": ("constant", "none")},
+        partitions=1,
+    )  # fmt: skip
+    seen: list[Any] = []
+    manifest = rows.prepare()
+    build(Plan(lambda config, ctx: seen.append(ctx) or linear(config), manifest, SPEC), 0, {"lr": 0.1})
+    assert seen[0].categories == {"a": 3, "b": 2, "c": 2} and seen[0].classes == 2
+    inputs = open_partition(manifest, "train", 0).inputs
+    assert inputs["m"].shape == (4, 3 + 1) and set(inputs["m"][:, 3]) == {0, 1} and set(inputs["c"]) == {0, 1}
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 51, 1000])

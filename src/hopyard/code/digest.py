@@ -166,11 +166,11 @@ class _Walk:
         code = function.__code__
         parts = [self.of(code), self.of(function.__defaults__), self.of(function.__kwdefaults__)]
         parts += [self.of(dict(function.__dict__)), self._annotations(function)]
-        scope = {name: function.__globals__[name] for name in _globals(code) if name in function.__globals__}
+        scope = {name: function.__globals__[name] for name in global_names(code) if name in function.__globals__}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # the cell is still empty
                 scope[name] = cell.cell_contents
-        for name in sorted(_globals(code) - scope.keys()):
+        for name in sorted(global_names(code) - scope.keys()):
             if (builtin := getattr(builtins, name, None)) is not None:
                 parts.append(self._part(name, builtin))
         for name, value in sorted(scope.items()):
@@ -334,7 +334,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [instruction for instruction in dis.get_instructions(code) if instruction.opname != "EXTENDED_ARG"]
 
 
-def _globals(code: CodeType) -> set[str]:
+def global_names(code: CodeType) -> set[str]:
     """Return the globals that code names, without `__name__`, which tells whether a script is run or imported."""
     named = {str(i.argval) for nested in _codes(code) for i in _instructions(nested) if i.opname in _GLOBAL}
     return named - {"__name__"}

@@ -13,17 +13,22 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import CodeType, FunctionType, ModuleType
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
 
-from hopyard.code.modules import top, users_modules
+from hopyard.code.digest import global_names
+from hopyard.code.modules import is_users, top, users_modules
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
+_OWN_STATE = ("__getstate__", "__reduce__", "__reduce_ex__")
+"""A class that has one of these decides what of its attributes goes into a pickle."""
 _REGISTRY = threading.RLock()
 """Held while our modules are in cloudpickle's registry, one for the whole process: several threads may start runs."""
 
@@ -84,11 +89,11 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, *, quiet: bool = False) -> bytes:
     """Return the pickle of `value`.
 
     A package of the user's folders that cannot go by value (a lock among its globals, a compiled part) goes by name,
-    and a warning says so: workers then import it from files of their own.
+    and a warning says so, unless `quiet`: workers then import it from files of their own.
 
     Raises:
         Exception: whatever pickling raised, where that does not help.
@@ -106,7 +111,8 @@ def dumps(value: Any) -> bytes:
                 except Exception as other:  # noqa: BLE001 - the first one is raised below
                     log.debug("not with %s by name either: %s", by_name, other)
                     continue
-                log.warning(
+                log.log(
+                    logging.DEBUG if quiet else logging.WARNING,
                     "%s cannot be pickled by value (%s: %s), so it goes by name: workers import it from files that "
                     "they must have, and a resumed run from what these say by then",
                     " and ".join(by_name), type(error).__name__, error,
@@ -124,6 +130,63 @@ def _dumps(value: Any, modules: Sequence[ModuleType], reached: list[str]) -> byt
     finally:
         reached.extend(pickler.reached)
     return buffer.getvalue()
+
+
+def culprit(value: Any, size: int = 0) -> str:
+    """Return by which variables a value holds what cannot be pickled, or what is large in its pickle: " (through the
+    global `helper`, the global `LOCK`)"; "" where no single variable is found. Pickles each by itself.
+
+    Args:
+        value: what was pickled: a function for example.
+        size: bytes of its pickle, of which more than half are looked for; 0: it cannot be pickled.
+    """
+    path = _path(value, size, {id(value)})[isinstance(value, tuple) :]  # (main, args): which of them, the message says
+    return f" (through {', '.join(path)})" if path else ""
+
+
+def _path(value: Any, size: int, visited: set[int]) -> list[str]:
+    for name, part in _parts(value):
+        if id(part) in visited:
+            continue
+        visited.add(id(part))
+        try:
+            guilty = 2 * len(dumps(part, quiet=True)) > size > 0
+        except Exception:  # noqa: BLE001 - whatever the user's own __reduce__ raises
+            guilty = not size
+        if guilty:
+            return [name, *_path(part, size, visited)]
+    return []
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what the pickle of a value of the user's holds, with what it is called; of a library's objects nothing."""
+    if isinstance(value, FunctionType):
+        for name in sorted(global_names(value.__code__) & value.__globals__.keys()):
+            yield f"the global `{name}`", value.__globals__[name]
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # the cell is still empty
+                yield f"the variable `{name}`", cell.cell_contents
+        defaults, code = value.__defaults__ or (), value.__code__
+        last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        for name, default in {**dict(zip(last, defaults, strict=True)), **(value.__kwdefaults__ or {})}.items():
+            yield f"the default of `{name}`", default
+    elif isinstance(value, partial):
+        yield "the function of a partial", value.func
+        yield from ((f"argument {at} of a partial", argument) for at, argument in enumerate(value.args))
+        yield from ((f"the argument `{name}` of a partial", argument) for name, argument in value.keywords.items())
+    elif isinstance(value, MethodType):
+        yield "the object of a method", value.__self__
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"item {at}", item) for at, item in enumerate(value[:100]))
+    elif isinstance(value, dict):
+        yield from ((f"the key {shown(key)}", item) for key, item in islice(value.items(), 100))
+    elif is_users(type(value).__module__) or (isinstance(value, type) and is_users(value.__module__)):
+        kind = value if isinstance(value, type) else type(value)
+        if value is not kind and not any(name in vars(base) for base in kind.__mro__[:-1] for name in _OWN_STATE):
+            yield from ((f"the attribute `{name}`", item) for name, item in getattr(value, "__dict__", {}).items())
+        for name, item in vars(kind).items():
+            if isinstance(item, FunctionType) or not (hasattr(item, "__get__") or name.startswith("__")):
+                yield f"`{kind.__name__}.{name}`", item
 
 
 @contextmanager

@@ -37,6 +37,11 @@ TRUSTED = (
     "each answer put at its row, also where it filters or sorts"
 )
 
+WITH_LABEL = (
+    'evaluate takes rows with their label as one value: {"inputs": x, "targets": y} where training had arrays, else a '
+    "DataFrame, a table, a dict of arrays or a Dataset with the columns that it had"
+)
+
 MOVED = (
     "the Dataset's transform gives rows in another order, and does not give back the column that numbers "
     "them, so nobody can tell which answer is whose; let it keep the columns that it is given"
@@ -241,15 +246,32 @@ def _source(manifest: Manifest, data: Any) -> Source:
         return Reader(data, "the record batch reader")
     if isinstance(data, Mapping) and data:  # a column that no model reads may be of any type, slice by slice
         return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
+    if is_pandas(data) and (array := _unnamed(manifest, data)) is not None:
+        return Arrays(_split(manifest, array), "the data frame")
     if (table := table_of(data)) is not None:
         return Table(table, "the data frame" if is_pandas(data) else "the table")
-    array = as_array(data, "the data")
+    try:
+        array = as_array(data, "the data")
+    except DataError as error:
+        if isinstance(data, tuple) and len(data) == 2:
+            raise DataError(f"the data must be one value, got a tuple of two; {WITH_LABEL}") from error
+        raise
     if not array.ndim:
         raise DataError(
             "data must be a Dataset, a DataFrame, a table, the path of Parquet files, a dict of arrays or an array, "
             f"got {shown(data)}"
         )
     return Arrays(_split(manifest, array), "the array")
+
+
+def _unnamed(manifest: Manifest, frame: Any) -> Array | None:
+    """Return a data frame of numbers as an array, as Dataset.numpy takes one, where the model was trained on one array
+    and the frame has no column of its name; else None."""
+    columns = [column for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    if [column.name for column in columns] != ["inputs"] or "inputs" in frame.columns:
+        return None
+    array = as_array(frame, "the data frame")
+    return array if array.dtype.kind in "biuf" else None
 
 
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:

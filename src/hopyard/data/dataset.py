@@ -22,7 +22,7 @@ from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, prepare
 from hopyard.data.sources import parquet, tfrecord
 from hopyard.data.sources.memory import Arrays, Table
-from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas
+from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
 from hopyard.data.sources.source import Source, SupportsPrepare
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
@@ -86,6 +86,8 @@ class Dataset:
     rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
     split.
 
+    Rows in memory are not copied: they are those of the first run, or `prepare`; leave them as they are once given.
+
     A pickle of it is small: files are pickled as paths; rows in memory are not, and the copy finds them in the cache.
 
     Example:
@@ -126,6 +128,8 @@ class Dataset:
         """
         arrays, inputs, targets, weights, keys = from_numpy(x, y, weight, key)
         source = Arrays(arrays, "arrays in memory")
+        if options["transform"] is None:
+            refuse_text(source.schema, [] if key is None else [keys])
         return cls._of(source, source.schema, features=inputs, label=targets, weight=weights, key=keys, **options)
 
     @classmethod

@@ -200,6 +200,12 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         return sum(part.bytes for part in (*self.train, *self.validate))
 
     @property
+    def categories(self) -> dict[str, int]:
+        """Feature that encode= made categories of → the number of its codes, that of other values included."""
+        columns = [column for field in self.fields if field.role == "inputs" for column in field.columns]
+        return {each.name: len(self.vocabularies[each.name]) + each.other for each in columns if each.encode}
+
+    @property
     def label_values(self) -> Labels:
         """The values of the label, where encode= made numbers of them, by these numbers (or by their places in the
         one-hot row); of several labels a dict, with those that are encoded; None: none is."""

@@ -180,6 +180,7 @@ def columns(
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
+    _refuse_answers(_flat(inputs), _flat(targets))
     weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
@@ -228,6 +229,16 @@ def _flat(named: Mapping[str, Names]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
+def _refuse_answers(features: list[str], labels: list[str]) -> None:
+    """Raise SpecError where a model would read its label; an autoencoder has all its features as labels."""
+    both = [name for name in labels if name in features]
+    if both and set(features) != set(labels):
+        raise SpecError(
+            f"label names {both[0]!r}, which is a feature too, so the model would read the answer: leave it out of "
+            "features. A model that reproduces its inputs has exactly these as labels"
+        )
+
+
 def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
     if isinstance(value, Mapping):
         value = {column_name(name): names for name, names in value.items()}
@@ -239,7 +250,17 @@ def _named(argument: str, value: Any, single: str) -> dict[str, Names]:
 
 
 def _names(argument: str, value: Any) -> Names:
-    value = sequence(value)
+    try:
+        return _checked_names(argument, sequence(value))
+    except SpecError:
+        items = enumerate(value) if isinstance(value, (list, tuple)) else ()
+        for place, item in [(argument, value), *((f"{argument}[{at}]", item) for at, item in items)]:
+            if _holds_values(item):
+                raise _values_refused(place, item) from None
+        raise
+
+
+def _checked_names(argument: str, value: Any) -> Names:
     value = [column_name(name) for name in value] if isinstance(value, list) else column_name(value)
     for name in value if isinstance(value, list) else [value]:
         if fault := unwritable(name):
@@ -259,6 +280,23 @@ def _names(argument: str, value: Any) -> Names:
         if not name:
             raise SpecError(f"{argument}[{at}] = '': a name must have at least one character; rename the column")
     raise SpecError(f"{argument} must be the name of a column or a list of such names, got {shown(value)}")
+
+
+def _holds_values(item: Any) -> bool:
+    """Whether it is a frame, a column of one, or an array of something other than text."""
+    kind = getattr(getattr(item, "dtype", None), "kind", "")
+    return bool(getattr(item, "shape", ())) and (hasattr(item, "iloc") or kind not in ("U", "O"))
+
+
+def _values_refused(argument: str, values: Any) -> SpecError:
+    """Return the error about values, `df["y"]` for example, in the place of their name."""
+    name = column_name(getattr(values, "name", None))
+    names = list(values.columns) if hasattr(values, "columns") else name
+    advice = shown(names) if isinstance(names, (str, list)) else "the name of the column that has them"
+    return SpecError(
+        f"{argument} must be the name of a column or a list of such names, got values, a {type(values).__name__} of "
+        f"shape {tuple(values.shape)}: give {advice}"
+    )
 
 
 def _encoding(name: str, how: Any) -> Encoding:

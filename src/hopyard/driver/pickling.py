@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopyard.code.pickling import dumps, loads
+from hopyard.code.pickling import culprit, dumps, loads
 from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.system.owners import other_writers
@@ -42,8 +42,8 @@ def dump(value: Any, name: str, function: str = "the recipe") -> bytes:
         return dumps(value)
     except Exception as error:
         raise SpecError(
-            f"{name} cannot be pickled: {type(error).__name__}: {error}. It must not hold open files, locks, "
-            f"connections, sessions or generators: make them inside {function}"
+            f"{name} cannot be pickled: {type(error).__name__}: {error}{culprit(value)}. It must not hold open files, "
+            f"locks, connections, sessions or generators: make them inside {function}"
         ) from error
 
 

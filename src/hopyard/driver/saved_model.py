@@ -216,8 +216,8 @@ class SavedModel:
         return self._trained.predict(data)
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Loss and metrics over all rows of `data`, which has the label too: as `Trial.evaluate`, from the folder
-        alone. Raises as `predict`, and SpecError where the label is not there."""
+        """Loss and metrics over all rows of `data`, which has the label too (of arrays `{"inputs": x, "targets": y}`):
+        as `Trial.evaluate`, from the folder alone. Raises as `predict`, and SpecError where the label is not there."""
         self._require_transform()
         return self._trained.evaluate(data)
 

@@ -194,7 +194,10 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         rows = tuple([part.rows for part in manifest.train])
         shapes = _shapes(manifest.inputs)
         spec = plan.spec
-        context = RecipeContext(plan.device, shapes, manifest.classes, seed, trial, rows, spec.epochs, spec.own_batches)
+        context = RecipeContext(
+            *(plan.device, shapes, manifest.classes, seed, trial, rows, spec.epochs, spec.own_batches),
+            categories=manifest.categories,
+        )
         arguments.append(context)
     names = named(recipe)
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.apply import apply
+from hopyard.data.apply import WITH_LABEL, apply
 from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest
@@ -66,7 +66,7 @@ class TrainedModel:
             names = [
                 column.name for field in self.manifest.fields if field.role == "targets" for column in field.columns
             ]
-            raise SpecError(f"evaluate: the data lacks the label ({', '.join(names)}); add it")
+            raise SpecError(f"evaluate: the data lacks the label ({', '.join(names)}); {WITH_LABEL}")
         with undisturbed():
             self._check_labels(columns)
             sums = over(self.built, PartitionLoader(columns, self.built.batch_size), train=False)

@@ -230,7 +230,7 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
             {"impute": {"city": ("constant", "x")}, "encode": {"city": ["oslo"]}},
             r"impute\['city'\] = 'x' is none of the values that encode= lists",
         ),
-        ({"label": "city"}, r"encode\['city'\] .* 'city' is a label"),
+        ({"features": ["age"], "label": "city"}, r"encode\['city'\] .* 'city' is a label"),
     ],
 )
 def test_what_is_refused_and_how(options: dict[str, Any], said: str) -> None:

@@ -136,7 +136,7 @@ def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Pa
         return batch.set_column(at, "kind", batch["kind"].fill_null("none"))
 
     options: dict[str, Any] = {
-        "features": {"numbers": ["n", "x", "kind"], "year": "year"}, "label": "n", "key": "n", "partitions": 3,
+        "features": {"numbers": ["x", "kind"], "year": "year"}, "label": "n", "key": "n", "partitions": 3,
         "encode": {"kind": "one-hot"}, "validation": 0.3, "transform": known,
     }  # fmt: skip
     read = hy.Dataset.parquet(tmp_path / "hive", **options).prepare()

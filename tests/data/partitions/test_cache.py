@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -226,13 +227,27 @@ def test_rows_that_change_while_they_are_read_are_not_kept(cache: Path, files: P
         return batch
 
     several = [
-        (Dataset.parquet(files, features="a", transform=transform), "3 files, .*/part-0.parquet and so on"),
-        (Dataset.numpy(array, transform=spoil, partitions=1), "arrays in memory of 10 rows"),
+        (
+            Dataset.parquet(files, features="a", transform=transform),
+            r"3 files, .*/part-0.parquet.*: call prepare\(\) again",
+        ),
+        (Dataset.numpy(array, transform=spoil, partitions=1), "arrays in memory of 10 rows.*: make the Dataset again"),
     ]
     for data, what in several:
-        with pytest.raises(DataError, match=f"{what} changed while they were read; call prepare"):
+        with pytest.raises(DataError, match=what):
             data.prepare(cache)
         assert entries(cache) == set()
+
+
+def test_arrays_and_frames_are_those_of_the_first_prepare(cache: Path) -> None:
+    array, frame = np.arange(10.0), pd.DataFrame({"a": np.arange(10.0)})
+    several = [Dataset.numpy(array, partitions=1), Dataset.pandas(frame, features="a", partitions=1)]
+    first = [data.prepare(cache).digest for data in several]
+    array[3] = frame.loc[3, "a"] = 0.5
+    assert [data.prepare(cache).digest for data in several] == first
+    assert Dataset.numpy(array, partitions=1).prepare(cache).digest != first[0]
+    with pytest.raises(DataError, match="changed after they were first read: make the Dataset again"):
+        several[0].prepare(cache / "another")
 
 
 @pytest.mark.parametrize("key", ["../planted", "/planted", "a/b", "a\x00b", "", ".", "A", "a\n", "a" * 101])

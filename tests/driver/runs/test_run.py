@@ -241,6 +241,8 @@ def test_best_and_last_model_of_a_trial(tmp_path: Path) -> None:
     assert best.steps == run.best.epoch * 12
     with pytest.raises(hy.SpecError, match='checkpoint must be "best" or "last"'):
         run.best.model("first")  # type: ignore[arg-type]
+    with pytest.raises(hy.SpecError, match=r'checkpoint must be "best" or "last", got .*{"inputs": x, "targets": y}'):
+        run.best.evaluate(np.zeros((2, 6)), np.zeros(2))  # type: ignore[arg-type]
 
 
 def clean(batch: Any) -> Any:

@@ -144,7 +144,10 @@ def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, ke
     manifest.sources = [info for rows in all_rows for info in rows.source.provenance()]
     if key is not None and entry_key(all_rows, options, again=True) != key:
         sources = " or ".join(repr(rows.source) for rows in all_rows)
-        raise DataError(f"{sources} changed while they were read; call prepare() again when they are whole")
+        again = "call prepare() again when they are whole"
+        if not any(rows.source.volatile for rows in all_rows):  # their digest stays that of the first call
+            again = "make the Dataset again, and leave its rows in memory as they are"
+        raise DataError(f"{sources} changed after they were first read: {again}")
     return manifest
 
 

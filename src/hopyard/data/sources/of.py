@@ -11,7 +11,7 @@ import pyarrow as pa
 from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.arrow import Array, masked_at, plain, to_arrow
+from hopyard.formats.arrow import Array, is_text, masked_at, plain, to_arrow
 from hopyard.text import message_of, sendable, shown, unwritable
 
 
@@ -26,6 +26,16 @@ def from_numpy(
         if not arrays[column].ndim:
             raise DataError(f"{text} must be an array of shape (rows, …), got the single value {shown(value)}")
     return arrays, names["inputs"], names.get("targets"), names.get("weight"), names.get("key")
+
+
+def refuse_text(schema: pa.Schema, keys: Sequence[str | None]) -> None:
+    """Raise DataError for an array of text that is none of `keys`: arrays have no encode=, as columns have."""
+    for field in schema:
+        if is_text(getattr(field.type, "value_type", field.type)) and field.name not in keys:
+            raise DataError(
+                f"{field.name!r} is an array of text, no numbers: give the number of each value (`classes, numbers = "
+                "np.unique(array, return_inverse=True)`), or use Dataset.pandas, which has encode="
+            )
 
 
 def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from hopyard import __version__
 from hopyard.checks import environment, flag, one_of, path, seconds, whole
+from hopyard.code.pickling import culprit
 from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
@@ -192,7 +193,7 @@ def _function(main: Any, args: Any) -> bytes:
     if len(pickled) > LIMIT // 2:
         raise SpecError(
             f"main: its pickle has {len(pickled):,} bytes, at most {LIMIT // 2:,} are sent to each process: it carries "
-            "data or weights; load them inside main, or feed them (program.feed)"
+            f"data or weights{culprit((main, args), len(pickled))}; load them inside main, or feed them (program.feed)"
         )
     return pickled
 

@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 from hopyard.checks import one_of, path
 from hopyard.core.runs.records import TrialRecord
+from hopyard.data.apply import WITH_LABEL
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
 from hopyard.driver.saved_model import save
-from hopyard.errors import Inexact, TrialFailed
+from hopyard.errors import Inexact, SpecError, TrialFailed
 from hopyard.frameworks.tree import restore
 from hopyard.ports import Store
 from hopyard.spec import Config, RunSpec
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
-from hopyard.text import escaped
+from hopyard.text import escaped, shown
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.recipes import assigned
 from hopyard.training.trained import TrainedModel
@@ -136,10 +137,13 @@ class Trial:
         return self._trained(checkpoint).predict(data)
 
     def evaluate(self, data: Any, checkpoint: Literal["best", "last"] = "best") -> dict[str, float]:
-        """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite.
+        """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite. Of
+        arrays that is a dict, `{"inputs": x, "targets": y}` for what was trained on `hy.Dataset.numpy(x, y)`.
 
         Rows that the transform of the run's data drops are left out; a warning says how many.
         """
+        if not isinstance(checkpoint, str):
+            raise SpecError(f'checkpoint must be "best" or "last", got {shown(checkpoint)}; {WITH_LABEL}')
         return self._trained(checkpoint).evaluate(data)
 
     def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:

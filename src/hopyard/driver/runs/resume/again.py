@@ -16,6 +16,7 @@ import msgspec
 from blake3 import blake3
 
 from hopyard.code.digest import Unseen, digest
+from hopyard.code.pickling import culprit
 from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Event, Retried
 from hopyard.core.runs.faults import begins_anew
@@ -131,7 +132,7 @@ def for_workers(recipe: Callable[..., Any], machine: Machine, changes: Sequence[
     if len(pickle) > LIMIT // 2:
         raise SpecError(
             f"recipe: its pickle has {len(pickle):,} bytes, at most {LIMIT // 2:,} are sent to each worker: it "
-            "carries data or weights; load them inside the recipe, from a file"
+            f"carries data or weights{culprit(recipe, len(pickle))}; load them inside the recipe, from a file"
         )
     return pickle
 
