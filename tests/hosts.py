@@ -321,14 +321,14 @@ class Hosts:
                     found[child] = words
         return found
 
-    def nothing_left(self, names: Iterable[str] = (), seconds: float = 3.0) -> bool:
+    def nothing_left(self, names: Iterable[str] = (), seconds: float = 20.0) -> bool:
         """Whether no process and no shared memory of Hopyard stays on the hosts."""
         end = time.monotonic() + seconds
-        while any(self.hopyard(name) for name in names or self.names):
+        while any(self.hopyard(name) or "hopyard" in self.run(name, "ls", "/dev/shm") for name in names or self.names):
             if time.monotonic() > end:
                 return False
             time.sleep(0.02)
-        return not any("hopyard" in self.run(name, "ls", "/dev/shm") for name in names or self.names)
+        return True
 
     def close(self) -> None:
         for process in self.processes.values():

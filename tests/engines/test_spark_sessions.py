@@ -95,7 +95,7 @@ def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
     command = [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--py-files", "recipes.py", str(job)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     assert digests(hy.load(tmp_path / "run")) == undisturbed
@@ -163,7 +163,7 @@ spark.stop()
     if not cluster:  # the active environment of the driver has hopyard; here by path
         command = f"PYTHONPATH={Path(hy.__file__).parent.parent} {command}"
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "run" / "logs").glob("slot-*.log")
@@ -206,7 +206,7 @@ except hy.SpecError as error:
     Path("again").write_text(str(error))
 """
     process = driver([str(script(tmp_path / "job.py", CLASSIC + body))], tmp_path)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     assert [path.name for path in seen.iterdir()] == ["cuda 7"]
     assert "session was stopped while the run went on" in (tmp_path / "said").read_text()
