@@ -380,6 +380,18 @@ def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Benc
     assert "stream" in fault
 
 
+@pytest.mark.parametrize("name", ["val_hits", "last_hits", "seconds"])
+def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[..., Bench], name: str) -> None:
+    """`val_hits` of the recipe would be a value in training, and a run with metric="val_hits" would select by it."""
+
+    class Named(Linear):
+        def evaluate(self, batch: Any) -> Any:
+            return {**super().evaluate(batch), name: (1.0, 1.0)}
+
+    (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
+    assert f"the recipe reports a metric named '{name}'" in fault
+
+
 def test_labels_out_of_range_are_a_fault_of_the_data(bench: Callable[..., Bench]) -> None:
     failed = bench(lambda config: Linear(WIDTH, 1 + 1, lr=0.1, batch_size=16)).train(1, 0)
     assert isinstance(failed, Done)

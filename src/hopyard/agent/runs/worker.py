@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,9 +18,10 @@ from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.members import alone, cannot_train, gathered, short_rounds
+from hopyard.agent.runs.reported import check_names, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
-from hopyard.core.messages import LIMIT, Broken, Membership, NoRoom
+from hopyard.core.messages import Broken, Membership, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
@@ -31,10 +32,9 @@ from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
-from hopyard.spec import SECONDS, Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
+from hopyard.spec import SECONDS, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
-from hopyard.text import sendable
 from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import finite, gather, over
@@ -46,8 +46,6 @@ BUILT = 32
 """Built models that a worker keeps; the least recently used one is dropped first."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
-ROOM = 1 << 20
-"""Bytes of an answer for everything that is no array."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
 Answer = Done | Failed | Durable | NoRoom | Broken
@@ -137,7 +135,7 @@ class Worker:
             answers = _RUN[unit.kind](self, unit, config, begin)
             for answer in answers:
                 if isinstance(answer, Done):
-                    sendable_sums([part.sums for part in answer.parts])
+                    check_sizes([part.sums for part in answer.parts])
             return answers
         except GangBroken as error:  # whoever is to blame says so
             self._forget(unit.trial)
@@ -273,18 +271,20 @@ class Worker:
             seed_all(0)
             meter.enter("compile")
             sums = gather([built.trainable.train(batch)])
+            check_names(sums)
             meter.advance()
             trained = encode(capture(built.trainable))
             if spec.validation:
                 batch = self._first_batch("validate", built.batch_size)
                 meter.enter("compile")
                 report = gather([built.trainable.evaluate(batch)])
+                check_names(report)
                 sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
                     faults.append("evaluate changes the State: validation must leave state() as it was")
             names += sums
             partitions = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
-            sendable_sums([sums] * partitions)
+            check_sizes([sums] * partitions)
             restore(built.trainable, decode(initial))
             if encode(capture(built.trainable)) != initial:
                 faults.append(
@@ -565,24 +565,3 @@ def _copied(built: Built, state: Taken) -> bool:
 
 
 _RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
-
-
-def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
-    """Raise SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
-    metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
-    sizes: dict[str, int] = {}
-    for partition_sums in sums:
-        for name, (total, _) in partition_sums.items():
-            count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
-            sizes[name] = sizes.get(name, 0) + 8 * count
-    for name in sizes:
-        if not isinstance(name, str) or not sendable(name):
-            raise SpecError(f"the recipe reports a metric named {name!a}: a name is text that UTF-8 can write")
-    if sum(sizes.values()) > LIMIT - ROOM:
-        largest = max(sizes, key=sizes.__getitem__)
-        count = sizes[largest] // 8 // len(sums)
-        raise SpecError(
-            f"metric {largest!r} is an array of {count:,} numbers, in each of the {len(sums)} partitions of a unit: "
-            f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
-            + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
-        )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hopyard.checks import metric_fault
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
@@ -347,6 +348,8 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     for name, metric in model.metrics.items():
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
+        if fault := metric_fault(name):
+            yield f"metrics[{name!r}]: {fault}"
         if isinstance(metric, type):
             yield f"metrics[{name!r}] is the class {metric.__name__}; give an instance: {metric.__name__}()"
         elif hasattr(metric, "update") and not hasattr(metric, "result"):
