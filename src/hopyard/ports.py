@@ -163,6 +163,15 @@ class ReportsNondeterminism(Protocol):
 
 
 @runtime_checkable
+class SupportsOutsideState(Protocol):
+    """A Trainable whose parts may keep values outside of the State."""
+
+    def outside_state(self) -> dict[str, Any]:
+        """Return name → value of such attributes, which is another one once a step has changed it."""
+        ...
+
+
+@runtime_checkable
 class SupportsEpochEnd(Protocol):
     """A Trainable that is called at the end of each epoch of its trial (before its State is read)."""
 

@@ -380,6 +380,13 @@ def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Benc
     assert "stream" in fault
 
 
+def torch_model(module: Any) -> Any:
+    import torch
+
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    return hy.torch.Model(module, optimizer, torch.nn.functional.cross_entropy, batch_size=16)
+
+
 @pytest.mark.parametrize("name", ["val_hits", "last_hits", "seconds"])
 def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[..., Bench], name: str) -> None:
     """`val_hits` of the recipe would be a value in training, and a run with metric="val_hits" would select by it."""
@@ -390,6 +397,23 @@ def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[.
 
     (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
     assert f"the recipe reports a metric named '{name}'" in fault
+
+
+def test_preflight_names_the_attribute_that_a_step_changes(bench: Callable[..., Bench]) -> None:
+    import torch
+
+    class Warming(torch.nn.Linear):
+        steps = 0
+
+        def forward(self, inputs: Any) -> Any:
+            self.steps += 1
+            return super().forward(inputs) * self.steps
+
+    it = bench(lambda config: torch_model(torch.nn.Sequential(Warming(WIDTH, 2))))
+    checked = it.worker.check(0, CONFIG)
+    assert isinstance(checked, Checked)
+    (note,) = checked.notes
+    assert "the module's attribute '0.steps'" in note and "make it a buffer (register_buffer)" in note
 
 
 def test_labels_out_of_range_are_a_fault_of_the_data(bench: Callable[..., Bench]) -> None:

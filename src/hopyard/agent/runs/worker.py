@@ -31,7 +31,14 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
+from hopyard.ports import (
+    ReportsNondeterminism,
+    Store,
+    SupportsLabelCheck,
+    SupportsLossCheck,
+    SupportsOutsideState,
+    SupportsResult,
+)
 from hopyard.spec import SECONDS, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
@@ -347,15 +354,20 @@ class Worker:
     def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:
         """Repeat the step that gave `trained` from the same State, batch and seed; return a fault if it differs."""
         batch = self._first_batch("train", built.batch_size)
+        before = _attributes(built.trainable)
         seed_all(0)
         meter.enter("compile")
         built.trainable.train(batch)
         if encode(capture(built.trainable)) == trained:
             return ""
-        return (
-            "the same step, done again from the same State with the same batch and seed, gives other bits: it draws "
-            "from a generator that nobody can seed from outside (draw from batch.seed), depends on something that "
-            "state() leaves out, or on an operation that is not deterministic"
+        after = _attributes(built.trainable)
+        changed = [name for name, value in after.items() if name not in before or before[name] != value]
+        return "the same step, done again from the same State with the same batch and seed, gives other bits: " + (
+            f"the step changes the module's attribute {changed[0]!r}, which is not in the State: make it a buffer "
+            "(register_buffer)"
+            if changed
+            else "it draws from a generator that nobody can seed from outside (draw from batch.seed), depends on "
+            "something that state() leaves out, or on an operation that is not deterministic"
         )
 
     def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
@@ -541,6 +553,10 @@ class Worker:
 
 def _nondeterminism(trainable: Any) -> tuple[str, ...]:
     return tuple(trainable.nondeterminism) if isinstance(trainable, ReportsNondeterminism) else ()
+
+
+def _attributes(trainable: Any) -> dict[str, Any]:
+    return trainable.outside_state() if isinstance(trainable, SupportsOutsideState) else {}
 
 
 def _model(built: Built) -> ModelInfo:

@@ -172,6 +172,18 @@ class Model:
         with torch.inference_mode(), self._precision():
             return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
 
+    def outside_state(self) -> dict[str, Any]:
+        """Return name → value of numbers and tensors (by identity) that modules keep outside of the State."""
+        modules = [module for module in (self.module, self.loss) if isinstance(module, torch.nn.Module)]
+        parts = [(name, part) for module in modules for name, part in module.named_modules()]
+        return {
+            f"{name}.{key}" if name else key: id(value) if isinstance(value, torch.Tensor) else value
+            for name, part in parts
+            if type(part).get_extra_state is torch.nn.Module.get_extra_state
+            for key, value in vars(part).items()
+            if isinstance(value, (bool, int, float, torch.Tensor)) and key != "training"
+        }
+
     def end_epoch(self) -> None:
         """Steps a scheduler that steps by epochs."""
         if self.scheduler is not None and self.scheduler_every == "epoch":
