@@ -312,6 +312,8 @@ class Runtime:
         before_recipe: `before_recipe(seed, named)`; `named`: the recipe's code names the framework.
         after_recipe: called as soon as the recipe has returned.
         adopt: returns the result of a recipe, as a Trainable if it is a model of the framework.
+        parameters: returns what training changes in a net of the framework, as objects that live as long as its memory;
+            of anything else, nothing.
         snapshot: returns the settings of the process that a run changes.
         restore: `restore(snapshot)` puts them back; None: the framework was imported since, so to its defaults.
         release: frees memory of devices that holds nothing.
@@ -327,6 +329,7 @@ class Runtime:
     before_recipe: Callable[[int, bool], None] = lambda seed, named: None
     after_recipe: Callable[[], None] = lambda: None
     adopt: Callable[[Any], Any] = lambda value: value
+    parameters: Callable[[Any], list[Any]] = lambda value: []
     snapshot: Callable[[], Any] = lambda: None
     restore: Callable[[Any], None] = lambda snapshot: None
     release: Callable[[], None] = lambda: None

@@ -43,6 +43,7 @@ from hopyard.spec import SECONDS, Batch, Config, ModelInfo, Part, Ref, Unit, pac
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
 from hopyard.training.build import Built, Plan, build, install
+from hopyard.training.earlier import EarlierModels
 from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import finite, gather, over
 
@@ -98,6 +99,7 @@ class Worker:
         """The peer that has the State of the current unit."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
+        self._earlier = EarlierModels()
         self._models: dict[int, ModelInfo] = {}
         """Trial → what its recipe returned."""
         self._loaded: dict[str, tuple[Ref, int]] = {}
@@ -267,7 +269,7 @@ class Worker:
         raised = ""
         try:
             meter.enter("build")
-            built = build(self._plan, trial, config)
+            built = self._call_recipe(trial, config)
             if fault := cannot_train(built.trainable, spec.gang):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
             advice = short_rounds(spec.gang, built.batch_size, [part.rows for part in self._plan.manifest.train])
@@ -306,6 +308,10 @@ class Worker:
             if built.sharing_key is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.sharing_key or f"trial {trial}", built)
             model = _model(built)
+            del built
+            if self._earlier.alive:  # it was built outside of the recipe, or is kept: a second call tells
+                meter.enter("build")
+                self._call_recipe(trial, config)
         except HostFault as error:
             return NoRoom(self.slot, str(error), "rows")
         except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
@@ -464,11 +470,17 @@ class Worker:
         meter.enter("store")
         return "", [self._checkpoints.flush(ref, memoryview(buffer))], layout.total
 
+    def _call_recipe(self, trial: int, config: Config) -> Built:
+        """Return a model that is new. Raises SpecError when the recipe returns one that it returned before."""
+        built = build(self._plan, trial, config)
+        self._earlier.add(built.trainable)
+        return built
+
     def _build(self, trial: int, config: Config, first: bool) -> Built:
         """Return the trial's model: newly built, or one with the same sharing key that is built (and compiled) already.
         `first`: with the State of a fresh build; else with any State."""
         meter.enter("build")
-        fresh = build(self._plan, trial, config)
+        fresh = self._call_recipe(trial, config)
         self._models[trial] = _model(fresh)
         key = self._key(trial)
         existing = None if fresh.sharing_key is None else self._built.get(key)
