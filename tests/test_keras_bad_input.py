@@ -290,6 +290,24 @@ def test_labels_by_names_that_do_not_fit(tmp_path: Path, names: list[str]) -> No
     refused(tmp_path / "run", two_outputs, "'size'", "label", data=numpy(x, labels or None))
 
 
+def test_a_net_that_was_built_outside_of_the_recipe(tmp_path: Path) -> None:
+    model = sequence()
+
+    def compiled_anew(config: Any) -> Any:
+        return compiled(model)
+
+    refused(tmp_path / "run", compiled_anew, "the same parameters each time it is called")
+
+
+def test_a_metric_that_is_named_as_one_of_validation(tmp_path: Path) -> None:
+    import keras
+
+    def recipe(config: Any) -> Any:
+        return compiled(sequence(), metrics=[keras.metrics.SparseCategoricalAccuracy(name="val_accuracy")])
+
+    refused(tmp_path / "run", recipe, "'val_accuracy'", 'call it "accuracy"')
+
+
 def test_no_labels(tmp_path: Path) -> None:
     refused(tmp_path / "run", lambda config: compiled(sequence()), "label", data=numpy(table(200)[0]))
 

@@ -46,6 +46,19 @@ def _listed(names: Sequence[str]) -> str:
     return f"there are: {', '.join(map(repr, names[:40])) + more or 'none'}"
 
 
+def metric_fault(name: Any) -> str:
+    """Return why no metric of a recipe may have this name, and what to do; "": it may have it."""
+    if isinstance(name, str) and name.startswith("val_"):
+        own = name.removeprefix("val_") or "accuracy"
+        return (
+            f'each metric is computed in training and in validation, where "val_" is put before its name; call it '
+            f'"{own}", and metric="val_{own}" is its value in validation'
+        )
+    if isinstance(name, str) and name.startswith("last_"):
+        return 'tables have each metric of the last epoch with "last_" before its name; give it another name'
+    return '"seconds" is the time that workers spent; give it another name' if name == "seconds" else ""
+
+
 def scalar(value: Any) -> Any:
     """Return a scalar of NumPy (or one of no axis, of torch) as Python's value; anything else as it is."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):

@@ -163,6 +163,15 @@ class ReportsNondeterminism(Protocol):
 
 
 @runtime_checkable
+class SupportsOutsideState(Protocol):
+    """A Trainable whose parts may keep values outside of the State."""
+
+    def outside_state(self) -> dict[str, Any]:
+        """Return name → value of such attributes, which is another one once a step has changed it."""
+        ...
+
+
+@runtime_checkable
 class SupportsEpochEnd(Protocol):
     """A Trainable that is called at the end of each epoch of its trial (before its State is read)."""
 
@@ -303,6 +312,8 @@ class Runtime:
         before_recipe: `before_recipe(seed, named)`; `named`: the recipe's code names the framework.
         after_recipe: called as soon as the recipe has returned.
         adopt: returns the result of a recipe, as a Trainable if it is a model of the framework.
+        parameters: returns what training changes in a net of the framework, as objects that live as long as its memory;
+            of anything else, nothing.
         snapshot: returns the settings of the process that a run changes.
         restore: `restore(snapshot)` puts them back; None: the framework was imported since, so to its defaults.
         release: frees memory of devices that holds nothing.
@@ -318,6 +329,7 @@ class Runtime:
     before_recipe: Callable[[int, bool], None] = lambda seed, named: None
     after_recipe: Callable[[], None] = lambda: None
     adopt: Callable[[Any], Any] = lambda value: value
+    parameters: Callable[[Any], list[Any]] = lambda value: []
     snapshot: Callable[[], Any] = lambda: None
     restore: Callable[[Any], None] = lambda snapshot: None
     release: Callable[[], None] = lambda: None

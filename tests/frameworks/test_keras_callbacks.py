@@ -240,7 +240,7 @@ def refused() -> dict[str, tuple[Any, str]]:
         pass
 
     return {
-        "EarlyStopping": (kinds.EarlyStopping(), r"keeps each trial's best epoch by itself \(run\.best\.epoch\)"),
+        "EarlyStopping": (kinds.EarlyStopping(), r"best epoch by itself \(run\.best\.epoch\).*stop=hy\.Patience\(n\)"),
         "of one's own": (Mine(), "EarlyStopping has no use here"),
         "ReduceLROnPlateau": (kinds.ReduceLROnPlateau(), "needs val_loss.*learning-rate schedule"),
         "ModelCheckpoint": (kinds.ModelCheckpoint("x.keras"), r"run\.best\.save\(directory\)"),

@@ -582,6 +582,25 @@ def test_flat_outputs_and_a_column_of_labels(loss: Any, message: str) -> None:
         assert "return outputs.unsqueeze(-1) from the module" in fault
 
 
+@pytest.mark.parametrize(
+    ("loss", "needs"),
+    [
+        (F.cross_entropy, True),
+        (nn.MSELoss(), True),
+        (lambda outputs, targets: ((outputs - targets) ** 2).mean(), True),
+        (lambda outputs, targets: outputs.square().mean(), False),
+        (lambda outputs, targets: outputs[0, 99], False),  # broken, and no label would mend it
+    ],
+)
+def test_a_loss_that_lacks_a_label_says_so(loss: Any, needs: bool) -> None:
+    batch = labelled(np.float32)
+    batch.targets = None
+    fault = net(2, loss).loss_fault(batch, "")
+    assert bool(fault) == needs
+    if needs:
+        assert fault.startswith("the data has no label") and fault.endswith("name it, Dataset(…, label=…)")
+
+
 def test_preflight_refuses_labels_that_the_loss_would_broadcast(tmp_path: Any) -> None:
     def recipe(config: Any) -> Any:
         module = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))

@@ -1,6 +1,7 @@
 """What is told of an error that a recipe or its model raised."""
 
 import json
+from bdb import BdbQuit
 from typing import Any
 
 from hopyard.agent.runs.tracebacks import HEAD, TAIL, summary, trace
@@ -37,6 +38,14 @@ def test_where_no_line_is_the_users_the_recipe_is_named() -> None:
 def test_an_error_of_hopyard_needs_no_place_in_hopyard() -> None:
     error = SpecError("epochs must be an integer >= 1, got 0")
     assert summary(error, recipe) == "epochs must be an integer >= 1, got 0"
+
+
+def test_a_debugger_in_a_worker_is_explained() -> None:
+    def left() -> None:
+        raise BdbQuit
+
+    text = summary(raised(left), recipe)
+    assert text.startswith("BdbQuit: ") and "engine=hy.Inline()" in text
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:

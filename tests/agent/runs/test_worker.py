@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import functools
 import math
 import shutil
 import socket
@@ -378,6 +380,153 @@ def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Benc
 
     (fault,) = bench(lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
     assert "stream" in fault
+
+
+def outside(module: Any) -> Any:
+    """A recipe that trains what was built before it was called."""
+    return lambda config: torch_model(module)
+
+
+def cached(config: Any) -> Any:
+    return torch_model(cached_net())
+
+
+@functools.cache
+def cached_net() -> Any:
+    import torch
+
+    return torch.nn.Linear(WIDTH, 2)
+
+
+def below_a_new_head(trunk: Any) -> Any:
+    import torch
+
+    return lambda config: torch_model(torch.nn.Sequential(trunk, torch.nn.Linear(2, 2)))
+
+
+def torch_model(module: Any) -> Any:
+    import torch
+
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    return hy.torch.Model(module, optimizer, torch.nn.functional.cross_entropy, batch_size=16)
+
+
+def built_outside() -> dict[str, Any]:
+    import torch
+
+    linear, memory = torch.nn.Linear(WIDTH, 2), torch.zeros(2, WIDTH)
+    norm = torch.nn.BatchNorm1d(WIDTH).requires_grad_(False)
+
+    def of_the_same_memory(config: Any) -> Any:
+        module = torch.nn.Linear(WIDTH, 2)
+        module.weight = torch.nn.Parameter(memory)
+        return torch_model(module)
+
+    model = torch_model(torch.nn.Linear(WIDTH, 2))
+    own = Linear(WIDTH, 2, lr=0.1, batch_size=16)
+    return {
+        "a net": outside(linear),
+        "a part of one": below_a_new_head(torch.nn.Linear(WIDTH, 2)),
+        "statistics of batches": lambda config: torch_model(torch.nn.Sequential(norm, torch.nn.Linear(WIDTH, 2))),
+        "a model": lambda config: model,
+        "a step of one's own": lambda config: own,
+        "a cache": cached,
+        "memory": of_the_same_memory,
+    }
+
+
+def built_inside() -> dict[str, Any]:
+    import torch
+
+    net, frozen = torch.nn.Linear(WIDTH, 2), torch.nn.Linear(WIDTH, 2).requires_grad_(False)
+    weights = net.state_dict()
+
+    def pretrained(config: Any) -> Any:
+        module = torch.nn.Linear(WIDTH, 2)
+        module.load_state_dict(weights)
+        return torch_model(module)
+
+    kept: list[Any] = []
+
+    def remembered(config: Any) -> Any:
+        kept.append(torch.nn.Linear(WIDTH, 2))
+        return torch_model(kept[-1])
+
+    return {
+        "weights that are loaded": pretrained,
+        "a copy": lambda config: torch_model(copy.deepcopy(net)),
+        "a net that somebody keeps": remembered,
+        "a part that does not train": below_a_new_head(frozen),
+    }
+
+
+@pytest.mark.parametrize("name", built_outside())
+def test_a_net_that_was_built_outside_of_the_recipe_is_refused_in_preflight(
+    bench: Callable[..., Bench], name: str
+) -> None:
+    """Else each trial would go on with the weights of the one before it in the same worker."""
+    it = bench(built_outside()[name])
+    (fault,) = it.worker.check(0, CONFIG).faults
+    assert fault.startswith("the recipe returns the same parameters each time it is called")
+    assert "build the net (and the optimizer) inside the recipe, or copy.deepcopy(net) there" in fault
+
+
+def test_a_worker_that_has_checked_nothing_finds_it_when_it_builds_the_second_model(
+    bench: Callable[..., Bench],
+) -> None:
+    it = bench(built_outside()["a net"])
+    assert isinstance(it.train(1, 0), Done)
+    second = it.train(2, 0, trial=1)
+    assert isinstance(second, Failed)
+    assert second.fault == "user" and "the same parameters each time" in second.error
+
+
+@pytest.mark.parametrize("name", built_inside())
+def test_nets_that_are_new_in_each_trial_pass(bench: Callable[..., Bench], name: str) -> None:
+    it = bench(built_inside()[name])
+    checked = it.worker.check(0, CONFIG)
+    assert isinstance(checked, Checked) and checked.faults == ()
+    assert all(isinstance(it.train(trial + 1, 0, trial=trial), Done) for trial in range(3))
+
+
+def test_a_recipe_is_called_once_in_preflight_where_its_net_is_gone_by_the_end(bench: Callable[..., Bench]) -> None:
+    calls = []
+
+    def recipe(config: Any) -> Any:
+        calls.append(config)
+        return built_inside()["a copy"](config)
+
+    assert bench(recipe).worker.check(0, CONFIG).faults == ()  # type: ignore[union-attr]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["val_hits", "last_hits", "seconds"])
+def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[..., Bench], name: str) -> None:
+    """`val_hits` of the recipe would be a value in training, and a run with metric="val_hits" would select by it."""
+
+    class Named(Linear):
+        def evaluate(self, batch: Any) -> Any:
+            return {**super().evaluate(batch), name: (1.0, 1.0)}
+
+    (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
+    assert f"the recipe reports a metric named '{name}'" in fault
+
+
+def test_preflight_names_the_attribute_that_a_step_changes(bench: Callable[..., Bench]) -> None:
+    import torch
+
+    class Warming(torch.nn.Linear):
+        steps = 0
+
+        def forward(self, inputs: Any) -> Any:
+            self.steps += 1
+            return super().forward(inputs) * self.steps
+
+    it = bench(lambda config: torch_model(torch.nn.Sequential(Warming(WIDTH, 2))))
+    checked = it.worker.check(0, CONFIG)
+    assert isinstance(checked, Checked)
+    (note,) = checked.notes
+    assert "the module's attribute '0.steps'" in note and "make it a buffer (register_buffer)" in note
 
 
 def test_labels_out_of_range_are_a_fault_of_the_data(bench: Callable[..., Bench]) -> None:

@@ -510,6 +510,15 @@ def test_warnings_are_kept_by_place_and_category_with_their_trials():
     assert fold(run.lines).warnings == run.machine.warnings
 
 
+def test_what_preflight_says_is_kept_too():
+    run = Run(trials=2, checked=False)
+    notes, advice = ("drawn", "counted"), ("rounds are longer than partitions",)
+    out = run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",), notes=notes, advice=advice))
+    texts = ["not exact: drawn; counted", *advice]
+    assert [command.text for command in out if type(command) is Warn] == texts
+    assert fold(run.lines).warnings == {("preflight", text.partition(":")[0]): (text, {0}) for text in texts}
+
+
 def test_finish_is_told_once():
     """Bug: each event between Finish and Finished told it again."""
     run = Run(partitions=1)

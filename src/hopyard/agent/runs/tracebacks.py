@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hopyard.training.steps import NotFinite
 
 HEAD, TAIL = 2000, 6000
 """Characters that are kept of the beginning and of the end of a traceback."""
+_NO_CONSOLE = "a debugger ended, as it reads no keys in a worker: use engine=hy.Inline(), which is in your own process"
 
 
 def summary(error: BaseException, recipe: Callable[..., Any] | None = None) -> str:
@@ -24,7 +26,8 @@ def summary(error: BaseException, recipe: Callable[..., Any] | None = None) -> s
     """
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
     place = places.of_error(error) or _elsewhere(error, recipe)
-    return escaped(f"{kind}{message_of(error)}" + (f" ({place})" if place else ""))
+    message = _NO_CONSOLE if isinstance(error, BdbQuit) else message_of(error)
+    return escaped(f"{kind}{message}" + (f" ({place})" if place else ""))
 
 
 def _elsewhere(error: BaseException, recipe: Callable[..., Any] | None) -> str:

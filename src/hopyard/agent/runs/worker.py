@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,9 +18,10 @@ from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.members import alone, cannot_train, gathered, short_rounds
+from hopyard.agent.runs.reported import check_names, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
-from hopyard.core.messages import LIMIT, Broken, Membership, NoRoom
+from hopyard.core.messages import Broken, Membership, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
@@ -30,12 +31,19 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import ReportsNondeterminism, Store, SupportsLabelCheck, SupportsLossCheck, SupportsResult
-from hopyard.spec import SECONDS, Array, Batch, Config, ModelInfo, Part, Ref, Unit, packed
+from hopyard.ports import (
+    ReportsNondeterminism,
+    Store,
+    SupportsLabelCheck,
+    SupportsLossCheck,
+    SupportsOutsideState,
+    SupportsResult,
+)
+from hopyard.spec import SECONDS, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.tree import decode, digest, encode, plan
-from hopyard.text import sendable
 from hopyard.training.build import Built, Plan, build, install
+from hopyard.training.earlier import EarlierModels
 from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import finite, gather, over
 
@@ -46,8 +54,6 @@ BUILT = 32
 """Built models that a worker keeps; the least recently used one is dropped first."""
 BUILT_BYTES = 2 << 30
 """Bytes of States of the models that it keeps; a model in memory is about as large again."""
-ROOM = 1 << 20
-"""Bytes of an answer for everything that is no array."""
 
 Fetch = Callable[[str, str, Ref], memoryview | None]
 Answer = Done | Failed | Durable | NoRoom | Broken
@@ -93,6 +99,7 @@ class Worker:
         """The peer that has the State of the current unit."""
         self._built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
+        self._earlier = EarlierModels()
         self._models: dict[int, ModelInfo] = {}
         """Trial → what its recipe returned."""
         self._loaded: dict[str, tuple[Ref, int]] = {}
@@ -137,7 +144,7 @@ class Worker:
             answers = _RUN[unit.kind](self, unit, config, begin)
             for answer in answers:
                 if isinstance(answer, Done):
-                    sendable_sums([part.sums for part in answer.parts])
+                    check_sizes([part.sums for part in answer.parts])
             return answers
         except GangBroken as error:  # whoever is to blame says so
             self._forget(unit.trial)
@@ -262,7 +269,7 @@ class Worker:
         raised = ""
         try:
             meter.enter("build")
-            built = build(self._plan, trial, config)
+            built = self._call_recipe(trial, config)
             if fault := cannot_train(built.trainable, spec.gang):
                 return Checked(slot=self.slot, trial=trial, faults=(fault,), names=())
             advice = short_rounds(spec.gang, built.batch_size, [part.rows for part in self._plan.manifest.train])
@@ -273,18 +280,20 @@ class Worker:
             seed_all(0)
             meter.enter("compile")
             sums = gather([built.trainable.train(batch)])
+            check_names(sums)
             meter.advance()
             trained = encode(capture(built.trainable))
             if spec.validation:
                 batch = self._first_batch("validate", built.batch_size)
                 meter.enter("compile")
                 report = gather([built.trainable.evaluate(batch)])
+                check_names(report)
                 sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
                     faults.append("evaluate changes the State: validation must leave state() as it was")
             names += sums
             partitions = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
-            sendable_sums([sums] * partitions)
+            check_sizes([sums] * partitions)
             restore(built.trainable, decode(initial))
             if encode(capture(built.trainable)) != initial:
                 faults.append(
@@ -299,6 +308,10 @@ class Worker:
             if built.sharing_key is not None and not notes:  # its compiled steps are worth keeping
                 self._built.setdefault(built.sharing_key or f"trial {trial}", built)
             model = _model(built)
+            del built
+            if self._earlier.alive:  # it was built outside of the recipe, or is kept: a second call tells
+                meter.enter("build")
+                self._call_recipe(trial, config)
         except HostFault as error:
             return NoRoom(self.slot, str(error), "rows")
         except BaseException as error:  # noqa: BLE001 - a fault of the recipe is an answer, not an end
@@ -347,15 +360,20 @@ class Worker:
     def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:
         """Repeat the step that gave `trained` from the same State, batch and seed; return a fault if it differs."""
         batch = self._first_batch("train", built.batch_size)
+        before = _attributes(built.trainable)
         seed_all(0)
         meter.enter("compile")
         built.trainable.train(batch)
         if encode(capture(built.trainable)) == trained:
             return ""
-        return (
-            "the same step, done again from the same State with the same batch and seed, gives other bits: it draws "
-            "from a generator that nobody can seed from outside (draw from batch.seed), depends on something that "
-            "state() leaves out, or on an operation that is not deterministic"
+        after = _attributes(built.trainable)
+        changed = [name for name, value in after.items() if name not in before or before[name] != value]
+        return "the same step, done again from the same State with the same batch and seed, gives other bits: " + (
+            f"the step changes the module's attribute {changed[0]!r}, which is not in the State: make it a buffer "
+            "(register_buffer)"
+            if changed
+            else "it draws from a generator that nobody can seed from outside (draw from batch.seed), depends on "
+            "something that state() leaves out, or on an operation that is not deterministic"
         )
 
     def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
@@ -452,11 +470,17 @@ class Worker:
         meter.enter("store")
         return "", [self._checkpoints.flush(ref, memoryview(buffer))], layout.total
 
+    def _call_recipe(self, trial: int, config: Config) -> Built:
+        """Return a model that is new. Raises SpecError when the recipe returns one that it returned before."""
+        built = build(self._plan, trial, config)
+        self._earlier.add(built.trainable)
+        return built
+
     def _build(self, trial: int, config: Config, first: bool) -> Built:
         """Return the trial's model: newly built, or one with the same sharing key that is built (and compiled) already.
         `first`: with the State of a fresh build; else with any State."""
         meter.enter("build")
-        fresh = build(self._plan, trial, config)
+        fresh = self._call_recipe(trial, config)
         self._models[trial] = _model(fresh)
         key = self._key(trial)
         existing = None if fresh.sharing_key is None else self._built.get(key)
@@ -543,6 +567,10 @@ def _nondeterminism(trainable: Any) -> tuple[str, ...]:
     return tuple(trainable.nondeterminism) if isinstance(trainable, ReportsNondeterminism) else ()
 
 
+def _attributes(trainable: Any) -> dict[str, Any]:
+    return trainable.outside_state() if isinstance(trainable, SupportsOutsideState) else {}
+
+
 def _model(built: Built) -> ModelInfo:
     """Return what is sent to the driver, and by it to other workers, about a model that the recipe returned."""
     return ModelInfo(built.sharing_key or "", built.batch_size, built.reads_epochs)
@@ -565,24 +593,3 @@ def _copied(built: Built, state: Taken) -> bool:
 
 
 _RUN = {"train": Worker._train, "validate": Worker._validate, "fold": Worker._fold}
-
-
-def sendable_sums(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
-    """Raise SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
-    metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
-    sizes: dict[str, int] = {}
-    for partition_sums in sums:
-        for name, (total, _) in partition_sums.items():
-            count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
-            sizes[name] = sizes.get(name, 0) + 8 * count
-    for name in sizes:
-        if not isinstance(name, str) or not sendable(name):
-            raise SpecError(f"the recipe reports a metric named {name!a}: a name is text that UTF-8 can write")
-    if sum(sizes.values()) > LIMIT - ROOM:
-        largest = max(sizes, key=sizes.__getitem__)
-        count = sizes[largest] // 8 // len(sums)
-        raise SpecError(
-            f"metric {largest!r} is an array of {count:,} numbers, in each of the {len(sums)} partitions of a unit: "
-            f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
-            + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
-        )

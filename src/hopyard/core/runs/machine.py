@@ -76,7 +76,7 @@ from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.durability import Durability
-from hopyard.spec import Ref, RunSpec, Unit
+from hopyard.spec import Ref, RunSpec, Unit, Warned
 
 
 class Machine:
@@ -238,7 +238,10 @@ class Machine:
         self.status = self._preflight.checked(event) or self.status
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
-        self._run.commands += [Warn(text) for text in (*[f"not exact: {note}" for note in event.notes], *event.advice)]
+        inexact = ("not exact: " + "; ".join(event.notes),) if event.notes else ()
+        for text in (*inexact, *event.advice):
+            self._run.warned(event.trial, (Warned(text, "preflight"),))
+            self._run.commands.append(Warn(text))
 
     # ---------------------------------------------------------------- units come and go
 

@@ -20,7 +20,8 @@ _UNSUPPORTED_HOOKS = tuple(
 )
 """Hooks that are never called: a model trains on many workers, and is validated beside its training."""
 _INSTEAD_OF = {
-    "EarlyStopping": "the run keeps each trial's best epoch by itself (run.best.epoch)",
+    "EarlyStopping": "the run keeps each trial's best epoch by itself (run.best.epoch), and stop=hy.Patience(n) of "
+    "hy.select and hy.fit ends a trial that gets no better",
     "ReduceLROnPlateau": "it needs val_loss, which is known only after the next epoch began; give the optimizer a "
     "learning-rate schedule",
     "ModelCheckpoint": "every epoch is stored by itself; run.best.save(directory) writes a model",

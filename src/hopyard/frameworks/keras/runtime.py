@@ -93,6 +93,11 @@ def adopt(value: Any) -> Any:
     return value
 
 
+def parameters(value: Any) -> list[Any]:
+    """Return the variables of a model that training changes; [] for anything else."""
+    return list(value.trainable_variables) if isinstance(value, keras.Model) else []
+
+
 def model(trainable: Any) -> keras.Model:
     """Return the model of a `Model`."""
     result: keras.Model = trainable.model
@@ -129,6 +134,7 @@ RUNTIME = Runtime(
     reseed=reseed,
     before_recipe=before_recipe,
     adopt=adopt,
+    parameters=parameters,
     snapshot=snapshot,
     restore=restore,
     file=ModelFile("model.keras", model, save, load),

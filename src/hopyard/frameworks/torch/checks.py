@@ -72,7 +72,7 @@ def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
         label: the name of a single label.
     """
     if targets is None:
-        return ""
+        return _lacks_label(outputs, loss)
     if _value(loss, outputs, targets) is not None:
         return _pairs_all(outputs, targets, loss, label)
     if fault := _lacks_classes(outputs, targets, loss, label):
@@ -81,6 +81,26 @@ def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
         if _value(loss, outputs, changed) is not None:
             return remedy
     return ""
+
+
+def _lacks_label(outputs: Any, loss: Loss) -> str:
+    """Return a fault where the loss does not take None, which stands for the labels that the data lacks."""
+    try:
+        with torch.no_grad():
+            _call(loss, outputs, None)
+    except Exception as error:  # noqa: BLE001 - any class; the text says whether it is because of None
+        if "None" in str(error):
+            name = getattr(loss, "__name__", type(loss).__name__)
+            return f"the data has no label, but the model's loss ({name}) needs one: name it, Dataset(…, label=…)"
+    return ""
+
+
+def _call(loss: Loss, outputs: Any, targets: Any) -> Any:
+    """Return what the loss gives; a module is called as a copy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tried = copy.deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
+        return tried(outputs, targets)
 
 
 def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
@@ -94,10 +114,8 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
         return detached
 
     try:
-        with warnings.catch_warnings(), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            tried = copy.deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
-            value = tried(map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
+        with torch.enable_grad():
+            value = _call(loss, map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
             torch.autograd.grad(value.sum(), leaves, allow_unused=True)
             return value.detach().reshape(-1)  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 - the user's own loss may refuse by any: the real step will say so

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.spec import Sums
+from hopyard.text import shown
 
 CHUNK_BYTES = 16 * 2**20
 """Outputs are collected up to about this size and then counted together: computing the metrics for each batch costs
@@ -34,6 +35,13 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             (rows, 1) logits of class 1.
         targets: class numbers of shape (rows, …), or (rows, classes) probabilities, whose largest is the class.
     """
+    for what, value in (("the model gives", outputs), ("the data has for labels", targets)):
+        if not isinstance(value, torch.Tensor):
+            raise SpecError(
+                f"hy.torch.accuracy compares one tensor of outputs with one of labels, but {what} {_several(value)}: "
+                "hy.torch.TopK(1, output=…, label=…) scores one of several, or call accuracy with one of each in a "
+                "function f(outputs, targets) of your own"
+            )
     if outputs.ndim < 2 or outputs.shape[1] == 1:
         logits = outputs.reshape(-1)
         return _unless_nan((logits > 0) == (targets.reshape(-1) > 0.5), logits.isnan())
@@ -192,6 +200,13 @@ class TopK(_Score):
         classes = torch.arange(outputs.shape[1], device=outputs.device)
         before = (outputs > score) | ((outputs == score) & (classes < actual))
         return _unless_nan(before.sum(1) < self.k, outputs.isnan().any(1))
+
+
+def _several(value: Any) -> str:
+    """Return what stands where one tensor is expected."""
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(repr, value))}"
+    return f"a tuple of {len(value)}" if isinstance(value, (list, tuple)) else shown(value)
 
 
 def _unless_nan(right: torch.Tensor, nan: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hopyard.checks import metric_fault
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
@@ -170,6 +171,18 @@ class Model:
         self.module.eval()
         with torch.inference_mode(), self._precision():
             return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
+
+    def outside_state(self) -> dict[str, Any]:
+        """Return name → value of numbers and tensors (by identity) that modules keep outside of the State."""
+        modules = [module for module in (self.module, self.loss) if isinstance(module, torch.nn.Module)]
+        parts = [(name, part) for module in modules for name, part in module.named_modules()]
+        return {
+            f"{name}.{key}" if name else key: id(value) if isinstance(value, torch.Tensor) else value
+            for name, part in parts
+            if type(part).get_extra_state is torch.nn.Module.get_extra_state
+            for key, value in vars(part).items()
+            if isinstance(value, (bool, int, float, torch.Tensor)) and key != "training"
+        }
 
     def end_epoch(self) -> None:
         """Steps a scheduler that steps by epochs."""
@@ -347,6 +360,8 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
     for name, metric in model.metrics.items():
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
+        if fault := metric_fault(name):
+            yield f"metrics[{name!r}]: {fault}"
         if isinstance(metric, type):
             yield f"metrics[{name!r}] is the class {metric.__name__}; give an instance: {metric.__name__}()"
         elif hasattr(metric, "update") and not hasattr(metric, "result"):

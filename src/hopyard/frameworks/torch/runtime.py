@@ -77,6 +77,21 @@ def restore(before: Any) -> None:
     torch.set_deterministic_debug_mode(mode)
 
 
+def parameters(value: Any) -> list[Any]:
+    """Return what training changes in a module: parameters that need gradients, and statistics of batches; and their
+    memory, which a new parameter may share with an older tensor. [] for anything else."""
+    if not isinstance(value, torch.nn.Module):
+        return []
+    tensors: list[torch.Tensor] = [parameter for parameter in value.parameters() if parameter.requires_grad]
+    norms = [part for part in value.modules() if isinstance(part, torch.nn.modules.batchnorm._NormBase)]
+    tensors += [norm.running_mean for norm in norms if norm.running_mean is not None]
+    found: list[Any] = list(tensors)
+    for tensor in tensors:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # sparse, or without a shape yet
+            found.append(tensor.untyped_storage())
+    return found
+
+
 def reseed(seed: int) -> None:
     """Seeds torch's generators on every device."""
     torch.manual_seed(seed)
@@ -89,6 +104,7 @@ RUNTIME = Runtime(
     warm=warm,
     install=install,
     reseed=reseed,
+    parameters=parameters,
     snapshot=snapshot,
     restore=restore,
     release=release,

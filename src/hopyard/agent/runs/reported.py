@@ -1,0 +1,43 @@
+"""Checks of the sums that a recipe's model reports: whether an answer can carry them, and how metrics are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hopyard.checks import metric_fault
+from hopyard.core.messages import LIMIT
+from hopyard.errors import SpecError
+from hopyard.spec import Array
+from hopyard.text import sendable
+
+ROOM = 1 << 20
+"""Bytes of an answer for everything that is no array."""
+
+
+def check_names(names: Iterable[Any]) -> None:
+    """Raise SpecError when a metric has a name that stands for something else."""
+    for name in names:
+        if fault := metric_fault(name):
+            raise SpecError(f"the recipe reports a metric named {name!r}: {fault}")
+
+
+def check_sizes(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:
+    """Raise SpecError when the sums of a unit, one for each partition, are too large for one answer, or the name of a
+    metric cannot be sent. Sizes are those before packing: what packs well in one epoch may not in the next."""
+    sizes: dict[str, int] = {}
+    for partition_sums in sums:
+        for name, (total, _) in partition_sums.items():
+            count = total.size if isinstance(total, Array) else len(total) if isinstance(total, list) else 1
+            sizes[name] = sizes.get(name, 0) + 8 * count
+    for name in sizes:
+        if not isinstance(name, str) or not sendable(name):
+            raise SpecError(f"the recipe reports a metric named {name!a}: a name is text that UTF-8 can write")
+    if sum(sizes.values()) > LIMIT - ROOM:
+        largest = max(sizes, key=sizes.__getitem__)
+        count = sizes[largest] // 8 // len(sums)
+        raise SpecError(
+            f"metric {largest!r} is an array of {count:,} numbers, in each of the {len(sums)} partitions of a unit: "
+            f"{sizes[largest]:,} bytes. All metrics of a unit have room for {LIMIT - ROOM:,}. Report fewer numbers"
+            + (", or choose hy.Hopper(group=1)" if len(sums) > 1 else "")
+        )
