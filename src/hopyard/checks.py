@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
@@ -130,12 +131,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def path(name: str, value: Any, kind: str = "a path") -> str:
-    """Return the argument `name`, a path, as text.
+    """Return the argument `name`, a path, as text; that of `file:/tmp/x`, as Spark and Hadoop print it, is `/tmp/x`.
 
     Args:
         name: the name of the argument.
         value: text or an `os.PathLike` of text.
-        kind: "a path" or what else the caller takes, such as "a path or URL", for the message.
+        kind: "a path" or what else the caller takes, such as "a path or URL", for the message. Where it names no URL,
+            that of `file:///tmp/x` is `/tmp/x` too.
 
     Raises:
         SpecError: it is no such path, is empty, or has a NUL, which no file system takes.
@@ -147,7 +149,12 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
-    return str.__str__(text)
+    return without_scheme(str.__str__(text), three="URL" not in kind)
+
+
+def without_scheme(text: str, *, three: bool = False) -> str:
+    """Return the path of a URL `file:/tmp/x`, and with `three` that of `file:///tmp/x`; any other text unchanged."""
+    return re.sub("^file:(//)?(?=/(?!/))" if three else "^file:(?=/(?!/))", "", text)
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
