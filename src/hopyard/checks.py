@@ -20,9 +20,8 @@ LONGEST = 1e9
 def closest(name: Any, candidates: Iterable[str]) -> str:
     """Return the end of an error message: what was probably meant, and the names that exist."""
     names = [str(candidate) for candidate in candidates]
-    matches = get_close_matches(name, names, 1, 0.6) if isinstance(name, str) else []
-    suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
-    return f"{suggestion} {_listed(names)}"
+    guess = _guess(name, names) if isinstance(name, str) else ""
+    return f"; {guess}{' ' if guess else ''}{_listed(names)}"
 
 
 def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
@@ -37,9 +36,17 @@ def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
     names = [str(candidate) for candidate in candidates]
     if len(wrong) == 1:
         return f"no {kind} {shown(wrong[0])}{closest(wrong[0], names)}"
-    guesses = [(name, get_close_matches(name, names, 1, 0.6)) for name in wrong]
-    each = ", ".join(shown(name) + (f" (did you mean {guess[0]!r}?)" if guess else "") for name, guess in guesses)
+    guesses = [(name, _guess(name, names)) for name in wrong]
+    each = ", ".join(shown(name) + (f" ({guess})" if guess else "") for name, guess in guesses)
     return f"no {kind}s {each}; {_listed(names)}"
+
+
+def _guess(name: str, names: Sequence[str]) -> str:
+    """Return the question for the name that was probably meant; "" where none is like it."""
+    if same := next((each for each in names if each.lower() == name.lower()), None):
+        return f"did you mean {same!r}, as case counts here?"
+    matches = get_close_matches(name, names, 1, 0.6)
+    return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 def _listed(names: Sequence[str]) -> str:
