@@ -14,7 +14,7 @@ from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import Invalid, probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
-from hopyard.sparkapi.dataframe import mapped, narrowed, new_columns, schema
+from hopyard.sparkapi.dataframe import alive, mapped, narrowed, new_columns, schema
 from hopyard.text import shown, unwritable
 
 __all__ = ["map_batches", "predict", "with_scores"]
@@ -91,6 +91,7 @@ def check(df: Any, model: Portable) -> None:
             f"df must be a Spark DataFrame, got {type(df).__name__}; for others there are "
             "run.best.predict(data) and hy.load_model(directory).predict(data)"
         )
+    alive(df)
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     manifest = model.about.manifest

@@ -11,8 +11,9 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from hopyard.driver.runs.run import Run
+from hopyard.driver.saved_model import TRANSFORM
 from hopyard.errors import SpecError
-from hopyard.spark.inference.bundle import Portable
+from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs
 from hopyard.spark.inference.predict import check, with_scores
 from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, probabilities, score_columns
@@ -45,7 +46,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     more classes the outputs themselves. Where outputs are probabilities, raw predictions are those.
 
     Attributes:
-        run: the Run that it comes from; None when it was read from files.
+        run: the Run that it comes from; None when it was made of a Trial or read from files.
     """
 
     run: Run | None = None
@@ -60,17 +61,31 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
         begin(self, params)
 
     @classmethod
-    def of(cls, model: Portable, meaning: Meaning | None = None, df: Any = None) -> HopyardModel:
-        """Return the Model of a trained model.
+    def of(cls, model: Any, df: Any = None, *, meaning: Meaning | None = None) -> HopyardModel:
+        """Return the Model of what was trained elsewhere: after `hy.resume`, by `hy.select`, in another process.
+
+        Its feature and label columns are those of the training (of arrays "inputs" and "targets"); the other Params
+        have their defaults.
 
         Args:
-            model: the trained model.
+            model: a Run (its best trial), a Trial, or the folder that `run.best.save(folder)` wrote, by path or as
+                `hy.load_model(folder)` returned it.
+            df: rows like those that it was trained on, a few of which show what outputs mean; None: made-up rows do.
             meaning: what "auto" decided; None: it is decided here.
-            df: the rows that it was trained on, a few of which show what outputs mean; None: made-up rows alone do.
+
+        Raises:
+            SpecError: `model` is none of these.
+            TrialFailed, RunFailed, RunDirectoryError: there is no trained model.
         """
         instance = cls()
-        instance._model = model
-        instance._auto_meaning = _meaning(model, df) if meaning is None else meaning
+        instance._model = portable(model)
+        instance._auto_meaning = _meaning(instance._model, df) if meaning is None else meaning
+        instance.run = model if isinstance(model, Run) else None
+        if TRANSFORM not in instance._model.files:  # only a transform knows the columns that it reads
+            inputs, targets = (_columns(instance._model, role) for role in ("inputs", "targets"))
+            instance._set(**({"featuresCol": inputs[0]} if len(inputs) == 1 else {"featuresCols": inputs}))
+            if len(targets) == 1:
+                instance._set(labelCol=targets[0])
         return instance
 
     @property
@@ -151,7 +166,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
         """`HopyardModel.load(path)`."""
 
         def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
-            return cls.of(Portable(files["model"]), extra["found"])
+            return cls.of(Portable(files["model"]), meaning=extra["found"])
 
         return FileReader(cls, restore)
 
