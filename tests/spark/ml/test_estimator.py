@@ -261,6 +261,20 @@ def test_rows_go_with_their_owner(tmp_path: Path) -> None:
 
 
 class TestInsidePysparkMl:
+    def test_predictions_have_the_values_that_string_indexer_gave_the_label(
+        self, df: Any, make: Any, tmp_path: Path
+    ) -> None:
+        from pyspark.ml.feature import IndexToString
+
+        attributes = {"type": "nominal", "name": "label", "vals": ["no", "yes"]}
+        model = make(outputs="auto").fit(df.withMetadata("label", {"ml_attr": attributes}))
+        model.save(str(tmp_path / "model"))
+        back = IndexToString(inputCol="prediction", outputCol="answer")
+        for each in (model, HopyardModel.load(str(tmp_path / "model"))):
+            assert each.labels == ["no", "yes"]
+            rows = back.transform(each.transform(df)).select("prediction", "answer").distinct().collect()
+            assert {(row.prediction, row.answer) for row in rows} == {(0.0, "no"), (1.0, "yes")}
+
     @pytest.mark.long
     def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
         from pyspark.ml import Pipeline, PipelineModel

@@ -62,7 +62,7 @@ def predict(
     return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
 
 
-def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) -> Any:
+def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any], labels: list[Any] | None = None) -> Any:
     """Return `df` with the columns of a Score.
 
     Args:
@@ -70,6 +70,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
         model: the model that predicts.
         score: the columns that are added.
         fields: what `score_columns` returned for some rows: name → Arrow array of the column's type.
+        labels: the value of each class, for the metadata of the prediction, where IndexToString looks for them.
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -77,6 +78,14 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     check(df, model)
     new_columns(df, fields, "with predictionCol=")
     added = [StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]
+    if labels is not None:
+        attributes = {"type": "nominal", "name": score.prediction, "vals": [str(label) for label in labels]}
+        added = [
+            StructField(each.name, each.dataType, metadata={"ml_attr": attributes})
+            if each.name == score.prediction
+            else each
+            for each in added
+        ]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return score_batches(score, batches)

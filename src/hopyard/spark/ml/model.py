@@ -55,6 +55,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     """Outputs for two made-up rows, which show the types of columns."""
     _auto_meaning: Meaning = "values"
     """What "auto" decided."""
+    _indexed: list[str] | None = None
+    """The values that StringIndexer made numbers of, by the metadata of the label."""
 
     def __init__(self, **params: Unpack[ModelParams]) -> None:
         super().__init__()
@@ -70,7 +72,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
         Args:
             model: a Run (its best trial), a Trial, or the folder that `run.best.save(folder)` wrote, by path or as
                 `hy.load_model(folder)` returned it.
-            df: rows like those that it was trained on, a few of which show what outputs mean; None: made-up rows do.
+            df: rows like those that it was trained on, a few of which show what outputs mean, and the metadata of the
+                label its values; None: made-up rows do.
             meaning: what "auto" decided; None: it is decided here.
 
         Raises:
@@ -86,6 +89,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
             instance._set(**({"featuresCol": inputs[0]} if len(inputs) == 1 else {"featuresCols": inputs}))
             if len(targets) == 1:
                 instance._set(labelCol=targets[0])
+                instance._indexed = _values(df, targets[0])
         return instance
 
     @property
@@ -100,9 +104,10 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
     @property
     def labels(self) -> list[Any] | None:
-        """The values of an encoded label, by the number that stands for each in predictions; else None."""
+        """The values of a label that encode= or StringIndexer made numbers of, by the number that stands for each in
+        predictions; else None. They are in the metadata of these, where IndexToString looks for them."""
         vocabularies, names = self._model.about.manifest.vocabularies, _columns(self._model, "targets")
-        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else None
+        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else self._indexed
 
     @property
     def meaning(self) -> Meaning:
@@ -130,7 +135,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
             new_columns(
                 dataset, [name for name in (raw, probability, prediction) if name], f"by {', '.join(NEW_COLUMNS)}"
             )
-        return with_scores(dataset, self._model, score, score_columns(score, self._sample))
+        labels = None if score.meaning == "values" else self.labels
+        return with_scores(dataset, self._model, score, score_columns(score, self._sample), labels)
 
     def _check_classes(self, score: Score) -> None:
         """Raise SpecError unless the outputs can belong to classes, and there is a threshold for each or for none."""
@@ -159,14 +165,16 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     def write(self) -> MLWriter:
         """`model.write().overwrite().save(path)`: Params and, as Parquet, the files of the model. The recipe is among
         them as a pickle: only load what comes from people you trust."""
-        return FileWriter(self, {"model": self._model.files}, {"found": self._auto_meaning})
+        return FileWriter(self, {"model": self._model.files}, {"found": self._auto_meaning, "indexed": self._indexed})
 
     @classmethod
     def read(cls) -> MLReader[HopyardModel]:
         """`HopyardModel.load(path)`."""
 
         def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
-            return cls.of(Portable(files["model"]), meaning=extra["found"])
+            model = cls.of(Portable(files["model"]), meaning=extra["found"])
+            model._indexed = extra.get("indexed")
+            return model
 
         return FileReader(cls, restore)
 
@@ -174,6 +182,13 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 def _columns(model: Portable, role: str) -> list[str]:
     """Return the names of the columns with this role: "inputs" or "targets"."""
     return [column.name for field in model.about.manifest.fields if field.role == role for column in field.columns]
+
+
+def _values(df: Any, label: str) -> list[str] | None:
+    """Return the values that the metadata of the label column has, as StringIndexer writes them; None: none."""
+    fields = {field.name: field for field in getattr(df, "schema", ())}
+    values = fields[label].metadata.get("ml_attr", {}).get("vals") if label in fields else None
+    return None if values is None else list(values)
 
 
 def _meaning(model: Portable, df: Any) -> Meaning:
