@@ -22,8 +22,8 @@ from hopyard.errors import DataError, SpecError
 from hopyard.spark.ml.params import value
 from hopyard.sparkapi.dataframe import alive, name_key, quoted
 
-_HOLDS = "the label of classes holds "
-"""What Spark's error says of a label that is no whole number, before the label."""
+_HOLDS = re.compile(r"labelCol '(.+?)' holds ([-+.\w]+)")
+"""What Spark's error says of a label that is no whole number."""
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Prepared:
                 dataset = rows.dataset(self.df)
                 assert dataset.url is not None
                 self._urls.append(dataset.url)
-                with _whole_labels(rows.params["labelCol"]):
+                with _whole_labels():
                     self._datasets[key] = dataset, dataset.prepare()
             return self._datasets[key][0]
 
@@ -199,16 +199,16 @@ def _check_columns(wanted: dict[str, str], columns: list[str]) -> None:
 
 
 @contextmanager
-def _whole_labels(label: str) -> Iterator[None]:
+def _whole_labels() -> Iterator[None]:
     """Turn what Spark raises for a label that `_class_numbers` refuses into a DataError."""
     try:
         yield
     except Exception as error:
-        if (holds := re.search(rf"{_HOLDS}([-+.\w]+)", str(error))) is None:
+        if (holds := _HOLDS.search(str(error))) is None:
             raise
         raise DataError(
-            f"labelCol {label!r} holds {holds[1]}, and labels of classes are whole numbers, 0 for the first: if these "
-            'are values, set outputs="values"; else number the classes, as StringIndexer does'
+            f"labelCol {holds[1]!r} holds {holds[2]}, and labels of classes are whole numbers, 0 for the first: if "
+            'these are values, set outputs="values"; else number the classes, as StringIndexer does'
         ) from error
 
 
@@ -245,7 +245,7 @@ def _class_numbers(label: str) -> Any:
     from pyspark.sql import functions as f
 
     column = f.col(quoted(label))
-    message = f.concat(f.lit(_HOLDS), column.cast("string"))
+    message = f.concat(f.lit(f"labelCol '{label}' holds "), column.cast("string"))
     return (
         f.when(column.isNull() | (column == f.floor(column)), column.cast("long"))
         .otherwise(f.raise_error(message).cast("long"))
