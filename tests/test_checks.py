@@ -363,5 +363,7 @@ def test_names_that_do_not_exist_are_listed_together() -> None:
     )
     text = "no columns 'lable' (did you mean 'label'?), 'q'; there are: 'label', 'x'"
     assert no_such("column", ["lable", "q"], ["label", "x"]) == text
+    assert no_such("column", ["A"], ["b", "a"]).startswith("no column 'A'; did you mean 'a', as case counts here?")
+    assert "'A' (did you mean 'a', as case counts here?), 'c'; there" in no_such("column", ["A", "c"], ["b", "a"])
     assert no_such("column", ["a", "b"], []) == "no columns 'a', 'b'; there are: none"
     assert no_such("column", ["a", "b"], map(str, range(50))).endswith("'39' and 10 more")

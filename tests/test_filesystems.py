@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import hopyard as hy
+from hopyard.checks import path
 from hopyard.data.partitions.cache import rows_in
 from hopyard.data.shared.storage import reaching as in_store
 from hopyard.data.shared.storage import shared_directory
@@ -175,3 +176,23 @@ def test_urls_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert absolute("x") == absolute("x/") == str(tmp_path / "x")
     assert absolute("s3://bucket/x/") == "s3://bucket/x"
     assert absolute("memory://") == absolute("memory:///") == "memory://"
+    assert absolute("file:///x/") == "file:///x"
+
+
+def test_the_urls_of_files_that_spark_and_hadoop_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: `file:/x` was a folder named `file:` in the current one."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute("file:/x/") == "/x" and open_url("file:/x")[1] == "/x"
+    assert path("p", "file:/x", "a path or URL") == path("p", "file:/x") == path("p", "file:///x") == "/x"
+    assert path("p", Path("file:///x")) == "/x", "pathlib leaves one slash"
+    assert path("p", "file:///x", "a path or URL") == "file:///x" and path("p", "file:x") == "file:x"
+    for number, form in enumerate(("file:{}", "file://{}")):
+        folder = tmp_path / f"run-{number}"
+        url = form.format(folder)
+        data = hy.Dataset.numpy(np.ones((8, 2), np.float32), np.zeros(8, np.int64))
+        run = hy.fit(
+            lambda config: Linear(2, 2, 0.1, 8), {}, data, epochs=1, engine=hy.Inline(), directory=url, store=url
+        )
+        assert run.directory == folder and hy.load(url).status == "completed"
+        assert hy.load_model(run.best.save(f"{url}/model")).directory == folder / "model"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"run-0", "run-1"}

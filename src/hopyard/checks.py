@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
@@ -19,9 +20,8 @@ LONGEST = 1e9
 def closest(name: Any, candidates: Iterable[str]) -> str:
     """Return the end of an error message: what was probably meant, and the names that exist."""
     names = [str(candidate) for candidate in candidates]
-    matches = get_close_matches(name, names, 1, 0.6) if isinstance(name, str) else []
-    suggestion = f"; did you mean {matches[0]!r}?" if matches else ";"
-    return f"{suggestion} {_listed(names)}"
+    guess = _guess(name, names) if isinstance(name, str) else ""
+    return f"; {guess}{' ' if guess else ''}{_listed(names)}"
 
 
 def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
@@ -36,9 +36,17 @@ def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
     names = [str(candidate) for candidate in candidates]
     if len(wrong) == 1:
         return f"no {kind} {shown(wrong[0])}{closest(wrong[0], names)}"
-    guesses = [(name, get_close_matches(name, names, 1, 0.6)) for name in wrong]
-    each = ", ".join(shown(name) + (f" (did you mean {guess[0]!r}?)" if guess else "") for name, guess in guesses)
+    guesses = [(name, _guess(name, names)) for name in wrong]
+    each = ", ".join(shown(name) + (f" ({guess})" if guess else "") for name, guess in guesses)
     return f"no {kind}s {each}; {_listed(names)}"
+
+
+def _guess(name: str, names: Sequence[str]) -> str:
+    """Return the question for the name that was probably meant; "" where none is like it."""
+    if same := next((each for each in names if each.lower() == name.lower()), None):
+        return f"did you mean {same!r}, as case counts here?"
+    matches = get_close_matches(name, names, 1, 0.6)
+    return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -143,12 +151,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def path(name: str, value: Any, kind: str = "a path") -> str:
-    """Return the argument `name`, a path, as text.
+    """Return the argument `name`, a path, as text; that of `file:/tmp/x`, as Spark and Hadoop print it, is `/tmp/x`.
 
     Args:
         name: the name of the argument.
         value: text or an `os.PathLike` of text.
-        kind: "a path" or what else the caller takes, such as "a path or URL", for the message.
+        kind: "a path" or what else the caller takes, such as "a path or URL", for the message. Where it names no URL,
+            that of `file:///tmp/x` is `/tmp/x` too.
 
     Raises:
         SpecError: it is no such path, is empty, or has a NUL, which no file system takes.
@@ -160,7 +169,12 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
-    return str.__str__(text)
+    return without_scheme(str.__str__(text), three="URL" not in kind)
+
+
+def without_scheme(text: str, *, three: bool = False) -> str:
+    """Return the path of a URL `file:/tmp/x`, and with `three` that of `file:///tmp/x`; any other text unchanged."""
+    return re.sub("^file:(//)?(?=/(?!/))" if three else "^file:(?=/(?!/))", "", text)
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hopyard.checks import without_scheme
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.system.files import FULL
 from hopyard.text import escaped
@@ -32,7 +33,7 @@ SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 def absolute(url: str | os.PathLike[str]) -> str:
     """Return a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
-    text = os.fspath(url)
+    text = without_scheme(os.fspath(url))
     protocol, separator, path = text.partition("://")
     return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(Path(text).expanduser().absolute())
 
@@ -41,6 +42,7 @@ def open_url(url: str) -> tuple[Any, str]:
     """Return (the file system at a path or URL, the path in it). Raises whatever its driver raises: see `reaching`."""
     import fsspec  # 30 ms, and not needed by data in memory
 
+    url = without_scheme(url)
     if "://" not in url:  # a path may contain "::", which is special in a URL
         system = fsspec.filesystem("file")
         return system, str(system._strip_protocol(url))

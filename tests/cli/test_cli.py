@@ -188,7 +188,7 @@ def test_ls(runs):
     assert lines[1].split()[:6] == ["done", "completed", "3/3", "2", "val_loss", "1.0000"]
     assert lines[2].split()[:2] == ["half", "interrupted"]
     assert lines[3].split()[:2] == ["torn", "damaged"]
-    rows = json.loads(call("ls", runs, "--json").stdout)
+    rows = json.loads(call("ls", f"file:{runs}", "--json").stdout)
     assert [row["status"] for row in rows] == ["completed", "interrupted", "damaged"]
     assert rows[0]["seconds"] > 0
 

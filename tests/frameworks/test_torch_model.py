@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -467,6 +468,28 @@ def test_labels_that_the_loss_takes_otherwise_are_explained(width: int, loss: An
     fault = net(width, loss).loss_fault(labelled(dtype), "y")
     assert fault.startswith(message)
     assert "write targets." in fault or "squeeze(-1) from the module" in fault
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)])
+@pytest.mark.parametrize("last", [None, nn.Flatten(0)], ids=["(rows, 1)", "(rows,)"])
+@pytest.mark.parametrize(
+    ("labels", "holds"),
+    [
+        (lambda y: y * 2.0 - 1, "holds -1,"),
+        (lambda y: y * 2 - 1, "holds -1,"),
+        (lambda y: y + 0.5, "holds 1.5,"),
+        (lambda y: y * 1.0, "is float32,"),
+    ],
+)
+def test_cross_entropy_of_one_output(loss: Any, last: Any, labels: Callable[[Any], Any], holds: str) -> None:
+    """Bug: it was said to squeeze the outputs, and cross entropy takes a flat batch for the classes of one row."""
+    batch = labelled(np.int64)
+    made = labels(batch.targets)
+    batch.targets = made.astype(np.float32) if made.dtype.kind == "f" else made
+    fault = net(1, loss, last).loss_fault(batch, "y")
+    assert fault.startswith("the loss is cross entropy, which takes class numbers 0, 1, …") and "squeeze" not in fault
+    assert f"label 'y' {holds}" in fault
+    assert net(1, F.binary_cross_entropy_with_logits, nn.Flatten(0)).loss_fault(labelled(np.float32), "y") == ""
 
 
 @pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hopyard.checks import without_scheme
 from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, UsageError
 from hopyard.text import shown
@@ -283,6 +284,7 @@ def _runs(parent: Path) -> tuple[int, int]:
     """Return how many runs and programs there are, and their bytes."""
     from hopyard.store.layout import Layout
 
+    parent = Path(without_scheme(str(parent)))
     directories = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     runs = []
     for path in directories:

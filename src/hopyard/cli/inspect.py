@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hopyard.checks import without_scheme
 from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 from hopyard.system.files import open_regular
@@ -30,6 +31,7 @@ def list_runs(
     """List runs."""
     from hopyard.store.layout import Layout
 
+    directory = Path(without_scheme(str(directory)))
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
     layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _exists(Layout(path))]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from hopyard.checks import path
 from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
@@ -26,8 +27,10 @@ def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
         RunDirectoryError: another driver holds the lock; no directory can be made there.
         ResourceError: there is no room.
     """
-    if directory is not None and "://" in str(directory):
-        raise SpecError(f"directory = {shown(str(directory))} is a URL, and must be a path of this host")
+    if directory is not None:
+        directory = path("directory", directory)
+        if "://" in directory:
+            raise SpecError(f"directory = {shown(directory)} is a URL, and must be a path of this host")
     layout, lock, made = _claim(directory)
     try:
         yield layout, lock

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopyard import checks
 from hopyard.errors import RunDirectoryError
 from hopyard.text import SHOWN, shown
 
@@ -124,8 +125,10 @@ def find(path: str | Path, programs: bool = False) -> Layout:
     `runs/` too.
 
     Raises:
+        SpecError: it is no path.
         RunDirectoryError: there is no run, or none that this user may read.
     """
+    path = checks.path("directory", path)
     for candidate in (Path(path), Path("runs") / path):
         layout = Layout(candidate)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from hopyard.driver.runs.about import manifest_of
 from hopyard.driver.runs.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.spark.inference.bundle import portable
 from hopyard.spark.inference.scoring import infer_meaning, probabilities
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
@@ -165,6 +165,8 @@ class TestFit:
     def test_the_rows_of_an_interrupted_fit_stay_for_its_run(
         self, df: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
+        from pyspark.ml import PipelineModel
+
         turn = Loop.turn
 
         def stopped(loop: Loop) -> None:
@@ -178,7 +180,22 @@ class TestFit:
         (run,) = (tmp_path / "runs").iterdir()
         (rows,) = (tmp_path / "rows").glob("spark-*")
         assert f"the rows in {rows} stay there: `hopyard resume {run}` goes on with them" in caplog.text
-        assert hy.resume(run).status == "completed"
+        resumed = hy.resume(run)
+        assert resumed.status == "completed"
+        model = HopyardModel.of(resumed)
+        assert model.run is resumed and model.meaning == "logits"
+        assert (model.getFeaturesCols(), model.getLabelCol()) == (["a", "b", "c"], "label")
+        saved = resumed.best.save(tmp_path / "saved")
+        scored = [
+            PipelineModel([HopyardModel.of(each)]).transform(df).orderBy("row").select("probability").collect()
+            for each in (resumed, resumed.best, saved, hy.load_model(saved))
+        ]
+        assert all(each == scored[0] for each in scored) and accuracy(model.transform(df)) > 0.7
+        for wrong in (resumed.best.model(), None):
+            with pytest.raises(SpecError, match="must be a Run, a Trial, a SavedModel or the directory"):
+                HopyardModel.of(wrong)
+        with pytest.raises(RunDirectoryError, match=r"for a run directory use hy\.load"):
+            HopyardModel.of(run)
 
 
 def folder(name: str) -> str:
@@ -244,6 +261,20 @@ def test_rows_go_with_their_owner(tmp_path: Path) -> None:
 
 
 class TestInsidePysparkMl:
+    def test_predictions_have_the_values_that_string_indexer_gave_the_label(
+        self, df: Any, make: Any, tmp_path: Path
+    ) -> None:
+        from pyspark.ml.feature import IndexToString
+
+        attributes = {"type": "nominal", "name": "label", "vals": ["no", "yes"]}
+        model = make(outputs="auto").fit(df.withMetadata("label", {"ml_attr": attributes}))
+        model.save(str(tmp_path / "model"))
+        back = IndexToString(inputCol="prediction", outputCol="answer")
+        for each in (model, HopyardModel.load(str(tmp_path / "model"))):
+            assert each.labels == ["no", "yes"]
+            rows = back.transform(each.transform(df)).select("prediction", "answer").distinct().collect()
+            assert {(row.prediction, row.answer) for row in rows} == {(0.0, "no"), (1.0, "yes")}
+
     @pytest.mark.long
     def test_pipeline_and_files(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
         from pyspark.ml import Pipeline, PipelineModel
@@ -381,6 +412,21 @@ class TestRefused:
             make(**given).fit(df)
         assert not (tmp_path / "runs").exists()
 
+    def test_of_a_session_that_was_stopped(self, make: Any, tmp_path: Path) -> None:
+        """Bug: Python's and pyspark's own errors came: 'NoneType' object has no attribute 'sc'."""
+        rows = frame(40).assign(label=lambda each: each.label.astype(int))
+        data = hy.Dataset.pandas(rows, features=["a", "b", "c"], label="label", partitions=2)
+        run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
+        stopped = SimpleNamespace(
+            mapInArrow=None, sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)), columns=["a"]
+        )
+        for act in (
+            make(engine=None).fit, HopyardModel.of(run).transform, partial(hy.spark.predict, run),
+            partial(hy.spark.map_batches, dict),
+        ):  # fmt: skip
+            with pytest.raises(SpecError, match="the Spark session of the DataFrame was stopped; make another with"):
+                act(stopped)
+
     def test_nulls_lead_to_what_a_data_frame_has(self, df: Any, make: Any) -> None:
         from pyspark.sql import functions as f
 
@@ -398,8 +444,13 @@ class TestRefused:
         with pytest.raises(ValueError, match="epochs must be an integer >= 1, got -1"):
             estimator.set(estimator.epochs, -1)
 
+    def test_decimals_number_classes_like_doubles(self, df: Any, make: Any) -> None:
+        """Bug: they were taken for values, which was a fault of shapes."""
+        decimal = df.withColumn("label", df.label.cast("decimal(3,0)"))
+        assert accuracy(make().fit(decimal).transform(decimal)) == accuracy(make().fit(df).transform(df))
+
     def test_labels_of_classes_are_whole(self, df: Any, make: Any) -> None:
-        with pytest.raises(Exception, match="column 'amount' is the label of classes, but holds"):
+        with pytest.raises(DataError, match=r"labelCol 'amount' holds -?\d+\.\d+, .* set outputs=\"values\""):
             make(labelCol="amount").fit(df)
 
     def test_outputs_that_are_no_classes(self, df: Any, make: Any) -> None:
@@ -449,7 +500,7 @@ class TestMeaning:
         data = hy.Dataset.numpy(rows[["a", "b", "c"]].to_numpy(), rows.label.astype(int).to_numpy(), partitions=2)
         run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
         monkeypatch.setattr("hopyard.spark.ml.model.narrowed", lambda *_: Few())
-        assert HopyardModel.of(portable(run), df=object()).meaning == "logits"
+        assert HopyardModel.of(run, object()).meaning == "logits"
         assert "made-up rows are taken in their place" in caplog.text
         assert ("RuntimeError: the executor is lost" in caplog.text) == lost
 

@@ -75,7 +75,7 @@ class TestThereAndBack:
                 assert one[name] == expected, name
 
     def test_through_a_glob_a_file_and_a_list(self, spark: Any, tmp_path: Path) -> None:
-        save_tfrecords(count(spark, 10), f"file://{tmp_path}/rows")
+        save_tfrecords(count(spark, 10), f"file:{tmp_path}/rows")  # as Spark and Hadoop print it
         both = [f"{tmp_path}/rows/part-r-00001", f"file://{tmp_path}/rows/part-r-00000"]
         for path, expected in [
             (both, [*range(5, 10), *range(5)]),

@@ -12,6 +12,7 @@ of files, and the manifest of one of them.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -217,17 +218,24 @@ def from_spark(
             _check_same_types(planned[0][1], planned[1][1])
     for number, df in enumerate(frames):
         if is_deterministic(df) is False:
-            log.warning(
-                "%s is not deterministic, as Spark says: a task that is done again may give other rows, and another "
-                "run trains on others; write it to Parquet first, or checkpoint() it",
-                "the validation= DataFrame" if number else "the DataFrame",
-            )
+            _say_not_deterministic("the validation= DataFrame" if number else "the DataFrame")
     code = None if transform is None else pickled(transform)
     seed = options.seed if options.fraction else 0
     settings = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
     settings.append("" if name is None else identity(transform))
     materialized = folder_for(frames[0], settings, path, name, cache)
     return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
+
+
+@functools.cache
+def _say_not_deterministic(frame_label: str) -> None:
+    """Say it once in the life of this process: each fit of a cross-validation would say it again."""
+    log.warning(
+        "%s is not deterministic, as Spark says: a task that is done again may give other rows, and another run trains "
+        "on others; write it to Parquet first, or checkpoint() it; or give a CrossValidator, which draws its folds "
+        "so, a foldCol",
+        frame_label,
+    )
 
 
 def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:

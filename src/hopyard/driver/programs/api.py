@@ -126,9 +126,9 @@ def launch(
     )
     resume, tensorflow1 = flag("resume", resume), flag("tensorflow1", tensorflow1)
     if not isinstance(tensorboard, bool):
-        path("tensorboard", tensorboard, "True, False or a path")
+        tensorboard = path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
-        path("directory", directory)
+        directory = path("directory", directory)
     pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
     transport = one_of("transport", transport, ("auto", None))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, one_of, path, scalar
+from hopyard.checks import flag, one_of, scalar
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -271,7 +271,7 @@ def resume(
     changes = Changes(changed, failed, recipe, epochs, search, workers)
     if engine is not None:
         _engine(engine)
-    layout = find(path("directory", directory))
+    layout = find(directory)
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):

@@ -57,7 +57,7 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
         JournalError: damaged, or of a newer version.
     """
     trust = checks.flag("trust", trust)
-    layout = find(checks.path("directory", directory))
+    layout = find(directory)
     if held(layout.lock) and not whole_bytes(layout.journal):
         raise RunDirectoryError(f"{layout.root}: its driver has written nothing yet; try again in a moment")
     return Run(layout, recover(layout)[0], trust=trust)

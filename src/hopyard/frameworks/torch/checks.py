@@ -73,6 +73,8 @@ def loss_fault(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
     """
     if targets is None:
         return _lacks_label(outputs, loss)
+    if _is_cross_entropy_of_one(outputs, targets, loss):
+        return _lacks_classes(outputs, targets, loss, label) or _no_class_numbers(outputs, targets, label)
     if _value(loss, outputs, targets) is not None:
         return _pairs_all(outputs, targets, loss, label)
     if fault := _lacks_classes(outputs, targets, loss, label):
@@ -135,6 +137,32 @@ def _lacks_classes(outputs: Any, targets: Any, loss: Loss, label: str) -> str:
         f"outputs have shape {_shape(outputs)}, and the loss takes class numbers such as label {label!r} by one output "
         f"for each class: give the model {classes} outputs (ctx.classes), or take a loss of one output, such as "
         "BCEWithLogitsLoss, with targets.float()"
+    )
+
+
+def _is_cross_entropy_of_one(outputs: Any, targets: Any, loss: Loss) -> bool:
+    """Whether there is one output a row, and the loss is cross entropy: it takes a flat batch for the classes of one
+    row, and a column for rows of one class, whose loss is 0. Tried with outputs and labels of those shapes."""
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        return False
+    rows = len(outputs) if outputs.ndim else 0
+    if rows < 2 or outputs.numel() != rows or targets.numel() != rows or not outputs.is_floating_point():
+        return False
+    numbers = torch.arange(rows, dtype=outputs.dtype, device=outputs.device).reshape(outputs.shape)
+    value = _value(loss, numbers / rows, numbers % 2)
+    return value is not None and _equal(value, _value(torch.nn.functional.cross_entropy, numbers / rows, numbers % 2))
+
+
+def _no_class_numbers(outputs: torch.Tensor, targets: torch.Tensor, label: str) -> str:
+    """Return the fault where cross entropy gets one output a row and labels that are not class numbers."""
+    others = targets[(targets < 0) | (targets != targets.round())]
+    kind = str(targets.dtype).removeprefix("torch.")
+    holds = f"holds {others[0].item():g}" if len(others) else f"is {kind}"
+    return (
+        f"the loss is cross entropy, which takes class numbers 0, 1, … and one output for each class; label {label!r} "
+        f"{holds}, and outputs have shape {_shape(outputs)}: number the classes from 0 in an integer column and give "
+        "the model ctx.classes outputs, or take a loss of one output, such as MSELoss, or BCEWithLogitsLoss for 0.0 "
+        "and 1.0"
     )
 
 

@@ -103,13 +103,15 @@ class Ticket:
 
 def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bool = False) -> Portable:
     """Return the model of a Run (its best trial), of a Trial, or of a directory that `save` wrote, by path or as a
-    SavedModel.
+    SavedModel; a Portable as it is.
 
     Raises:
         SpecError: `model` is none of these.
         TrialFailed, RunFailed: there is no trained model.
         RunDirectoryError: the directory has no saved model, or others than this user and root may write its pickle.
     """
+    if isinstance(model, Portable):
+        return model
     if isinstance(model, Run):
         model = model.best
     if isinstance(model, Trial):

@@ -22,7 +22,7 @@ from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import column_to_numpy
 from hopyard.spark.inference.arrays import LazyColumns, to_column
 from hopyard.spark.inference.scoring import partition
-from hopyard.sparkapi.dataframe import mapped, new_columns, quoted, require_unique
+from hopyard.sparkapi.dataframe import alive, mapped, new_columns, quoted, require_unique
 from hopyard.text import shown
 
 SAMPLE_ROWS = 8
@@ -58,7 +58,13 @@ class Blocks:
 
     def _apply_to_block(self, fn: Function, batch: Any) -> Any:
         makers = {name: partial(_array, batch, name) for name in self.columns}
-        result = fn(LazyColumns(makers) if self.lazy else {name: make() for name, make in makers.items()})
+        block = LazyColumns(makers) if self.lazy else {name: make() for name, make in makers.items()}
+        try:
+            result = fn(block)
+        except KeyError as error:
+            if error.args[:1] and error.args[0] not in makers:
+                error.add_note(f"map_batches: the function gets the columns {', '.join(map(repr, makers))}")
+            raise
         if not isinstance(result, Mapping) or not result:
             raise DataError(f"the function must give a dict from column to array, gave {type(result).__name__}")
         arrays = {str(name): to_column(values, str(name)) for name, values in result.items()}
@@ -117,6 +123,7 @@ def map_batches(
         raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {shown(fn)}")
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
+    alive(df)
     flag("keep", keep)
     listed = df.columns if columns is None else sequence(columns)
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):

@@ -14,7 +14,7 @@ from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import Invalid, probe
 from hopyard.spark.inference.map_batches import map_batches
 from hopyard.spark.inference.scoring import Score, score_batches, score_columns
-from hopyard.sparkapi.dataframe import mapped, narrowed, new_columns, schema
+from hopyard.sparkapi.dataframe import alive, mapped, narrowed, new_columns, schema
 from hopyard.text import shown, unwritable
 
 __all__ = ["map_batches", "predict", "with_scores"]
@@ -62,7 +62,7 @@ def predict(
     return with_scores(df, bundle, score, score_columns(score, probe(bundle)))
 
 
-def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) -> Any:
+def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any], labels: list[Any] | None = None) -> Any:
     """Return `df` with the columns of a Score.
 
     Args:
@@ -70,6 +70,7 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
         model: the model that predicts.
         score: the columns that are added.
         fields: what `score_columns` returned for some rows: name → Arrow array of the column's type.
+        labels: the value of each class, for the metadata of the prediction, where IndexToString looks for them.
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -77,6 +78,14 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any]) 
     check(df, model)
     new_columns(df, fields, "with predictionCol=")
     added = [StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]
+    if labels is not None:
+        attributes = {"type": "nominal", "name": score.prediction, "vals": [str(label) for label in labels]}
+        added = [
+            StructField(each.name, each.dataType, metadata={"ml_attr": attributes})
+            if each.name == score.prediction
+            else each
+            for each in added
+        ]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return score_batches(score, batches)
@@ -91,6 +100,7 @@ def check(df: Any, model: Portable) -> None:
             f"df must be a Spark DataFrame, got {type(df).__name__}; for others there are "
             "run.best.predict(data) and hy.load_model(directory).predict(data)"
         )
+    alive(df)
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     manifest = model.about.manifest

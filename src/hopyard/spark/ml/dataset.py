@@ -6,8 +6,11 @@ It knows nothing of training. Labels of pyspark.ml are doubles; those that numbe
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +20,10 @@ from hopyard.data.partitions.cache import remove_rows
 from hopyard.data.shared.needed import needed
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.ml.params import value
-from hopyard.sparkapi.dataframe import name_key, quoted
+from hopyard.sparkapi.dataframe import alive, name_key, quoted
+
+_HOLDS = re.compile(r"labelCol '(.+?)' holds ([-+.\w]+)")
+"""What Spark's error says of a label that is no whole number."""
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ class Rows:
         """Raise SpecError or DataError for what is wrong whatever the rows hold."""
         if not hasattr(df, "mapInArrow"):
             raise SpecError(f"fit(…) must be given a Spark DataFrame, got {type(df).__name__}")
+        alive(df)
         params = self.params
         if params["validation"] and params["validationCol"]:
             raise SpecError("validation and validationCol are both set; set one of them")
@@ -113,7 +120,7 @@ class Rows:
         )
 
     def numbers_classes(self, label: Any) -> bool:
-        """Whether a label column numbers classes by doubles, because Params say so or StringIndexer made it."""
+        """Whether a label column numbers classes by doubles or decimals, as Params or StringIndexer's metadata say."""
         if not self._is_floating(label):
             return False
         if self.params["outputs"] != "auto":
@@ -137,9 +144,10 @@ class Rows:
         )
 
     def _is_floating(self, label: Any) -> bool:
-        from pyspark.sql.types import DoubleType, FloatType
+        from pyspark.sql.types import DecimalType, DoubleType, FloatType
 
-        return isinstance(label.dataType, (FloatType, DoubleType)) and label.name not in (self.params["encode"] or {})
+        kinds = (FloatType, DoubleType, DecimalType)
+        return isinstance(label.dataType, kinds) and label.name not in (self.params["encode"] or {})
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -165,7 +173,8 @@ class Prepared:
                 dataset = rows.dataset(self.df)
                 assert dataset.url is not None
                 self._urls.append(dataset.url)
-                self._datasets[key] = dataset, dataset.prepare()
+                with _whole_labels():
+                    self._datasets[key] = dataset, dataset.prepare()
             return self._datasets[key][0]
 
     def close(self) -> None:
@@ -187,6 +196,20 @@ def _check_columns(wanted: dict[str, str], columns: list[str]) -> None:
     for param, name in wanted.items():
         if (times := columns.count(name)) > 1:
             raise DataError(f"{param} = {name!r}: {times} columns of the DataFrame have this name; rename all but one")
+
+
+@contextmanager
+def _whole_labels() -> Iterator[None]:
+    """Turn what Spark raises for a label that `_class_numbers` refuses into a DataError."""
+    try:
+        yield
+    except Exception as error:
+        if (holds := _HOLDS.search(str(error))) is None:
+            raise
+        raise DataError(
+            f"labelCol {holds[1]!r} holds {holds[2]}, and labels of classes are whole numbers, 0 for the first: if "
+            'these are values, set outputs="values"; else number the classes, as StringIndexer does'
+        ) from error
 
 
 def _remove(urls: list[str]) -> None:
@@ -218,11 +241,11 @@ def _no_class_number(label: str) -> Any:
 
 
 def _class_numbers(label: str) -> Any:
-    """Return a column of doubles as whole numbers; a task fails, and says why, where a double is none."""
+    """Return a column of doubles as whole numbers; a task fails, and says why (`_whole_labels`), where one is none."""
     from pyspark.sql import functions as f
 
     column = f.col(quoted(label))
-    message = f.concat(f.lit(f"column '{label}' is the label of classes, but holds "), column.cast("string"))
+    message = f.concat(f.lit(f"labelCol '{label}' holds "), column.cast("string"))
     return (
         f.when(column.isNull() | (column == f.floor(column)), column.cast("long"))
         .otherwise(f.raise_error(message).cast("long"))

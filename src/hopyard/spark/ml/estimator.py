@@ -23,7 +23,6 @@ from hopyard.driver.runs.run import Run
 from hopyard.engines.spark import Spark
 from hopyard.errors import PreflightError, RunDirectoryError, SpecError
 from hopyard.search.listed import Configs
-from hopyard.spark.inference.bundle import portable
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.model import NEW_COLUMNS, HopyardModel
@@ -47,8 +46,8 @@ class HopyardEstimator(
     numbers or of arrays keeps its type and shape.
 
     A label numbers classes when it is a column of whole numbers, booleans, or categories that `encode` names; or when
-    StringIndexer made it; or when `outputs` says so ("logits", "probabilities"): then a double such as 1.0 counts as
-    the whole number, as pyspark.ml has them. Any other label is a value.
+    StringIndexer made it; or when `outputs` says so ("logits", "probabilities"): then a double or decimal such as 1.0
+    counts as the whole number, as pyspark.ml has them. Any other label is a value.
 
     Example:
         >>> import torch, hopyard as hy
@@ -95,8 +94,7 @@ class HopyardEstimator(
                 raise
             *others, last = error.faults
             raise PreflightError([*others, f"{last}\n     {hint}"]) from error.__cause__
-        model = HopyardModel.of(portable(run), df=prepared.df)
-        model.run = run
+        model = HopyardModel.of(run, prepared.df)
         model._resetUid(self.uid)
         return self._copyValues(model)
 

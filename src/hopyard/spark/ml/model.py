@@ -11,8 +11,9 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from hopyard.driver.runs.run import Run
+from hopyard.driver.saved_model import TRANSFORM
 from hopyard.errors import SpecError
-from hopyard.spark.inference.bundle import Portable
+from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs
 from hopyard.spark.inference.predict import check, with_scores
 from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, probabilities, score_columns
@@ -45,7 +46,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     more classes the outputs themselves. Where outputs are probabilities, raw predictions are those.
 
     Attributes:
-        run: the Run that it comes from; None when it was read from files.
+        run: the Run that it comes from; None when it was made of a Trial or read from files.
     """
 
     run: Run | None = None
@@ -54,23 +55,41 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     """Outputs for two made-up rows, which show the types of columns."""
     _auto_meaning: Meaning = "values"
     """What "auto" decided."""
+    _indexed: list[str] | None = None
+    """The values that StringIndexer made numbers of, by the metadata of the label."""
 
     def __init__(self, **params: Unpack[ModelParams]) -> None:
         super().__init__()
         begin(self, params)
 
     @classmethod
-    def of(cls, model: Portable, meaning: Meaning | None = None, df: Any = None) -> HopyardModel:
-        """Return the Model of a trained model.
+    def of(cls, model: Any, df: Any = None, *, meaning: Meaning | None = None) -> HopyardModel:
+        """Return the Model of what was trained elsewhere: after `hy.resume`, by `hy.select`, in another process.
+
+        Its feature and label columns are those of the training (of arrays "inputs" and "targets"); the other Params
+        have their defaults.
 
         Args:
-            model: the trained model.
+            model: a Run (its best trial), a Trial, or the folder that `run.best.save(folder)` wrote, by path or as
+                `hy.load_model(folder)` returned it.
+            df: rows like those that it was trained on, a few of which show what outputs mean, and the metadata of the
+                label its values; None: made-up rows do.
             meaning: what "auto" decided; None: it is decided here.
-            df: the rows that it was trained on, a few of which show what outputs mean; None: made-up rows alone do.
+
+        Raises:
+            SpecError: `model` is none of these.
+            TrialFailed, RunFailed, RunDirectoryError: there is no trained model.
         """
         instance = cls()
-        instance._model = model
-        instance._auto_meaning = _meaning(model, df) if meaning is None else meaning
+        instance._model = portable(model)
+        instance._auto_meaning = _meaning(instance._model, df) if meaning is None else meaning
+        instance.run = model if isinstance(model, Run) else None
+        if TRANSFORM not in instance._model.files:  # only a transform knows the columns that it reads
+            inputs, targets = (_columns(instance._model, role) for role in ("inputs", "targets"))
+            instance._set(**({"featuresCol": inputs[0]} if len(inputs) == 1 else {"featuresCols": inputs}))
+            if len(targets) == 1:
+                instance._set(labelCol=targets[0])
+                instance._indexed = _values(df, targets[0])
         return instance
 
     @property
@@ -85,9 +104,10 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
     @property
     def labels(self) -> list[Any] | None:
-        """The values of an encoded label, by the number that stands for each in predictions; else None."""
+        """The values of a label that encode= or StringIndexer made numbers of, by the number that stands for each in
+        predictions; else None. They are in the metadata of these, where IndexToString looks for them."""
         vocabularies, names = self._model.about.manifest.vocabularies, _columns(self._model, "targets")
-        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else None
+        return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else self._indexed
 
     @property
     def meaning(self) -> Meaning:
@@ -115,7 +135,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
             new_columns(
                 dataset, [name for name in (raw, probability, prediction) if name], f"by {', '.join(NEW_COLUMNS)}"
             )
-        return with_scores(dataset, self._model, score, score_columns(score, self._sample))
+        labels = None if score.meaning == "values" else self.labels
+        return with_scores(dataset, self._model, score, score_columns(score, self._sample), labels)
 
     def _check_classes(self, score: Score) -> None:
         """Raise SpecError unless the outputs can belong to classes, and there is a threshold for each or for none."""
@@ -144,14 +165,16 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     def write(self) -> MLWriter:
         """`model.write().overwrite().save(path)`: Params and, as Parquet, the files of the model. The recipe is among
         them as a pickle: only load what comes from people you trust."""
-        return FileWriter(self, {"model": self._model.files}, {"found": self._auto_meaning})
+        return FileWriter(self, {"model": self._model.files}, {"found": self._auto_meaning, "indexed": self._indexed})
 
     @classmethod
     def read(cls) -> MLReader[HopyardModel]:
         """`HopyardModel.load(path)`."""
 
         def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
-            return cls.of(Portable(files["model"]), extra["found"])
+            model = cls.of(Portable(files["model"]), meaning=extra["found"])
+            model._indexed = extra.get("indexed")
+            return model
 
         return FileReader(cls, restore)
 
@@ -159,6 +182,13 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 def _columns(model: Portable, role: str) -> list[str]:
     """Return the names of the columns with this role: "inputs" or "targets"."""
     return [column.name for field in model.about.manifest.fields if field.role == role for column in field.columns]
+
+
+def _values(df: Any, label: str) -> list[str] | None:
+    """Return the values that the metadata of the label column has, as StringIndexer writes them; None: none."""
+    fields = {field.name: field for field in getattr(df, "schema", ())}
+    values = fields[label].metadata.get("ml_attr", {}).get("vals") if label in fields else None
+    return None if values is None else list(values)
 
 
 def _meaning(model: Portable, df: Any) -> Meaning:
