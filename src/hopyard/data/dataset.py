@@ -81,10 +81,10 @@ class Dataset:
     Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
     counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
     most one row. With key=, and always for a Spark DataFrame, whose rows have no number, a row's name is used
-    instead: a keyed hash of its key, or of all that is read of it (features, label, weight, validation), after the
-    transform. It picks the validation rows and the partition, and orders the rows, so neither files nor the order of
-    rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
-    split.
+    instead: a keyed hash of its key, or of its features (never of its label), after the transform. It picks the
+    validation rows and the partition, and orders the rows, so neither files nor the order of rows matter, and
+    partitions differ as independent draws do. Rows of equal keys, or of equal features, go together. Without key=,
+    another choice of features is another split.
 
     A pickle of it is small: files are pickled as paths; rows in memory are not, and the copy finds them in the cache.
 

@@ -224,7 +224,7 @@ def from_spark(
             )
     code = None if transform is None else pickled(transform)
     seed = options.seed if options.fraction else 0
-    settings = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
+    settings = [FORMAT, "drawn by features", len(frames), spec, options.fraction, options.partitions, seed]
     settings.append("" if name is None else identity(transform))
     materialized = folder_for(frames[0], settings, path, name, cache)
     return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
