@@ -22,8 +22,8 @@ from hopyard.sparkapi.dataframe import name_key, quoted
 log = logging.getLogger(__name__)
 
 NAMES = (
-    "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "partitions",
-    "encode", "impute", "standardize", "seed", "store",
+    "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "keyCol",
+    "partitions", "encode", "impute", "standardize", "seed", "store",
 )  # fmt: skip
 """The Params that define a Dataset."""
 
@@ -54,7 +54,7 @@ class Rows:
         features = params["featuresCols"] or []
         columns = {} if features else {"featuresCol": params["featuresCol"]}
         columns |= {f"featuresCols[{n}]": name for n, name in enumerate(features)}
-        columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol")}
+        columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol", "keyCol")}
         _check_columns({param: name for param, name in columns.items() if name is not None}, df.columns)
         self.features(df.schema)
 
@@ -86,6 +86,7 @@ class Rows:
             label=label,
             weight=params["weightCol"],
             validation=params["validationCol"] or params["validation"],
+            key=params["keyCol"],
             partitions=params["partitions"],
             encode=params["encode"],
             impute=params["impute"],
