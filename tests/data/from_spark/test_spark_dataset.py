@@ -151,6 +151,14 @@ def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Pa
             assert all((mine.inputs[name] == theirs.inputs[name]).all() for name in ("numbers", "year"))
 
 
+def test_few_groups_of_many_different_rows_are_told(spark: Any, store: Path, caplog: Any) -> None:
+    df = spark.range(0, 3000, 1, 2).selectExpr("id % 40 AS x", "id AS label")
+    for key, is_told in (("label", False), (None, True)):
+        caplog.clear()
+        hy.Dataset.spark(df, features="x", label="label", key=key, partitions=2, path=store).prepare()
+        assert ("there are 40 different ones for 2 partitions" in caplog.text) is is_told
+
+
 def test_equal_keys_stay_together(spark: Any, store: Path) -> None:
     df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
     manifest = hy.Dataset.spark(

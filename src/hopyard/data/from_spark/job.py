@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 
 _PASSES = 4
 """Passes over a DataFrame whose rows move from partition to partition, before it is refused."""
+_GROUPS = 32
+"""Groups of rows for each partition, below which partitions differ much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +463,15 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     check_split(rows, options, distinct)
+    total_rows = sum(map(sum, rows.values()))  # of many, their different ones are an estimate
+    if not options.spec.key and distinct.number < min(0.8 * total_rows, _GROUPS * options.partitions):
+        log.warning(
+            "rows of equal features go together, and there are %s different ones for %d partitions, so partitions and "
+            "validation rows are whole groups; give key= a column that is different in each row, such as an id, and "
+            "each row is drawn by itself",
+            distinct,
+            options.partitions,
+        )
     scaling, fills = scales(moments, fields), {**constants(options.spec), **means(moments, fields)}
     finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling, fills)
     parts: dict[Kind, list[PartitionInfo]] = {}
