@@ -27,7 +27,9 @@ def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False
     manifest: Any = make_manifest(FeatureFinalizer([], {}, {}), {}, LabelRange([]), {"train": [], "validate": []}, [])
     manifest = msgspec.structs.replace(manifest, key=key or f"{number:032x}", stored=stored)
     written = {f"{number:012x}-00003-{number:012x}.seg": b"rows"}
-    if not half:
+    if half:
+        written[f"{number:012x}-{number:016x}.copies"] = b"numbers"
+    else:
         written |= {stored.file: b"{}", FILE: msgspec.json.encode(manifest)}
     for name, data in written.items():
         files.pipe_file(f"{root}/{name}", data)

@@ -81,10 +81,11 @@ class Dataset:
     Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
     counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
     most one row. With key=, and always for a Spark DataFrame, whose rows have no number, a row's name is used
-    instead: a keyed hash of its key, or of all that is read of it (features, label, weight, validation), after the
-    transform. It picks the validation rows and the partition, and orders the rows, so neither files nor the order of
-    rows matter, and partitions differ as independent draws do. Without key=, another choice of columns is another
-    split.
+    instead: a keyed hash of its key, or of its features (never of its label), after the transform. It picks the
+    validation rows and the partition, and orders the rows, so neither files nor the order of rows matter, and
+    partitions differ as independent draws do. Rows of equal keys, or of equal features, go together; but where a
+    DataFrame has at most 1024 different rows, copies of wholly equal ones are drawn one by one. Without key=, another
+    choice of features is another split.
 
     Rows in memory are not copied: they are those of the first run, or `prepare`; leave them as they are once given.
 
@@ -223,8 +224,9 @@ class Dataset:
         """A Spark DataFrame, of a classic session or Spark Connect; its rows never pass through the driver.
 
         `prepare` runs one job that writes all partitions once, to a folder in `path` (`.url`); each host then fetches
-        the partitions that it works on. Another job comes first where `encode` lists no values. Rows go by their names
-        (see the class): the number of executors, Spark's partitions, files and the order of rows do not matter.
+        the partitions that it works on. Another job comes first where `encode` lists no values, and one more where few
+        rows are different. Rows go by their names (see the class): the number of executors, Spark's partitions, files
+        and the order of rows do not matter.
 
         Args:
             df: columns of numbers, booleans, text (with encode=), arrays of one length, and `ml.linalg` vectors, which

@@ -256,7 +256,8 @@ def split(manifest: Manifest) -> str:
         return "by the number of the row"
     if manifest.row_names.key:
         return f"by {', '.join(manifest.row_names.key)}"
-    return f"by what is read of a row ({', '.join(manifest.names)}); with other columns it is another split"
+    features = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    return f"by the features of a row ({', '.join(features)}); with others it is another split"
 
 
 def difference(then: Manifest, now: Manifest) -> str:

@@ -92,7 +92,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     encode: dict[str, Encoding] = {}
     standardize: bool | list[str] = False
     key: list[str] = []
-    """Columns whose values decide where a row goes; none: the row's number, or all that is read of it."""
+    """Columns whose values decide where a row goes; none: the row's number, or its features."""
     impute: dict[str, Fill] | UnsetType = UNSET
     """What stands for the missing values of columns. (Unset as in Encoding.)"""
 

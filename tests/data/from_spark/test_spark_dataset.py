@@ -78,7 +78,9 @@ def test_rows_go_by_their_names(spark: Any, store: Path, validation: Any, key: A
     table = df.toPandas()
     batch = pa.RecordBatch.from_pandas(table)
     content = row_hashes(batch, read, "t")
-    names = Names(content if key is None else np.concatenate([row_hashes(batch, [key], "t"), content], axis=1))
+    features = row_hashes(batch, ["n"], "t")[:, :1]
+    before = features if key is None else row_hashes(batch, [key], "t")
+    names = Names(np.concatenate([before, content[:, 1:] if key is None else content], axis=1))
     chosen = table["held"].to_numpy() if validation == "held" else names.validates(3, validation)
     runs = {run: mine for run, mine, _ in names.runs(PARTITIONS, chosen)}
     for kind, first in (("train", 0), ("validate", PARTITIONS)):
@@ -150,14 +152,97 @@ def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Pa
             assert all((mine.inputs[name] == theirs.inputs[name]).all() for name in ("numbers", "year"))
 
 
-def test_equal_rows_and_equal_keys_stay_together(spark: Any, store: Path) -> None:
+def test_few_groups_of_many_different_rows_are_told(spark: Any, store: Path, caplog: Any) -> None:
+    df = spark.range(0, 3000, 1, 2).selectExpr("id % 40 AS x", "id AS label")
+    for key, is_told in (("label", False), (None, True)):
+        caplog.clear()
+        hy.Dataset.spark(df, features="x", label="label", key=key, partitions=2, path=store).prepare()
+        assert ("there are 40 different ones for 2 partitions" in caplog.text) is is_told
+
+
+def test_equal_keys_stay_together(spark: Any, store: Path) -> None:
     df = spark.range(0, 400, 1, 5).selectExpr("id % 40 AS x", "id % 40 % 7 AS user")
-    whole: dict[str, Any] = {"features": "x", "validation": 0.3, "partitions": 2, "path": store}
-    for key, groups in ((None, lambda x: x), (["user"], lambda x: x % 7)):
-        manifest = hy.Dataset.spark(df, key=key, seed=11, **whole).prepare()
-        parts = [part.inputs for kind in ("train", "validate") for part in opened(manifest, kind)]
-        seen = [set(groups(part.astype(int)).tolist()) for part in parts]
-        assert sum(len(each) for each in seen) == len(set.union(*seen)) == (40 if key is None else 7)
+    manifest = hy.Dataset.spark(
+        df, features="x", validation=0.3, partitions=2, path=store, key=["user"], seed=11
+    ).prepare()
+    parts = [part.inputs for kind in ("train", "validate") for part in opened(manifest, kind)]
+    seen = [set((part.astype(int) % 7).tolist()) for part in parts]
+    assert sum(len(each) for each in seen) == len(set.union(*seen)) == 7
+
+
+def test_copies_of_few_different_rows_are_spread(spark: Any, store: Path) -> None:
+    """Bug: all rows of a kind and a label validated, or none, and most partitions had none of them."""
+    kind, held = "IF(id % 3 = 0, 'x', 'y') AS kind", "id % 9 = 1 AS held"
+    df = spark.range(0, 20_000, 1, 4).selectExpr("id", kind, "CAST((id % 3 = 0) = (id % 5 > 0) AS INT) AS label", held)
+    options: dict[str, Any] = {
+        "features": ["kind"], "label": "label", "encode": {"kind": "one-hot"}, "partitions": 8, "path": store,
+    }  # fmt: skip
+
+    def made(df: Any, **more: Any) -> Any:
+        return hy.Dataset.spark(df, **options, **more).prepare()
+
+    first = made(df, validation=0.2)
+    assert abs(first.validate_rows - 4_000) < 400 and first.rows == 20_000
+    for side in ("train", "validate"):
+        parts = opened(first, side)
+        assert all(len({*zip(part.inputs[:, 0].tolist(), part.targets.tolist(), strict=True)}) == 4 for part in parts)
+        right = np.concatenate([part.inputs[:, 0] == part.targets for part in parts])
+        assert right.mean() == pytest.approx(0.8, abs=0.03)
+    for other in (df.repartition(1), df.repartition(7), df.orderBy(F.desc("id"))):
+        assert same(first, made(other, validation=0.2))
+
+    by_column = made(df, validation="held")
+    assert by_column.validate_rows == 2223 and same(by_column, made(df.repartition(3), validation="held"))
+    second = made(df, validation=df.limit(800).repartition(2))
+    assert (second.train_rows, second.validate_rows) == (20_000, 800)
+    assert sum(name.endswith(".copies") for name in left(store)) == 0
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: batch])
+def test_values_are_counted_in_the_rows_that_train_when_copies_are_spread(
+    spark: Any, store: Path, transform: Any
+) -> None:
+    df = spark.range(0, 600, 1, 3).selectExpr("id % 3 AS y", "ELT(id % 3 + 1, 'a', 'b', NULL) AS c")
+    options: dict[str, Any] = {
+        "features": {"c": "c", "y": "y"}, "impute": {"c": "most_frequent"}, "validation": 0.4, "partitions": 2,
+        "encode": {"c": hy.Categories("index", min_frequency=90)}, "path": store, "transform": transform,
+    }  # fmt: skip
+    for seed in range(2):
+        made = hy.Dataset.spark(df, seed=seed, **options).prepare()
+        rows = np.concatenate([np.stack([part.inputs["c"], part.inputs["y"]], 1) for part in opened(made)])
+        counts = np.bincount(rows[:, 1].astype(int))
+        assert made.vocabularies["c"] == ["a", "b"] and counts[:2].min() >= 90 and counts[0] != counts[1]
+        assert made.fills["c"] == ("a" if counts[0] > counts[1] else "b")
+    assert hy.Dataset.spark(df.repartition(2), seed=1, **options).prepare().digest == made.digest
+
+
+def test_rows_that_move_at_each_pass_are_refused(spark: Any, store: Path, tmp_path: Path) -> None:
+    """Copies are numbered by task, so the tasks of two passes must have the same rows."""
+    mark = str(tmp_path / "passes")
+
+    def fewer_each_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+        with open(mark, "a") as file:
+            file.write(".")
+        return batch.slice(os.path.getsize(mark))
+
+    df = spark.range(0, 100, 1, 2).selectExpr("id % 2 AS x")
+    data = hy.Dataset.spark(df, features="x", partitions=2, path=store, transform=fewer_each_time)
+    with pytest.raises(DataError, match="gave other rows, or gave them in other partitions, each of 4 times"):
+        data.prepare()
+    assert left(store) == []
+
+
+def test_rows_of_equal_features_go_together_whatever_their_label(spark: Any, store: Path) -> None:
+    """Bug: the label was in the hash, so it decided which of the rows of equal features validated."""
+    df = spark.range(0, 20_000, 1, 3).selectExpr("id % 5000 AS x", "CAST(id % 3 = 0 AS INT) AS label", "id + 1 AS w")
+    manifest = hy.Dataset.spark(
+        df, features="x", label="label", weight="w", validation=0.2, partitions=4, path=store
+    ).prepare()
+    parts = [part for kind in ("train", "validate") for part in opened(manifest, kind)]
+    seen = [set(part.inputs.tolist()) for part in parts]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == 5000
+    rates = [np.concatenate([part.targets for part in side]).mean() for side in (parts[:4], parts[4:])]
+    assert rates == pytest.approx([1 / 3, 1 / 3], abs=0.02)
 
 
 def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
@@ -165,7 +250,7 @@ def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
     options: dict[str, Any] = {"features": "x", "key": "user", "path": store}
     with pytest.raises(
         DataError,
-        match=r"validation = 0\.2 chose \d+ of 400 rows: .* are 3 different ones; give another seed=, or name a column",
+        match=r"validation = 0\.2 chose \d+ of 400 rows: .* are 3 different ones; give key= .*, or name a column",
     ):
         hy.Dataset.spark(df, validation=0.2, partitions=1, **options).prepare()
     with pytest.raises(
@@ -584,20 +669,20 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": 1}, SpecError, "name = 1: 1 to 64 letters"),
     ({"name": "a/b"}, SpecError, 'name = .a/b.: 1 to 64 letters of ASCII, digits, "."'),
     (
-        {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5},
+        {"encode": {"text": "one-hot"}, "features": ["text"], "label": None, "partitions": 5, "key": "text"},
         DataError,
-        "got none of 50 rows: .* and 2 are different in the columns",
+        r"got none of 50 rows: .* key=\['text'\] .* there are 2 different ones; give fewer .*, key= columns of more",
     ),
     ({"encode": {"text": ["a"]}, "features": ["text"]}, DataError, r"column 'text', row \d+ of Spark partition .*'b'"),
     (
         {"partitions": 51},
         DataError,
-        r"partition \d+ of 51 for training got none of 50 rows: .* and 50 are different .*; give fewer partitions=",
+        r"partition \d+ of 51 for training got none of 50 rows: a hash of .* draws it; give fewer partitions=",
     ),
     (
         {"validation": 0.01},
         DataError,
-        r"partition 0 of 2 for validation got none of 50 rows: .*; give a larger validation=, another seed=, fewer",
+        r"partition \d of 2 for validation got none of 50 rows: .*; give fewer partitions= than 2, a larger val",
     ),
     ({"key": "none"}, DataError, "no column 'none'"),
     ({"key": 3.5}, SpecError, r"key must be the name of a column or a list of such names, got 3\.5"),
@@ -643,7 +728,7 @@ V = Vectors.dense
         ([[V([1, 2])], [V([1, 2, 3])]], r"column 'v': rows of shape \(3,\) in Spark partition 1 but \(2,\) in Spark"),
         ([[[1.0]], [[2.0, 3.0]]], r"column 'v': rows of shape \(2,\) in Spark partition 1 but \(1,\) in Spark"),
         ([[V([1, 2]), None]], "column 'v': 1 of its rows .*row 1 of Spark partition 0"),
-        ([[1.0], [], [1.0]], "partition . of 2 for training got none of 2 rows: .* and 1 are different .*; give"),
+        ([[1.0], []], "partition . of 2 for training got none of 1 rows: a hash of .* draws it; give"),
     ],
 )  # fmt: skip
 def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str) -> None:

@@ -160,6 +160,20 @@ def test_rows_of_one_key_stay_together() -> None:
     assert np.array_equal(chosen, runs >= 3)
 
 
+def test_a_draw_does_not_follow_from_the_label() -> None:
+    """Bug: rows of equal features validated or trained by what their label was."""
+    other = columns(
+        features=["x"], label="y", weight="w", validation=None, encode={}, standardize=False, key=None, impute=None
+    )
+    first = batch(1000)
+    changed = pa.RecordBatch.from_pydict({"x": first["x"], "y": np.ones(1000), "w": 1.5 + np.arange(1000)})
+    one, two = name_rows(first, spec(), "t"), name_rows(changed, other, "t")
+    assert np.array_equal(one.validates(3, 0.4), two.validates(3, 0.4))
+    partitions = [{run: rows.tolist() for run, rows, _ in names.runs(8, None)} for names in (one, two)]
+    assert partitions[0] == partitions[1]
+    assert (one.words[:, 1] != two.words[:, 1]).all() and one.total() != two.total()
+
+
 def test_partitions_and_validation_are_independent_draws() -> None:
     found = name_rows(batch(60_000), spec(), "t")
     counts = np.zeros(16)

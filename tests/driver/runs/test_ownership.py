@@ -593,7 +593,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
     its one partition is written here."""
     monkeypatch.setattr(materialise, "alive", lambda df: None)
-    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task: (spec, []))
+    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task, folder: (spec, None, []))
     monkeypatch.setattr(materialise, "report_each", lambda df, work, kind: [work(0, df.to_batches())])
     x, y = table()
     rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})

@@ -135,6 +135,10 @@ class TestFit:
         with pytest.raises(SpecError, match="impute must be a dict from feature to what stands for missing values"):
             make(impute="mean")
 
+    def test_rows_go_by_a_key(self, df: Any, make: Any) -> None:
+        names = Rows.of(make(keyCol="row", validation=0.2)).dataset(df).prepare().row_names
+        assert names is not None and names.key == ["row"]
+
     def test_param_maps(self, df: Any, make: Any) -> None:
         estimator = make()
         models = estimator.fit(df, [{estimator.config: {"lr": 0.001}}, {estimator.predictionCol: "p"}])
@@ -396,6 +400,7 @@ class TestRefused:
                 r"has no columns 'z', 'qq', 'lable' \(did you mean 'label'\?\); there are: 'a', 'b'(.|\n)*They are\n"
                 r"  featuresCols\[1\] = 'z'\n  featuresCols\[2\] = 'qq'\n  labelCol = 'lable'",
             ),
+            ({"keyCol": "rows"}, r"keyCol = 'rows' is not a column of the DataFrame; did you mean 'row'\?"),
             ({"featuresCols": None}, "featuresCol = 'features' is not a column of the DataFrame"),
             (
                 {"featuresCols": ["a", "text", "day"]},

@@ -3,6 +3,7 @@
 The rows lie in the folder of a `MaterializedSource`:
 
     <token>-00003-<random>.seg    a segment, by one attempt of one task; counts only if the index names it
+    <token>-<BLAKE3>.copies       how copies of equal rows are spread; only while they are written
     index-<BLAKE3>.json           which segments, in which order, with the digests of their runs
     manifest.json                 names the index by its digest; written last: without it there is no data set
 
@@ -17,8 +18,9 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,7 +39,7 @@ from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
-from hopyard.data.from_spark.task import PROBE, Task, TaskReport, is_category
+from hopyard.data.from_spark.task import PROBE, CopiesFile, Task, TaskReport, is_category
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
 from hopyard.data.options import BuildOptions, ColumnSpec, Fill
 from hopyard.data.partitions.builder import (
@@ -50,6 +52,7 @@ from hopyard.data.partitions.builder import (
     vocabularies,
 )
 from hopyard.data.partitions.cache import evict
+from hopyard.data.rows.copies import first_copies
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -60,6 +63,11 @@ from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narro
 from hopyard.sparkapi.tasks import report_each
 
 log = logging.getLogger(__name__)
+
+_PASSES = 4
+"""Passes over a DataFrame whose rows move from partition to partition, before it is refused."""
+_GROUPS = 32
+"""Groups of rows for each partition, below which partitions differ much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +173,17 @@ class DataFrameSource:
         )
         needs_task = self.code is not None or bool(options.spec.counted)
         train = replace(task, fraction=options.fraction)
-        spec, value_reports = with_vocabularies(options.spec, list(self.frames), train if needs_task else None)
-        train = replace(train, spec=spec)
-        reports = report_each(self.frames[0], train.run, TaskReport)
+        spec, copies, value_reports = with_vocabularies(
+            options.spec, list(self.frames), train if needs_task else None, folder
+        )
+        train = replace(train, spec=spec, copies=copies)
+        _, reports = spread(folder, self.frames[0], train, Task.run)
         second_spec = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(report.number) for report in reports]
         sources = [_source(reports, self.columns[0])]
         for frame, columns in zip(self.frames[1:], self.columns[1:], strict=True):
             validate = replace(task, spec=second_spec, fraction=1.0, what=f"{task.what} of validation=")
-            second_reports = report_each(frame, validate.run, TaskReport)
+            _, second_reports = spread(folder, frame, validate, Task.run)
             sources.append(_source(second_reports, columns))
             names += [validate.what.format(report.number) for report in second_reports]
             reports += second_reports
@@ -221,7 +231,7 @@ def from_spark(
             _say_not_deterministic("the validation= DataFrame" if number else "the DataFrame")
     code = None if transform is None else pickled(transform)
     seed = options.seed if options.fraction else 0
-    settings = [FORMAT, len(frames), spec, options.fraction, options.partitions, seed]
+    settings = [FORMAT, "drawn by features", len(frames), spec, options.fraction, options.partitions, seed]
     settings.append("" if name is None else identity(transform))
     materialized = folder_for(frames[0], settings, path, name, cache)
     return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
@@ -252,21 +262,73 @@ def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:
         raise DataError(text if len(faults) == 1 else f"{len(faults)} features cannot be used:\n  {text}")
 
 
-def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) -> tuple[ColumnSpec, list[TaskReport]]:
+def spread(
+    folder: Directory,
+    df: Any,
+    task: Task,
+    work: Callable[[Task, int, Iterable[Any]], TaskReport],
+    once: bool = False,
+) -> tuple[Task, list[TaskReport]]:
+    """Runs `work` over a DataFrame until copies of its rows are spread as its counts say: once, unless few of its rows
+    are different.
+
+    Args:
+        folder: the one for segments.
+        df: a DataFrame.
+        task: what is to be done.
+        work: one of the passes of a Task.
+        once: whether the reports of the first pass will do.
+
+    Returns:
+        tuple: `task`, which spreads copies as the counts say, and the reports.
+
+    Raises:
+        DataError: the DataFrame gives other rows each time.
+    """
+    for _ in range(_PASSES):
+        reports = report_each(df, partial(work, task), TaskReport)
+        table = first_copies([report.copies for report in reports])
+        copies = None
+        if table is not None:
+            name = f"{task.token}-{blake3(table).hexdigest()[:16]}.copies"
+            copies = CopiesFile(name, len(table) // 8 // (len(reports) + 1), len(reports))
+        if copies == task.copies:
+            return task, reports
+        with reaching(folder.url, "write to"):
+            if copies is not None and table is not None:
+                folder.put(copies.name, table)
+            for report in reports:
+                if report.segment is not None:
+                    folder.remove(report.segment.name)
+        task = replace(task, copies=copies)
+        if once:
+            return task, reports
+    raise DataError(
+        f"the DataFrame gave other rows, or gave them in other partitions, each of {_PASSES} times that it was read (a "
+        f"DataFrame of few different rows is read twice): it is not deterministic; write it to Parquet first, or "
+        f"checkpoint() it, or give key="
+    )
+
+
+def with_vocabularies(
+    spec: ColumnSpec, frames: list[Any], task: Task | None, folder: Directory
+) -> tuple[ColumnSpec, CopiesFile | None, list[TaskReport]]:
     """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
-    rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones, and the
-    reports of the tasks that found them.
+    rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones; how
+    copies of rows of the first frame are spread, if that is known; and the reports of the tasks that found the values.
 
     Args:
         spec: as the user wrote it.
         frames: those of all rows.
         task: a task for the training rows, where there is a transform (the columns are then those of its result) or
             values are counted.
+        folder: the one for segments.
     """
     unlisted = {name: encoding for name, encoding in spec.encode.items() if encoding.values is None}
     column_values: dict[str, set[Value]] = {name: set() for name in unlisted}
     counts: dict[str, Counter[Value | None]] = {name: Counter() for name in spec.counted}
     reports: list[TaskReport] = []
+    copies = None
     for number, df in enumerate(frames if unlisted or counts else []):
         if task is None:
             for name, encoding in unlisted.items():
@@ -275,8 +337,12 @@ def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) ->
                 column_values[name].update(row[0] for row in rows)
             continue
         if number:  # all of them validate
-            task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0)
-        for report in report_each(df, task.values, TaskReport):
+            task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, copies=None)
+            frame_reports = report_each(df, task.values, TaskReport)
+        else:  # of counted values, which rows train must be known, and that follows from how copies are spread
+            task, frame_reports = spread(folder, df, task, Task.values, once=not (counts and task.fraction))
+            copies = task.copies
+        for report in frame_reports:
             reports.append(report)
             for name in unlisted:
                 column_values[name].update(report.values[name])
@@ -285,7 +351,7 @@ def with_vocabularies(spec: ColumnSpec, frames: list[Any], task: Task | None) ->
                     counter[value] += count
     for values in column_values.values():
         values.difference_update([value for value in values if not is_category(value)])
-    return _fitted(spec, column_values, counts), reports
+    return _fitted(spec, column_values, counts), copies, reports
 
 
 def _fitted(
@@ -405,6 +471,15 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     weights.check()
     rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
     check_split(rows, options, distinct)
+    total_rows = sum(map(sum, rows.values()))  # of many, their different ones are an estimate
+    if not options.spec.key and distinct.number < min(0.8 * total_rows, _GROUPS * options.partitions):
+        log.warning(
+            "rows of equal features go together, and there are %s different ones for %d partitions, so partitions and "
+            "validation rows are whole groups; give key= a column that is different in each row, such as an id, and "
+            "each row is drawn by itself",
+            distinct,
+            options.partitions,
+        )
     scaling, fills = scales(moments, fields), {**constants(options.spec), **means(moments, fields)}
     finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling, fills)
     parts: dict[Kind, list[PartitionInfo]] = {}

@@ -29,6 +29,7 @@ from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import Field, Value
 from hopyard.data.options import ColumnSpec
 from hopyard.data.partitions.builder import vocabularies
+from hopyard.data.rows.copies import Copies
 from hopyard.data.rows.names import Distinct, Names, added, name_rows, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -58,7 +59,9 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of rows → the largest weight."""
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
-    """The sum of the names of its rows, in hexadecimal."""
+    """The sum of the names of its rows, before copies were spread, in hexadecimal."""
+    copies: bytes | None = None
+    """How many rows each name has, from rows.copies.Copies; None: too many names, or a key."""
     distinct: bytes = b""
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
@@ -66,6 +69,16 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, list[int]] = {}
     """For columns that are counted: how many training rows have each of these values; the last number is of those whose
     value is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesFile:
+    """The file of a table of `first_copies`, which is too large to be sent to each task: how many names and tasks it
+    has."""
+
+    name: str
+    names: int
+    tasks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Task:
         seed: decides which rows validate.
         code: the transform's pickle; None: there is none.
         what: names the DataFrame, for messages: "Spark partition {} of validation=".
+        copies: how copies of rows are spread; None: they are not.
     """
 
     url: str
@@ -91,6 +105,7 @@ class Task:
     seed: int
     code: bytes | None
     what: str
+    copies: CopiesFile | None = None
 
     def run(self, number: int, batches: Iterable[Any]) -> TaskReport:
         """Writes all batches of partition `number` to one segment."""
@@ -104,12 +119,13 @@ class Task:
         """Finds the values of the columns to be encoded, after the transform, and counts those that must be."""
         counts: dict[str, Counter[Value | None]] = {name: Counter() for name in self.spec.encode}
         counted = self.spec.counted
-        planned, rows, total = False, 0, 0
+        planned, rows, total, copies = False, 0, 0, self.copies_of(number)
         for batch, origin in blocks(self, number, batches):
             planned = planned or bool(infer_fields(batch, self.spec, str(origin)))
             rows += batch.num_rows
             names = name_rows(batch, self.spec, str(origin))
             total = added(total, names.total())
+            names = copies.take(names)
             is_validation = self.validation_rows(batch, origin, names) if counted else None
             for name, counter in counts.items():
                 array = batch.column(batch.schema.get_field_index(name))
@@ -126,9 +142,20 @@ class Task:
             host=socket.gethostname(),
             rows=rows,
             sum=f"{total:x}",
+            copies=copies.packed(),
             values=values,
             counts={name: [counts[name][value] for value in (*values[name], None)] for name in counted},
         )
+
+    def copies_of(self, number: int) -> Copies:
+        """Return the Copies of partition `number`."""
+        file = self.copies
+        if file is None or number >= file.tasks:  # a partition that was not there before; the driver sees that
+            return Copies()
+        lines = [(file.name, 8 * file.names * line, 8 * file.names * (line + 1)) for line in (0, number + 1)]
+        with reaching(self.url, "read"):
+            known, first = shared_directory(self.url).ranges(lines)
+        return Copies((np.frombuffer(known, "<u8").astype(np.uint64), np.frombuffer(first, "<u8").astype(np.uint64)))
 
     def validation_rows(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:
         """Return which rows of a batch validate, as a Boolean array of shape (rows,); None: none."""
@@ -189,7 +216,7 @@ class _Work:
         self._check_probe(self._folder)
         encoder: Encoder | None = None
         moments: dict[str, ExactSums] = {}
-        distinct, row = Distinct(), 0
+        distinct, copies, row = Distinct(), task.copies_of(self._number), 0
         for batch, origin in blocks(task, self._number, batches):
             if encoder is None:
                 fields = infer_fields(batch, task.spec, str(origin))
@@ -202,7 +229,7 @@ class _Work:
             if encoder.faults:
                 continue  # only to count them all
             raw = unsigned(raw)
-            names = name_rows(batch, task.spec, str(origin))
+            names = copies.take(name_rows(batch, task.spec, str(origin)))
             is_validation = task.validation_rows(batch, origin, names)
             distinct.take(names.words[:, 0])
             limits.take(raw)
@@ -210,13 +237,15 @@ class _Work:
             for at in measured:
                 measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
             writer.take(raw, names, is_validation)
-        report = TaskReport(number=self._number, host=socket.gethostname(), rows=row)
+        report = TaskReport(number=self._number, host=socket.gethostname(), rows=row, copies=copies.packed())
         if encoder is None:
             return report
         report = msgspec.structs.replace(report, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
         if encoder.faults:
             return msgspec.structs.replace(
-                report, faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()}
+                report,
+                faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()},
+                copies=None,  # the driver has an error to raise, and need not know them
             )
         writer.flush()
         self._finish()
@@ -225,7 +254,7 @@ class _Work:
             report,
             segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
             moments={name: sums.packed() for name, sums in moments.items()},
-            sum=f"{added(*writer.sums):x}",
+            sum=f"{added(*writer.sums) if task.copies is None else copies.total:x}",
             distinct=distinct.packed(),
         )
 

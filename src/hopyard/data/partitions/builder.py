@@ -156,34 +156,34 @@ def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, disti
         rows: how many each partition of each kind has.
         distinct: counts the names.
     """
-    fraction, partitions = options.fraction, options.partitions
+    fraction, partitions, key = options.fraction, options.partitions, options.spec.key
     validate, total = sum(rows["validate"]), sum(map(sum, rows.values()))
     tolerance = max(fraction * total / 5, 4 * math.sqrt(total * fraction * (1 - fraction)))
+    another_key = f"key= {'columns' if key else 'a column'} of more different values, such as an id"
     if fraction and abs(validate - fraction * total) > tolerance:
         raise DataError(
-            f"validation = {fraction:g} chose {validate} of {total} rows: {_together(options, distinct)}; give "
-            f"{_another_seed(options, distinct)}, or name a column of true and false with validation="
+            f"validation = {fraction:g} chose {validate} of {total} rows: {_together(key, distinct)}; give "
+            f"{another_key}, or name a column of true and false with validation="
         )
     for kind in KINDS if options.validates else KINDS[:1]:
         if 0 in rows[kind]:
-            advice = f"fewer partitions= than {partitions}, or more rows" if partitions > 1 else "or more rows"
+            advice = [f"fewer partitions= than {partitions}"] if partitions > 1 else []
+            because = ""
+            if distinct.number < total:
+                advice.append(another_key)
+                because = f", {_together(key, distinct)}"
             if fraction and kind == "validate":
-                advice = f"a larger validation=, {_another_seed(options, distinct)}, {advice}"
+                advice.append("a larger validation=")
             raise DataError(
-                f"partition {rows[kind].index(0)} of {partitions} for {NOUNS[kind]} got none of {total} rows: their "
-                f"content draws it, {_together(options, distinct)}; give {advice}"
+                f"partition {rows[kind].index(0)} of {partitions} for {NOUNS[kind]} got none of {total} rows: a hash "
+                f"of their {'key' if key else 'features'} draws it{because}; give "
+                f"{', '.join([*advice, 'or more rows'])}"
             )
 
 
-def _together(options: BuildOptions, distinct: Distinct) -> str:
-    if key := options.spec.key:
-        return f"rows of equal key={key!r} go together, and there are {distinct} different ones"
-    return f"equal rows go together, and {distinct} are different in the columns that are read"
-
-
-def _another_seed(options: BuildOptions, distinct: Distinct) -> str:
-    seed = distinct.seed(options.seed, options.fraction)
-    return "another seed=" if seed is None else f"seed={seed[0]}, which chooses a share of {seed[1]:.2g}"
+def _together(key: list[str], distinct: Distinct) -> str:
+    together = f"key={key!r}" if key else "features"
+    return f"rows of equal {together} go together, and there are {distinct} different ones"
 
 
 def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:

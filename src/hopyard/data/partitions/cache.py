@@ -59,7 +59,8 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _ROWS = re.compile(r"spark-([0-9A-Za-z][0-9A-Za-z._-]*-)?[0-9a-f]{24,32}")
 """Names of the folders that Dataset.spark makes."""
 _WRITTEN = re.compile(
-    rf"(\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json|[0-9a-f]{{12}}-(probe|\d{{5,}}-[0-9a-f]{{12}}\.seg))"
+    rf"\.part-.+|\.needed-.+|{re.escape(FILE)}|index-[0-9a-f]{{64}}\.json"
+    r"|[0-9a-f]{12}-(probe|[0-9a-f]{16}\.copies|\d{5,}-[0-9a-f]{12}\.seg)"
 )
 """Names of the files in these folders."""
 THREADS = 8

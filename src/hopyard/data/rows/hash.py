@@ -12,7 +12,7 @@ were spread in place of words of twice the width; sums are scrambled by `assignm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -39,13 +39,16 @@ Pair = tuple[Array, Array]
 """Two words for each value: uint64 arrays of shape (rows,)."""
 
 
-def row_hashes(batch: Any, columns: Sequence[str], source_label: str) -> Array:
+def row_hashes(
+    batch: Any, columns: Sequence[str], source_label: str, first_word: Collection[str] | None = None
+) -> Array:
     """Return a uint64 array of shape (rows, 2): the hash of each row of a record batch.
 
     Args:
         batch: a record batch.
         columns: those to hash; the batch has each of them.
         source_label: where the batch is from, for messages.
+        first_word: those of `columns` that the first word is a hash of; None: all of them.
 
     Raises:
         DataError: a column has a type that cannot be hashed, such as a map.
@@ -61,7 +64,8 @@ def row_hashes(batch: Any, columns: Sequence[str], source_label: str) -> Array:
                 f"it out, or make it numbers, text, times or lists of these with transform="
             ) from None
         for at, factor in enumerate(_factors(f"column {column}", WORDS)):
-            totals[at][:] += pair[at] * (factor | np.uint64(1))
+            if at or first_word is None or column in first_word:
+                totals[at][:] += pair[at] * (factor | np.uint64(1))
     return np.stack([mixed(total) for total in totals], axis=1)
 
 

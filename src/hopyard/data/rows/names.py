@@ -1,7 +1,9 @@
 """Names of rows that have no number. They decide which rows validate, which partition a row is in, and the order.
 
-A name is a hash of a row's values (`hash`), after a hash of its key where there is one. Nothing here knows how
-rows were batched or who reads them, so nothing that follows from it can depend on that.
+A name is a hash of a row's values (`hash`), after a hash of its key where there is one. Its first word, which draws, is
+a hash of the key, or of the features alone: were the label in it, rows of equal features would validate or train by
+what their label is. Nothing here knows how rows were batched or who reads them, so nothing that follows from it can
+depend on that.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of the rows of a batch: hashes of their content, after those of their key where there is one.
+    """The names of the rows of a batch.
 
     Attributes:
-        words: uint64 array of shape (rows, 2), or with a key (rows, 4). Rows are ordered by them, from the left.
+        words: uint64 array of shape (rows, 2), a hash of the features and a hash of all content; or with a key
+            (rows, 4), two words of the key's hash and two of the content's. Rows are ordered by them, from the left.
     """
 
     words: Array
@@ -37,17 +40,20 @@ class Names:
         return len(self.words)
 
     def validates(self, seed: int, fraction: float) -> Array:
-        """Return a Boolean array: which rows validate. Rows of one key validate together. `fraction` in [0, 1)."""
+        """Return a Boolean array: which rows validate; rows of one key, or of equal features, do so together.
+        `fraction` in [0, 1)."""
         threshold = np.uint64(min(int(fraction * 2.0**64), (1 << 64) - 1))
         return np.asarray(mixed(self.words[:, 0] ^ keyed(seed)) < threshold)
 
     def runs(self, partitions: int, is_validation: Array | None) -> Iterator[tuple[int, Array, int]]:
         """Yield (run, int64 indices of its rows, sum of their names) for each run that has rows.
 
-        Run p is training partition p, run `partitions` + p validation partition p. Rows of one key are
-        in one run; others are drawn independently. The sum is modulo 2¹²⁸ and does not depend on the order.
+        Run p is training partition p, run `partitions` + p validation partition p. Rows of one key, or of equal
+        features, are in one run; others are drawn independently. The sum is modulo 2¹²⁸ and does not depend on the
+        order.
         """
-        draws = mixed(self.words[:, 1] ^ _PARTITION) >> np.uint64(32)
+        word = self.words[:, 1 if self.words.shape[1] > WORDS else 0]  # both words of a key are of the key alone
+        draws = mixed(word ^ _PARTITION) >> np.uint64(32)
         runs = (draws * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
         if is_validation is not None:
             runs += is_validation.astype(np.int32) * np.int32(partitions)
@@ -81,8 +87,10 @@ class Names:
 
 def name_rows(batch: Any, spec: ColumnSpec, source_label: str) -> Names:
     """Return the names of the rows of a record batch that has the columns of `spec`. Raises as `row_hashes`."""
-    words = row_hashes(batch, spec.content, source_label)
-    return Names(np.concatenate([row_hashes(batch, spec.key, source_label), words], axis=1) if spec.key else words)
+    if not spec.key:
+        return Names(row_hashes(batch, spec.content, source_label, spec.features))
+    parts = [row_hashes(batch, columns, source_label) for columns in (spec.key, spec.content)]
+    return Names(np.concatenate(parts, axis=1))
 
 
 def width(spec: ColumnSpec) -> int:
@@ -109,41 +117,28 @@ class Distinct:
 
     def __init__(self) -> None:
         self._least: Array = np.zeros(0, np.uint64)
-        self._rows: Array = np.zeros(0, np.int64)
 
-    def take(self, words: Array, rows: Array | None = None) -> None:
-        """Adds names by their first words, a uint64 array of shape (rows,). `rows`: how many each has; None: one."""
-        rows = np.ones(len(words), np.int64) if rows is None else rows
+    def take(self, words: Array) -> None:
+        """Adds names by their first words, a uint64 array of shape (rows,)."""
         if len(self._least) == _LEAST:
-            low = words <= self._least[-1]
-            words, rows = words[low], rows[low]
+            words = words[words < self._least[-1]]
         if len(words):
-            least, inverse = np.unique(np.concatenate([self._least, words]), return_inverse=True)
-            counts = np.bincount(inverse, np.concatenate([self._rows, rows])).astype(np.int64)
-            self._least, self._rows = least[:_LEAST], counts[:_LEAST]
+            self._least = np.unique(np.concatenate([self._least, words]))[:_LEAST]
+
+    @property
+    def number(self) -> int:
+        """How many there are, or about how many."""
+        if len(self._least) < _LEAST:
+            return len(self._least)
+        return int(round((_LEAST - 1) * 2.0**64 / float(self._least[-1]), -2))
 
     def __str__(self) -> str:
-        if len(self._least) < _LEAST:
-            return str(len(self._least))
-        return f"about {round((_LEAST - 1) * 2.0**64 / float(self._least[-1]), -2):,.0f}"
-
-    def seed(self, after: int, fraction: float) -> tuple[int, float] | None:
-        """Return the next seed whose share of validation rows differs from `fraction` by at most a fifth of it, and
-        that share; None where there are too many names to know them all, or no seed is found.
-        """
-        if len(self._least) == _LEAST:
-            return None
-        for seed in range(after + 1, after + 1000):
-            share = float(self._rows[Names(self._least[:, None]).validates(seed, fraction)].sum() / self._rows.sum())
-            if abs(share - fraction) <= fraction / 5:
-                return seed, share
-        return None
+        return f"{'about ' * (len(self._least) == _LEAST)}{self.number:,}"
 
     def packed(self) -> bytes:
         """Return the names as bytes for `merge`."""
-        return bytes(np.stack([self._least.astype("<i8"), self._rows.astype("<i8")]).tobytes())
+        return self._least.astype("<u8").tobytes()
 
     def merge(self, packed: bytes) -> None:
         """Adds the names of another Distinct."""
-        least, rows = np.frombuffer(packed, "<i8").reshape(2, -1)
-        self.take(least.astype(np.uint64), rows.astype(np.int64))
+        self.take(np.frombuffer(packed, "<u8").astype(np.uint64))

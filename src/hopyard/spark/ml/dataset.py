@@ -28,8 +28,8 @@ _HOLDS = re.compile(r"labelCol '(.+?)' holds ([-+.\w]+)")
 log = logging.getLogger(__name__)
 
 NAMES = (
-    "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "partitions",
-    "encode", "impute", "standardize", "seed", "store",
+    "featuresCol", "featuresCols", "labelCol", "weightCol", "outputs", "validation", "validationCol", "keyCol",
+    "partitions", "encode", "impute", "standardize", "seed", "store",
 )  # fmt: skip
 """The Params that define a Dataset."""
 
@@ -61,7 +61,7 @@ class Rows:
         features = params["featuresCols"] or []
         columns = {} if features else {"featuresCol": params["featuresCol"]}
         columns |= {f"featuresCols[{n}]": name for n, name in enumerate(features)}
-        columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol")}
+        columns |= {name: params[name] for name in ("labelCol", "weightCol", "validationCol", "keyCol")}
         _check_columns({param: name for param, name in columns.items() if name is not None}, df.columns)
         self.features(df.schema)
 
@@ -93,6 +93,7 @@ class Rows:
             label=label,
             weight=params["weightCol"],
             validation=params["validationCol"] or params["validation"],
+            key=params["keyCol"],
             partitions=params["partitions"],
             encode=params["encode"],
             impute=params["impute"],

@@ -68,6 +68,7 @@ class EstimatorParams(ModelParams, total=False):
     mode: Literal["min", "max"]
     validation: float
     validationCol: str
+    keyCol: str
     seed: int
     partitions: int
     parallel: Parallel
@@ -219,6 +220,11 @@ TABLE: dict[str, Row] = {
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
     "validationCol": Row("column of true and false: the rows that validate", _text),
+    "keyCol": Row(
+        "column of a key, such as a user's number: rows of equal keys validate or train together, in one partition; by "
+        "default rows of equal features do",
+        _text,
+    ),
     "seed": Row("seed of everything random", partial(_whole, None), 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
     "parallel": Row(
