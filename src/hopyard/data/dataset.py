@@ -81,11 +81,11 @@ class Dataset:
     Which row goes where depends on (seed, row number) alone: a keyed hash of (seed, n) picks the validation rows, n
     counting rows after the transform; of what remains, the j-th row goes to partition j mod P. Partitions differ by at
     most one row. With key=, and always for a Spark DataFrame, whose rows have no number, a row's name is used
-    instead: a keyed hash of its key, or of its features (never of its label), after the transform. It picks the
-    validation rows and the partition, and orders the rows, so neither files nor the order of rows matter, and
-    partitions differ as independent draws do. Rows of equal keys, or of equal features, go together; but where a
-    DataFrame has at most 1024 different rows, copies of wholly equal ones are drawn one by one. Without key=, another
-    choice of features is another split.
+    instead: a keyed hash of its key, or of its features, after the transform. It picks the validation rows and the
+    partition, and orders the rows, so neither files nor the order of rows matter, and partitions differ as independent
+    draws do. Rows of equal keys, or of equal features, go together; but where a DataFrame has at most 1024 different
+    rows, copies of wholly equal ones are drawn one by one, and where it has few groups of equal features with many
+    labels each, all of a row draws it. Without key=, another choice of features is another split.
 
     Rows in memory are not copied: they are those of the first run, or `prepare`; leave them as they are once given.
 

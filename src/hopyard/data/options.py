@@ -180,7 +180,8 @@ def columns(
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
-    _refuse_answers(_flat(inputs), _flat(targets))
+    if not isinstance(features, Mapping):  # with named inputs it is meant: a decoder reads what it is to give next
+        _refuse_answers(_flat(inputs), _flat(targets))
     weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
@@ -235,7 +236,8 @@ def _refuse_answers(features: list[str], labels: list[str]) -> None:
     if both and set(features) != set(labels):
         raise SpecError(
             f"label names {both[0]!r}, which is a feature too, so the model would read the answer: leave it out of "
-            "features. A model that reproduces its inputs has exactly these as labels"
+            "features. A model that reproduces its inputs has exactly these as labels; one that reads it on purpose, as a "
+            "decoder does, has it as an input of its own, features={…}"
         )
 
 

@@ -152,12 +152,31 @@ def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Pa
             assert all((mine.inputs[name] == theirs.inputs[name]).all() for name in ("numbers", "year"))
 
 
-def test_few_groups_of_many_different_rows_are_told(spark: Any, store: Path, caplog: Any) -> None:
-    df = spark.range(0, 3000, 1, 2).selectExpr("id % 40 AS x", "id AS label")
-    for key, is_told in (("label", False), (None, True)):
+def test_few_groups_of_features_are_told(spark: Any, store: Path, caplog: Any) -> None:
+    df = spark.range(0, 3000, 1, 2).selectExpr("id % 200 AS x", "id", "(id DIV 200) % 6 AS label")
+    for key, is_told in (("id", False), (None, True)):
         caplog.clear()
-        hy.Dataset.spark(df, features="x", label="label", key=key, partitions=2, path=store).prepare()
-        assert ("there are 40 different ones for 2 partitions" in caplog.text) is is_told
+        hy.Dataset.spark(df, features="x", label="label", key=key, partitions=8, path=store).prepare()
+        assert ("there are 200 different ones for 8 partitions" in caplog.text) is is_told
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_many_different_rows_of_few_features_are_drawn_by_all_that_they_hold(
+    spark: Any, store: Path, counted: bool
+) -> None:
+    """A category or two, and a label that is a measure: groups of features would validate whole."""
+    df = spark.range(0, 6000, 1, 3).selectExpr("ELT(id % 3 + 1, 'a', 'b', 'c') AS c", "id * 0.5D AS y")
+    options: dict[str, Any] = {
+        "features": ["c"], "label": "y", "validation": 0.2, "partitions": 4, "path": store,
+        "encode": {"c": hy.Categories("index", min_frequency=2) if counted else "index"},
+    }  # fmt: skip
+    made = hy.Dataset.spark(df, **options).prepare()
+    assert abs(made.validate_rows - 1200) < 200
+    for side in ("train", "validate"):
+        for part in opened(made, side):
+            _, counts = np.unique(part.inputs, return_counts=True)
+            assert len(counts) == 3 and counts.min() > len(part.inputs) / 5
+    assert same(made, hy.Dataset.spark(df.repartition(5), **options).prepare())
 
 
 def test_equal_keys_stay_together(spark: Any, store: Path) -> None:
@@ -867,8 +886,8 @@ from hopyard.data.rows.names import Names
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
-    F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"))
-given = dict(features=["n", "x", "c"], label="n", encode={"c": "one-hot"}, validation=0.2, partitions=2)
+    F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"), F.col("id").alias("y"))
+given = dict(features=["n", "x", "c"], label="y", encode={"c": "one-hot"}, validation=0.2, partitions=2)
 first = hy.Dataset.spark(df, path=sys.argv[1], name="mine", **given)
 manifest = first.prepare()
 assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest

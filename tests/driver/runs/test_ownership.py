@@ -19,6 +19,7 @@ from hopyard.core.runs.events import Began, Resumed
 from hopyard.core.runs.machine import fold
 from hopyard.data.from_spark import job as materialise
 from hopyard.data.from_spark.source import MaterializedSource
+from hopyard.data.from_spark.task import Drawing
 from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
@@ -593,7 +594,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
     its one partition is written here."""
     monkeypatch.setattr(materialise, "alive", lambda df: None)
-    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task, folder: (spec, None, []))
+    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task, folder: (spec, Drawing(), []))
     monkeypatch.setattr(materialise, "report_each", lambda df, work, kind: [work(0, df.to_batches())])
     x, y = table()
     rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})

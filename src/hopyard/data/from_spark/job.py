@@ -39,7 +39,7 @@ from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
-from hopyard.data.from_spark.task import PROBE, CopiesFile, Task, TaskReport, is_category
+from hopyard.data.from_spark.task import PROBE, CopiesFile, Drawing, Task, TaskReport, is_category
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
 from hopyard.data.options import BuildOptions, ColumnSpec, Fill
 from hopyard.data.partitions.builder import (
@@ -68,6 +68,9 @@ _PASSES = 4
 """Passes over a DataFrame whose rows move from partition to partition, before it is refused."""
 _GROUPS = 32
 """Groups of rows for each partition, below which partitions differ much."""
+_LABELS = 8
+"""Different rows for each group of equal features, from which on a row's label may draw it: with few labels, those that
+validate would be ones that none of the group's training rows has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,10 @@ class DataFrameSource:
         )
         needs_task = self.code is not None or bool(options.spec.counted)
         train = replace(task, fraction=options.fraction)
-        spec, copies, value_reports = with_vocabularies(
+        spec, drawing, value_reports = with_vocabularies(
             options.spec, list(self.frames), train if needs_task else None, folder
         )
-        train = replace(train, spec=spec, copies=copies)
+        train = replace(train, spec=spec, drawing=drawing)
         _, reports = spread(folder, self.frames[0], train, Task.run)
         second_spec = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(report.number) for report in reports]
@@ -269,8 +272,8 @@ def spread(
     work: Callable[[Task, int, Iterable[Any]], TaskReport],
     once: bool = False,
 ) -> tuple[Task, list[TaskReport]]:
-    """Runs `work` over a DataFrame until copies of its rows are spread as its counts say: once, unless few of its rows
-    are different.
+    """Runs `work` over a DataFrame until its rows are drawn as their counts say: once, unless few of them, or of their
+    features, are different.
 
     Args:
         folder: the one for segments.
@@ -280,7 +283,7 @@ def spread(
         once: whether the reports of the first pass will do.
 
     Returns:
-        tuple: `task`, which spreads copies as the counts say, and the reports.
+        tuple: `task`, which draws as the counts say, and the reports.
 
     Raises:
         DataError: the DataFrame gives other rows each time.
@@ -292,7 +295,8 @@ def spread(
         if table is not None:
             name = f"{task.token}-{blake3(table).hexdigest()[:16]}.copies"
             copies = CopiesFile(name, len(table) // 8 // (len(reports) + 1), len(reports))
-        if copies == task.copies:
+        drawing = Drawing(copies, by_content=copies is None and _many_rows_of_few_features(task, reports))
+        if drawing == task.drawing:
             return task, reports
         with reaching(folder.url, "write to"):
             if copies is not None and table is not None:
@@ -300,7 +304,7 @@ def spread(
             for report in reports:
                 if report.segment is not None:
                     folder.remove(report.segment.name)
-        task = replace(task, copies=copies)
+        task = replace(task, drawing=drawing)
         if once:
             return task, reports
     raise DataError(
@@ -310,12 +314,22 @@ def spread(
     )
 
 
+def _many_rows_of_few_features(task: Task, reports: list[TaskReport]) -> bool:
+    """Whether groups of rows of equal features are too few to be drawn, while each has rows of many labels."""
+    features, contents = Distinct(), Distinct()
+    for report in reports:
+        features.merge(report.features)
+        contents.merge(report.contents)
+    few = not task.spec.key and features.number < _GROUPS * task.partitions
+    return few and contents.number >= _LABELS * features.number > 0
+
+
 def with_vocabularies(
     spec: ColumnSpec, frames: list[Any], task: Task | None, folder: Directory
-) -> tuple[ColumnSpec, CopiesFile | None, list[TaskReport]]:
+) -> tuple[ColumnSpec, Drawing, list[TaskReport]]:
     """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
-    rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones; how
-    copies of rows of the first frame are spread, if that is known; and the reports of the tasks that found the values.
+    rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones; how rows
+    of the first frame are drawn, as far as that is known; and the reports of the tasks that found the values.
 
     Args:
         spec: as the user wrote it.
@@ -328,7 +342,7 @@ def with_vocabularies(
     column_values: dict[str, set[Value]] = {name: set() for name in unlisted}
     counts: dict[str, Counter[Value | None]] = {name: Counter() for name in spec.counted}
     reports: list[TaskReport] = []
-    copies = None
+    drawing = Drawing()
     for number, df in enumerate(frames if unlisted or counts else []):
         if task is None:
             for name, encoding in unlisted.items():
@@ -337,11 +351,11 @@ def with_vocabularies(
                 column_values[name].update(row[0] for row in rows)
             continue
         if number:  # all of them validate
-            task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, copies=None)
+            task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, drawing=Drawing())
             frame_reports = report_each(df, task.values, TaskReport)
-        else:  # of counted values, which rows train must be known, and that follows from how copies are spread
+        else:  # of counted values, which rows train must be known, and that follows from how rows are drawn
             task, frame_reports = spread(folder, df, task, Task.values, once=not (counts and task.fraction))
-            copies = task.copies
+            drawing = task.drawing
         for report in frame_reports:
             reports.append(report)
             for name in unlisted:
@@ -351,7 +365,7 @@ def with_vocabularies(
                     counter[value] += count
     for values in column_values.values():
         values.difference_update([value for value in values if not is_category(value)])
-    return _fitted(spec, column_values, counts), copies, reports
+    return _fitted(spec, column_values, counts), drawing, reports
 
 
 def _fitted(

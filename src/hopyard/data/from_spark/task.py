@@ -62,6 +62,10 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the names of its rows, before copies were spread, in hexadecimal."""
     copies: bytes | None = None
     """How many rows each name has, from rows.copies.Copies; None: too many names, or a key."""
+    features: bytes = b""
+    """The groups of rows of equal features, as rows.names.Distinct packs them."""
+    contents: bytes = b""
+    """The different rows, likewise."""
     distinct: bytes = b""
     """The names that decide where rows go, as rows.names.Distinct packs them."""
     values: dict[str, list[Value]] = {}
@@ -82,6 +86,19 @@ class CopiesFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the rows of a DataFrame are drawn.
+
+    Attributes:
+        copies: how copies of rows are spread; None: they are not.
+        by_content: whether rows are drawn by all that they hold, not by their features.
+    """
+
+    copies: CopiesFile | None = None
+    by_content: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """The work on each partition of one DataFrame; sent to the workers by pickle.
 
@@ -94,7 +111,7 @@ class Task:
         seed: decides which rows validate.
         code: the transform's pickle; None: there is none.
         what: names the DataFrame, for messages: "Spark partition {} of validation=".
-        copies: how copies of rows are spread; None: they are not.
+        drawing: how rows are drawn.
     """
 
     url: str
@@ -105,7 +122,7 @@ class Task:
     seed: int
     code: bytes | None
     what: str
-    copies: CopiesFile | None = None
+    drawing: Drawing = Drawing()
 
     def run(self, number: int, batches: Iterable[Any]) -> TaskReport:
         """Writes all batches of partition `number` to one segment."""
@@ -143,15 +160,17 @@ class Task:
             rows=rows,
             sum=f"{total:x}",
             copies=copies.packed(),
+            features=copies.features.packed(),
+            contents=copies.contents.packed(),
             values=values,
             counts={name: [counts[name][value] for value in (*values[name], None)] for name in counted},
         )
 
     def copies_of(self, number: int) -> Copies:
         """Return the Copies of partition `number`."""
-        file = self.copies
+        file = self.drawing.copies
         if file is None or number >= file.tasks:  # a partition that was not there before; the driver sees that
-            return Copies()
+            return Copies(by_content=self.drawing.by_content)
         lines = [(file.name, 8 * file.names * line, 8 * file.names * (line + 1)) for line in (0, number + 1)]
         with reaching(self.url, "read"):
             known, first = shared_directory(self.url).ranges(lines)
@@ -237,7 +256,14 @@ class _Work:
             for at in measured:
                 measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
             writer.take(raw, names, is_validation)
-        report = TaskReport(number=self._number, host=socket.gethostname(), rows=row, copies=copies.packed())
+        report = TaskReport(
+            number=self._number,
+            host=socket.gethostname(),
+            rows=row,
+            copies=copies.packed(),
+            features=copies.features.packed(),
+            contents=copies.contents.packed(),
+        )
         if encoder is None:
             return report
         report = msgspec.structs.replace(report, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
@@ -254,7 +280,7 @@ class _Work:
             report,
             segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
             moments={name: sums.packed() for name, sums in moments.items()},
-            sum=f"{added(*writer.sums) if task.copies is None else copies.total:x}",
+            sum=f"{added(*writer.sums) if task.drawing == Drawing() else copies.total:x}",
             distinct=distinct.packed(),
         )
 

@@ -1,5 +1,5 @@
 """Spreads the copies of rows that are wholly equal, where few rows are different: else whole groups of rows would
-validate, or lie in one partition.
+validate, or lie in one partition. Counts groups of rows too, by which the driver knows whether features alone may draw.
 
 Tasks count how many rows each name has. The driver adds up the counts of the tasks before each one: that is the number
 of a row's first copy there. In another pass each copy has its number, and from 1 on a first word that is drawn from it.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hopyard.data.rows.hash import WORDS, mixed
-from hopyard.data.rows.names import Names, added
+from hopyard.data.rows.names import Distinct, Names, added
 from hopyard.formats.arrow import Array
 
 LIMIT = 1024
@@ -28,12 +28,15 @@ class Copies:
 
     Args:
         first: the number of each name's first copy in this task; None: names stay as they are.
+        by_content: whether rows are drawn by all that they hold, not by their features.
     """
 
-    def __init__(self, first: Table | None = None) -> None:
+    def __init__(self, first: Table | None = None, by_content: bool = False) -> None:
         self.total = 0
-        """The sum of the names as they came, where copies are spread."""
-        self._first = first
+        """The sum of the names as they came, where they become others."""
+        self.features, self.contents = Distinct(), Distinct()
+        """Of the names as they came: rows of different features, and different rows."""
+        self._first, self._by_content = first, by_content
         self._counts: Table | None = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
 
     def take(self, names: Names) -> Names:
@@ -46,14 +49,18 @@ class Copies:
             totals = np.bincount(inverse[len(known) :], minlength=len(words)).astype(np.uint64)
             totals[inverse[: len(known)]] += counts
             self._counts = (words, totals) if len(words) <= LIMIT else None
-        return names if self._first is None else self._spread(names, *self._first)
+        self.features.take(names.words[:, 0])
+        self.contents.take(names.words[:, 1])
+        if self._first is None and not self._by_content:
+            return names
+        self.total = added(self.total, names.total())
+        return names.by_content() if self._first is None else self._spread(names, *self._first)
 
     def packed(self) -> bytes | None:
         """Return the counts for `first_copies`; None: there are more than LIMIT names."""
         return None if self._counts is None else np.stack(self._counts).astype("<u8").tobytes()
 
     def _spread(self, names: Names, known: Array, numbers: Array) -> Names:
-        self.total = added(self.total, names.total())
         words = names.words.copy()
         # a row that no pass before has seen is counted, and then the driver sees that
         at = np.minimum(np.searchsorted(known, words[:, 1]), len(known) - 1).astype(np.uint16)

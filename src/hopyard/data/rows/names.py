@@ -68,6 +68,10 @@ class Names:
         ):
             yield run, order[start:stop], total
 
+    def by_content(self) -> Names:
+        """Return names without a key with their words in turn, so that a row is drawn by all that it holds."""
+        return Names(np.ascontiguousarray(self.words[:, ::-1]))
+
     def total(self) -> int:
         """Return the sum of all names."""
         return added(*self._sums(np.arange(len(self)), np.zeros(min(1, len(self)), np.int64)))
