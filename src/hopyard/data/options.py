@@ -236,8 +236,8 @@ def _refuse_answers(features: list[str], labels: list[str]) -> None:
     if both and set(features) != set(labels):
         raise SpecError(
             f"label names {both[0]!r}, which is a feature too, so the model would read the answer: leave it out of "
-            "features. A model that reproduces its inputs has exactly these as labels; one that reads it on purpose, as a "
-            "decoder does, has it as an input of its own, features={…}"
+            "features. A model that reproduces its inputs has exactly these as labels; one that reads it on purpose, "
+            "as a decoder does, has it as an input of its own, features={…}"
         )
 
 

@@ -316,10 +316,11 @@ def spread(
 
 def _many_rows_of_few_features(task: Task, reports: list[TaskReport]) -> bool:
     """Whether groups of rows of equal features are too few to be drawn, while each has rows of many labels."""
-    features, contents = Distinct(), Distinct()
+    distinct, others = Distinct(), Distinct()
     for report in reports:
-        features.merge(report.features)
-        contents.merge(report.contents)
+        distinct.merge(report.distinct)
+        others.merge(report.others)
+    features, contents = (others, distinct) if task.drawing.by_content else (distinct, others)
     few = not task.spec.key and features.number < _GROUPS * task.partitions
     return few and contents.number >= _LABELS * features.number > 0
 

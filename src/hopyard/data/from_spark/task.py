@@ -30,7 +30,7 @@ from hopyard.data.manifest import Field, Value
 from hopyard.data.options import ColumnSpec
 from hopyard.data.partitions.builder import vocabularies
 from hopyard.data.rows.copies import Copies
-from hopyard.data.rows.names import Distinct, Names, added, name_rows, unsigned, width
+from hopyard.data.rows.names import Names, added, name_rows, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import SpecError
@@ -62,12 +62,10 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the names of its rows, before copies were spread, in hexadecimal."""
     copies: bytes | None = None
     """How many rows each name has, from rows.copies.Copies; None: too many names, or a key."""
-    features: bytes = b""
-    """The groups of rows of equal features, as rows.names.Distinct packs them."""
-    contents: bytes = b""
-    """The different rows, likewise."""
     distinct: bytes = b""
-    """The names that decide where rows go, as rows.names.Distinct packs them."""
+    """The first words of names, which decide where rows go, as rows.names.Distinct packs them."""
+    others: bytes = b""
+    """Their second words, likewise."""
     values: dict[str, list[Value]] = {}
     """The values of the columns to be encoded, from `Task.values`."""
     counts: dict[str, list[int]] = {}
@@ -160,8 +158,8 @@ class Task:
             rows=rows,
             sum=f"{total:x}",
             copies=copies.packed(),
-            features=copies.features.packed(),
-            contents=copies.contents.packed(),
+            distinct=copies.distinct.packed(),
+            others=copies.others.packed(),
             values=values,
             counts={name: [counts[name][value] for value in (*values[name], None)] for name in counted},
         )
@@ -235,7 +233,7 @@ class _Work:
         self._check_probe(self._folder)
         encoder: Encoder | None = None
         moments: dict[str, ExactSums] = {}
-        distinct, copies, row = Distinct(), task.copies_of(self._number), 0
+        copies, row = task.copies_of(self._number), 0
         for batch, origin in blocks(task, self._number, batches):
             if encoder is None:
                 fields = infer_fields(batch, task.spec, str(origin))
@@ -250,7 +248,6 @@ class _Work:
             raw = unsigned(raw)
             names = copies.take(name_rows(batch, task.spec, str(origin)))
             is_validation = task.validation_rows(batch, origin, names)
-            distinct.take(names.words[:, 0])
             limits.take(raw)
             weights.take(raw, is_validation)
             for at in measured:
@@ -261,8 +258,8 @@ class _Work:
             host=socket.gethostname(),
             rows=row,
             copies=copies.packed(),
-            features=copies.features.packed(),
-            contents=copies.contents.packed(),
+            distinct=copies.distinct.packed(),
+            others=copies.others.packed(),
         )
         if encoder is None:
             return report
@@ -281,7 +278,6 @@ class _Work:
             segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
             moments={name: sums.packed() for name, sums in moments.items()},
             sum=f"{added(*writer.sums) if task.drawing == Drawing() else copies.total:x}",
-            distinct=distinct.packed(),
         )
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ class Copies:
     def __init__(self, first: Table | None = None, by_content: bool = False) -> None:
         self.total = 0
         """The sum of the names as they came, where they become others."""
-        self.features, self.contents = Distinct(), Distinct()
-        """Of the names as they came: rows of different features, and different rows."""
+        self.distinct, self.others = Distinct(), Distinct()
+        """Of the first words that names have now, which draw, and of the second ones."""
         self._first, self._by_content = first, by_content
         self._counts: Table | None = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
 
@@ -49,12 +49,12 @@ class Copies:
             totals = np.bincount(inverse[len(known) :], minlength=len(words)).astype(np.uint64)
             totals[inverse[: len(known)]] += counts
             self._counts = (words, totals) if len(words) <= LIMIT else None
-        self.features.take(names.words[:, 0])
-        self.contents.take(names.words[:, 1])
-        if self._first is None and not self._by_content:
-            return names
-        self.total = added(self.total, names.total())
-        return names.by_content() if self._first is None else self._spread(names, *self._first)
+        if self._first is not None or self._by_content:
+            self.total = added(self.total, names.total())
+            names = names.by_content() if self._first is None else self._spread(names, *self._first)
+        self.distinct.take(names.words[:, 0])
+        self.others.take(names.words[:, 1])
+        return names
 
     def packed(self) -> bytes | None:
         """Return the counts for `first_copies`; None: there are more than LIMIT names."""
