@@ -26,7 +26,8 @@ class Frame:
         self.schema = StructType([StructField(name, LongType()) for name in columns])
         conf = {} if sensitive is None else {"spark.sql.caseSensitive": sensitive}
         conf["spark.sql.session.timeZone"] = "UTC"
-        self.sparkSession = SimpleNamespace(conf=conf)
+        running = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+        self.sparkSession = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(_jsc=running))
 
     def select(self, *names: Any) -> Frame:
         chosen = names[0] if isinstance(names[0], list) else names
