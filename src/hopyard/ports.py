@@ -207,9 +207,9 @@ class Exchange(Protocol):
         arrays before does not count. `compress`: whether they travel in fewer bytes, if the gang does that."""
         ...
 
-    def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
-        """Add the mean of what has changed to the arrays `before`, which all members have alike, and make `now` equal
-        to them. It never travels in fewer bytes. Returns the rows of all members."""
+    def average(self, arrays: Sequence[Any], rows: float) -> float:
+        """As `mean`, but numbers that all members have alike stay as they are to the bit, and nothing travels in fewer
+        bytes; where no member has rows, the arrays become those of rank 0."""
         ...
 
     def rounded(self, array: Any) -> Any:

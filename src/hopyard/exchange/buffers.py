@@ -21,7 +21,7 @@ PIECE_PARTS = 16
 """Parts that gloo adds up at a time: several pieces of 4 MiB at once are 2 to 3 times as fast over loopback as 10 or 40
 MB are."""
 LISTS = 8
-"""Lists whose layout is remembered: a model has up to four (gradients or changes, optimizers, statistics)."""
+"""Lists whose layout is remembered: a model has up to four (gradients or parameters, optimizers, statistics)."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """dtypes whose sums are made in another one."""
 
@@ -66,6 +66,12 @@ class Layout:
         piece, part = divmod(number, PIECE_PARTS)
         return self.pieces[piece], part * self._most
 
+    def parts_of(self, piece: int, memory: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """Return the parts of a piece, each with its number, in memory that the piece begins."""
+        numbers = range(piece * PIECE_PARTS, min((piece + 1) * PIECE_PARTS, len(self.parts)))
+        parts = torch.split(memory[: self.pieces[piece]], [self.parts[number] for number in numbers])
+        return list(zip(numbers, parts, strict=True))
+
     @property
     def memory(self) -> torch.Tensor:
         """Memory of this process for all parts, made once."""
@@ -80,44 +86,22 @@ class Layout:
         for array, first, past, begin in self._spans[number]:
             torch.mul(arrays[array][first:past], factor, out=part[begin : begin + past - first])
 
-    def load_changes(
-        self,
-        number: int,
-        part: torch.Tensor,
-        before: Sequence[torch.Tensor],
-        now: Sequence[torch.Tensor],
-        factor: float,
-    ) -> None:
-        """As `load`, with what has changed."""
-        if not number:
-            part[0] = factor
-        for array, first, past, begin in self._spans[number]:
-            changes = part[begin : begin + past - first]
-            torch.sub(now[array][first:past], before[array][first:past], out=changes)
-            changes.mul_(factor)
-
     def store(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], divisor: float) -> None:
         """Copy a part's numbers, divided, into the arrays."""
         for array, first, past, begin in self._spans[number]:
             torch.div(part[begin : begin + past - first], divisor, out=arrays[array][first:past])
 
-    def store_changes(
-        self,
-        number: int,
-        part: torch.Tensor,
-        before: Sequence[torch.Tensor],
-        now: Sequence[torch.Tensor],
-        divisor: float,
-    ) -> None:
-        """Add a part's numbers, divided, to the arrays `before`, and copy the sums to `now`; a divisor of 0: copy only.
-        A quotient is added, which no processor does with one rounding: not a multiple, for members on unlike processors
-        would have unlike numbers."""
-        by = torch.tensor(divisor, dtype=self.dtype)
+    def fill(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], rows: float) -> None:
+        """Fill a part with the arrays' numbers as they are; the first number becomes the rows."""
+        if not number:
+            part[0] = rows
         for array, first, past, begin in self._spans[number]:
-            base = before[array][first:past]
-            if divisor:
-                torch.addcdiv(base, part[begin : begin + past - first], by, out=base)
-            now[array][first:past].copy_(base)
+            part[begin : begin + past - first].copy_(arrays[array][first:past])
+
+    def take(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
+        """Copy a part's numbers into the arrays."""
+        for array, first, past, begin in self._spans[number]:
+            arrays[array][first:past].copy_(part[begin : begin + past - first])
 
 
 class Flat:

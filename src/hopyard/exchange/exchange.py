@@ -75,37 +75,29 @@ class GangExchange:
             return self._mean_in_half(tensors, rows)
         total = 0.0
         for positions, layout in self._layouts.of(tensors):
-            total = self._average(layout, [tensors[position] for position in positions], rows)
+            total = self._mean(layout, [tensors[position] for position in positions], rows)
         return total
 
-    def mean_change(self, before: Sequence[Any], now: Sequence[Any], rows: float) -> float:
-        """Add to `before` the mean over all members, weighted by rows, of what has changed, and make `now` equal to it:
-        both become before + Σ rows · (now − before) / Σ rows. Numbers that have changed nowhere stay as they are to the
-        bit. They never travel in fewer bytes: what rounding takes would be lost, and make a small mean of squares
-        negative.
+    def average(self, arrays: Sequence[Any], rows: float) -> float:
+        """As `mean`, but numbers that all members have alike stay as they are to the bit, and nothing ever travels in
+        fewer bytes: what rounding takes would be lost, and make a small mean of squares negative.
 
         Args:
-            before: arrays of NumPy or torch with equal bits on all members; changed in place.
-            now: arrays like them; changed in place.
+            arrays: as for `mean`.
             rows: as for `mean`.
 
         Returns:
-            Σ rows over all members; where that is 0 `before` stays as it is, and `now` becomes equal to it.
+            Σ rows over all members; where that is 0 the arrays become those of rank 0.
         """
-        bases, values = [tensor_of(array) for array in before], [tensor_of(array) for array in now]
         if self.size == 1:
-            for base, value in zip(bases, values, strict=True):
-                base.copy_(value)
             return rows
-        total = 0.0
-        for positions, layout in self._layouts.of(bases):
-            some_bases = [bases[position] for position in positions]
-            some_values = [values[position] for position in positions]
-            total = self._average_changes(layout, some_bases, some_values, rows)
+        tensors, total = [tensor_of(array) for array in arrays], 0.0
+        for positions, layout in self._layouts.of(tensors):
+            total = self._average(layout, [tensors[position] for position in positions], rows)
         return total
 
-    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
-        """Replace tensors of one layout by their means. Returns the rows of all members."""
+    def _mean(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
+        """As `mean`, for tensors of one layout."""
         flat, total = Flat(tensors, layout.dtype), 0.0
 
         def load(number: int, part: torch.Tensor) -> None:
@@ -126,27 +118,16 @@ class GangExchange:
             flat.finish()
         return total
 
-    def _average_changes(
-        self, layout: Layout, before: list[torch.Tensor], now: list[torch.Tensor], rows: float
-    ) -> float:
-        """As `mean_change`, for tensors of one layout."""
-        bases, values, total = Flat(before, layout.dtype), Flat(now, layout.dtype), 0.0
-
-        def load(number: int, part: torch.Tensor) -> None:
-            if rows:
-                layout.load_changes(number, part, bases.arrays, values.arrays, rows)
-            else:
-                part.zero_()
-
-        def store(number: int, part: torch.Tensor) -> None:
-            nonlocal total
-            if not number:
-                total = float(part[0])
-            layout.store_changes(number, part, bases.arrays, values.arrays, total)
-
-        self._group.reduce(layout, load, store)
-        bases.finish()
-        values.finish()
+    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
+        """As `average`, for tensors of one layout."""
+        flat = Flat(tensors, layout.dtype)
+        total = self._group.average(
+            layout,
+            rows,
+            lambda number, part: layout.fill(number, part, flat.arrays, rows),
+            lambda number, part: layout.take(number, part, flat.arrays),
+        )
+        flat.finish()
         return total
 
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
+from hopyard.exchange.blocks import Blocks
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS, Layout, Partwise
 from hopyard.exchange.shared import SharedMemory, share
@@ -73,6 +74,7 @@ class Group:
         self.rank, self.size = rank, size
         self._one_host = one_host
         self._shared: SharedMemory | None = None
+        self._blocks: Blocks | None = None
         self._group: Any = None
         if size == 1:
             return
@@ -97,23 +99,30 @@ class Group:
         takes the sum, which it must not change."""
         shared = self._shared_memory(layout)
         if shared is not None:
-            try:
-                shared.reduce(layout, load, store)
-            except GangBroken:
-                self.close()
-                raise
+            self._guarded(lambda: shared.reduce(layout, load, store))
             return
-        works = []
-        parts = torch.split(layout.memory, layout.parts)
-        for number, piece in enumerate(torch.split(layout.memory, layout.pieces)):
-            first = number * PIECE_PARTS
-            for each in range(first, min(first + PIECE_PARTS, len(parts))):
-                load(each, parts[each])
+        works, pieces = [], torch.split(layout.memory, layout.pieces)
+        for number, piece in enumerate(pieces):
+            for each, part in layout.parts_of(number, piece):
+                load(each, part)
             works.append(self._begin(piece))
-        for number, part in enumerate(parts):
-            if not number % PIECE_PARTS:
-                self._guarded(works[number // PIECE_PARTS].wait)
-            store(number, part)
+        for number, (work, piece) in enumerate(zip(works, pieces, strict=True)):
+            self._guarded(work.wait)
+            for each, part in layout.parts_of(number, piece):
+                store(each, part)
+
+    def average(self, layout: Layout, rows: float, load: Partwise, store: Partwise) -> float:
+        """Average the parts of a layout over all members, weighted by their rows, with the same bits everywhere. `load`
+        fills a part, whose first number of all is that of the rows; `store` takes the average, which it must not
+        change. Returns the rows of all members."""
+        shared = self._shared_memory(layout)
+        if shared is not None:
+            return float(self._guarded(lambda: shared.average(layout, load, store)))
+        self._alive()
+        if self._blocks is None:
+            self._blocks = Blocks(self._group, self.rank, self.size)
+        blocks = self._blocks
+        return float(self._guarded(lambda: blocks.average(layout, rows, load, store)))
 
     def _begin(self, piece: torch.Tensor) -> Any:
         return self._guarded(lambda: self._alive().allreduce(piece))
@@ -151,7 +160,7 @@ class Group:
         """Hang up, which the other members notice."""
         if self._shared is not None:
             self._shared.close()
-        self._group = self._shared = None
+        self._group = self._shared = self._blocks = None
 
     def _alive(self) -> Any:
         if self._group is None:
@@ -161,6 +170,9 @@ class Group:
     def _guarded(self, operation: Callable[[], Any]) -> Any:
         try:
             return operation()
+        except GangBroken:
+            self.close()
+            raise
         except RuntimeError as error:
             self.close()
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -23,6 +23,7 @@ from functools import lru_cache
 import msgspec
 import torch
 
+from hopyard.exchange.average import average_of
 from hopyard.exchange.board import GangBroken
 from hopyard.exchange.buffers import PART_BYTES, Layout, Partwise
 
@@ -104,8 +105,12 @@ class Gate:
         self._inward, self._outward = [], []
 
 
+Join = Callable[[int, list[torch.Tensor], torch.Tensor], None]
+"""Makes this member's share of a result: (number of a part, those of the members, that of the result)."""
+
+
 class SharedMemory:
-    """One member's view of the memory: for AREAS parts in turn, what each member has put there, and their sum.
+    """One member's view of the memory: for AREAS parts in turn, what each member has put there, and what is made of it.
 
     Args:
         memory: the whole of it.
@@ -123,12 +128,7 @@ class SharedMemory:
         return dtype in _DTYPES
 
     def reduce(self, layout: Layout, load: Partwise, store: Partwise) -> None:
-        """Add up the parts of a layout over all members: in each step one is put there, the one before is added up, and
-        the sum of the one before that is taken.
-
-        A member takes a sum after it has arrived at a gate, so others may pass that gate before it has; they use the
-        sum's place again only two steps later, which is after the next gate. After the last sum there is no gate: the
-        first one of the next call is the next.
+        """Add up the parts of a layout over all members.
 
         Args:
             layout: of the arrays.
@@ -137,6 +137,34 @@ class SharedMemory:
 
         Raises:
             GangBroken: a member is gone.
+        """
+
+        def add(number: int, members: list[torch.Tensor], total: torch.Tensor) -> None:
+            self._add(members, total, *layout.in_piece(number))
+
+        self._exchange(layout, load, add, store)
+
+    def average(self, layout: Layout, load: Partwise, store: Partwise) -> float:
+        """As `reduce`, with averages in place of sums; the first number of all is that of a member's rows. Returns the
+        rows of all members."""
+        rows: list[float] = []
+
+        def join(number: int, members: list[torch.Tensor], average: torch.Tensor) -> None:
+            if not number:
+                rows[:] = [float(part[0]) for part in members]
+            share = self._share(len(average))
+            average_of([part[share] for part in members], rows, average[share])
+
+        self._exchange(layout, load, join, store)
+        return sum(rows)
+
+    def _exchange(self, layout: Layout, load: Partwise, join: Join, store: Partwise) -> None:
+        """Go over the parts of a layout: in each step one is put there, the result of the one before is made, and that
+        of the one before that is taken.
+
+        A member takes a result after it has arrived at a gate, so others may pass that gate before it has; they use the
+        result's place again only two steps later, which is after the next gate. After the last one there is no gate:
+        the first one of the next call is the next.
         """
         count = len(layout.parts)
         areas = self._bytes.view(layout.dtype)
@@ -148,7 +176,8 @@ class SharedMemory:
             if step < count:
                 load(step, part(step, self._rank))
             if 1 <= step <= count:
-                self._add([part(step - 1, owner) for owner in range(self._size + 1)], *layout.in_piece(step - 1))
+                *members, result = [part(step - 1, owner) for owner in range(self._size + 1)]
+                join(step - 1, members, result)
             if step <= count:
                 self._gate.arrive()
             if step >= 2:
@@ -160,21 +189,24 @@ class SharedMemory:
         """Hang up, which the others see."""
         self._gate.close()
 
-    def _add(self, parts: Sequence[torch.Tensor], size: int, begin: int) -> None:
+    def _share(self, numbers: int) -> slice:
+        """Return which of a part's numbers this member joins."""
+        return slice(numbers * self._rank // self._size, numbers * (self._rank + 1) // self._size)
+
+    def _add(self, parts: list[torch.Tensor], total: torch.Tensor, size: int, begin: int) -> None:
         """Add up this member's share of a part.
 
         Args:
-            parts: those of the members, and that for the sum.
+            parts: those of the members.
+            total: for the sum.
             size, begin: how many numbers the piece has, and at which of them the part begins.
         """
-        *others, total = parts
-        members, numbers = self._size, len(total)
-        start, stop = numbers * self._rank // members, numbers * (self._rank + 1) // members
+        members, share = self._size, self._share(len(total))
         for owner in range(members):
             first, past = block(size, total.element_size(), members, owner)
-            first, past = max(first - begin, start), min(past - begin, stop)
+            first, past = max(first - begin, share.start), min(past - begin, share.stop)
             if first < past:
-                in_order = [others[(owner - distance) % members][first:past] for distance in range(1, members + 1)]
+                in_order = [parts[(owner - distance) % members][first:past] for distance in range(1, members + 1)]
                 result = total[first:past]
                 torch.add(in_order[0], in_order[1], out=result)
                 for each in in_order[2:]:

@@ -1,7 +1,7 @@
 """Local SGD without a framework: rounds of steps that a member of a gang takes by itself, and what follows them.
 
-At a round's end p ← start + mean(p − start), weighted by the rows of the round, or a step of an outer optimizer along
-that mean. Equal numbers stay as they are to the bit, because differences are averaged. Arrays are NumPy's or torch's.
+At a round's end p ← mean(p), weighted by the rows of the round, or a step of an outer optimizer from the round's start
+along mean(p − start). Equal numbers stay as they are to the bit. Arrays are NumPy's or torch's.
 
 Source: Moritz et al., "SparkNet", ICLR 2016, algorithm 1; Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1,
 with the mean change in place of its negative, the outer gradient; Lin et al., "Don't Use Large Mini-Batches, Use Local
@@ -31,7 +31,7 @@ class Rounds:
         """Steps since the training began, of all members."""
         self._velocity: list[Any] | None = None
         self._start: list[Any] = []
-        """The parameters at the round's beginning."""
+        """The parameters at the round's beginning, where changes are exchanged; else nothing."""
         self._steps = 0
         """Steps of the round so far, of all members, whether they had rows or not."""
         self._warm = False
@@ -53,10 +53,11 @@ class Rounds:
         """Whether a step was taken in the round."""
         return self._steps > 0
 
-    def begin(self, start: list[Any] | None = None) -> None:
-        """Begin a round. `start`: copies of the parameters; None: they are what `mean` has made."""
-        if start is not None:
-            self._start = start
+    def begin(self, copies: Callable[[], list[Any]] | None = None) -> None:
+        """Begin a round. `copies` returns copies of the parameters; None: they are what `mean` has made."""
+        if copies is not None:
+            gang = None if self.exchange is None else self.exchange.gang
+            self._start = copies() if gang is not None and (gang.outer or gang.compress) else []
         self._steps, self.rows = 0, 0.0
         self._warm = self.exchange is not None and self._trained < self.exchange.gang.warmup
 
@@ -73,7 +74,9 @@ class Rounds:
         assert exchange is not None
         outer = None if self._warm else exchange.gang.outer
         if outer is None and not exchange.gang.compress:
-            exchange.mean_change(self._start, now, self.rows)
+            exchange.average(now, self.rows)
+            for start, value in zip(self._start, now, strict=bool(self._start)):
+                start[...] = value
             return
         changes = _difference(now, self._start)
         if exchange.gang.compress:

@@ -169,7 +169,7 @@ class Member:
         """Train in rounds, the last of which ends with the partition."""
         trained, first = self._model.trainable_variables, 0
         while first < rows.count:
-            self.rounds.begin(self._values(trained))
+            self.rounds.begin(lambda: self._values(trained))
             end = min(first + self.rounds.left, rows.count)
             part = rows.segment(first, end)
             if part.rows:
@@ -188,9 +188,7 @@ class Member:
         if exchange.gang.inner == "average":
             slots = slots_of(optimizer)
             own = self._values(slots)
-            base = [values.copy() for values in own]
-            exchange.broadcast(base)
-            exchange.mean_change(base, own, self.rounds.rows)
+            exchange.average(own, self.rounds.rows)
             self._assign(slots, own)
         elif exchange.gang.inner == "reset":
             if self._fresh is None:
@@ -206,7 +204,7 @@ class Member:
         anywhere = [any(flags) for flags in zip(*exchange.gather(bytes(changed)), strict=True)]
         which = [number for number, flag in enumerate(anywhere) if flag]
         now = [now[n] for n in which]
-        exchange.mean_change([before[n] for n in which], now, rows)
+        exchange.average(now, rows)
         self._assign([fractions[n] for n in which], now)
         whole = [variable for variable in self._still() if not _has_fractions(variable)]
         values = [np.array(self._host(variable)) for variable in whole]

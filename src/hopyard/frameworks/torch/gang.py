@@ -34,8 +34,6 @@ class Member:
         self.rounds = Rounds()
         self._parameters = list(parameters)
         self._buffers: list[torch.Tensor] = []
-        self._before: list[torch.Tensor] = []
-        """The buffers with fractions at the partition's beginning."""
         self._rows = 0.0
         """Rows that this member has seen in the partition."""
 
@@ -49,13 +47,12 @@ class Member:
         if self.rounds.exchange is None or self.rounds.exchange.size == 1:
             return
         self._buffers = list(buffers)
-        self._before = [buffer.clone() for buffer in self._buffers if buffer.is_floating_point()]
         self._rows = 0.0
         self._begin_round()
 
     def _begin_round(self) -> None:
         if self.rounds.averages:
-            self.rounds.begin([parameter.detach().clone() for parameter in self._parameters])
+            self.rounds.begin(lambda: [parameter.detach().clone() for parameter in self._parameters])
 
     def gradients(self, rows: float) -> float:
         """Average the gradients of a step, which this member has of so many rows. Returns the rows of all members, of
@@ -95,11 +92,10 @@ class Member:
             return
         if self.rounds.averages and self.rounds.begun:
             self._average(optimizer)
-        changed = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        exchange.mean_change(self._before, changed, self._rows)
+        exchange.average([buffer for buffer in self._buffers if buffer.is_floating_point()], self._rows)
         exchange.broadcast([buffer for buffer in self._buffers if not buffer.is_floating_point()])
-        self._buffers, self._before = [], []
-        self.rounds.begin([])
+        self._buffers = []
+        self.rounds.begin(list)
 
     @torch.no_grad()
     def _average(self, optimizer: torch.optim.Optimizer) -> None:
@@ -135,9 +131,7 @@ class Member:
                 value = torch.zeros(shape, dtype=getattr(torch, dtype), device=parameter.device if shape else None)
                 optimizer.state[parameter][key[1]] = value
             values.append(value)
-        bases = [value.clone() for value in values]
-        exchange.broadcast(bases)
-        exchange.mean_change(bases, values, self.rounds.rows)
+        exchange.average(values, self.rounds.rows)
 
     def load(self, tree: Tree) -> Tree:
         """Take what the State of a model has for its gang. Returns what this member has of its own; None: what rank 0
