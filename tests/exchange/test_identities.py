@@ -194,3 +194,16 @@ def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
             assert torch.equal(member[number][still], counted[0][still])
             close = {"float64": 1e-14, "float32": 1e-5}.get(kind, 3e-2)
             np.testing.assert_allclose(member[number][other].double(), average[other], rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("one_host", [False, True])
+def test_arrays_that_share_memory_are_averaged_once(one_host: bool, small_parts: None) -> None:
+    """Bug: the mean change was added to each of two parameters with the same storage."""
+
+    def work(exchange: Any) -> torch.Tensor:
+        array = torch.full((3000,), float(exchange.rank + 1), dtype=torch.float64)
+        exchange.average([array, array.view(30, 100), array[:7]], 1.0)
+        return array
+
+    for array in together(work, exchanges(Gang(3), one_host=one_host)):
+        assert torch.equal(array, torch.full_like(array, 2.0))
