@@ -181,9 +181,12 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
 @pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
-def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
+@pytest.mark.parametrize("scope", ["task", pytest.param("program", marks=pytest.mark.campaign)])
+def test_parameter_server_strategy_goes_on_from_its_checkpoint(
+    scope: str, tmp_path: Path, watch: Watch, quiet: None
+) -> None:
     told = example("parameter_server_strategy").launch(
-        steps=200, workers=1, fail=100, max_restarts=1, directory=tmp_path / "run"
+        steps=200, workers=1, fail=100, max_restarts=1, restart_scope=scope, directory=tmp_path / "run"
     )
     assert told["began"] >= 100, "it began from the first step again"
     assert told["steps"] >= 200 and told["accuracy"] > 0.8
