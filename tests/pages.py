@@ -10,6 +10,10 @@ A page says by HTML comments, which no reader sees, what a block needs:
 
 `python pages.py PAGE` runs a page in the current folder: Python in one namespace, `bash` line by line until one fails.
 Tracebacks name the line of the page.
+
+`python pages.py --answers DESCRIPTOR` runs pages one after the other, each in a namespace and a folder of its own. So
+frameworks are imported once, also for the workers of `hy.Local`, which are forks of one process, and a Spark that one
+page leaves is that of the next.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +114,38 @@ def run(page: Path) -> None:
             exec(block.compiled(), vars(main))
 
 
+def serve(descriptor: int) -> None:
+    """Runs the pages that standard input names, each with a tab and its folder in a line, and writes a line to the
+    descriptor after each: "0", or "1" where it failed and standard error has the reason."""
+    import hopyard as hy
+    from hopyard.engines.templates import Templates
+
+    templates, fork = Templates(), Templates.fork
+    templates.start()
+    Templates.fork = lambda _, *how: fork(templates, *how)  # type: ignore[method-assign]
+    variables, path = dict(os.environ), list(sys.path)
+    for line in sys.stdin:
+        page, _, folder = line.rstrip("\n").partition("\t")
+        os.chdir(folder)
+        code = 0
+        try:
+            run(Path(page))
+        except BaseException as error:  # a page may exit as well
+            code = 1
+            traceback.print_exception(error)
+        for program in hy.Program.running():  # with a process of its own, a page would take them along
+            program.stop()
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.path[:] = path
+        sys.stdout.flush()
+        os.write(descriptor, b"%d\n" % code)
+    templates.stop()
+
+
 if __name__ == "__main__":
     os.environ["REPOSITORY"] = str(Path(__file__).parents[1])
-    run(Path(sys.argv[1]).resolve())
+    if sys.argv[1] == "--answers":
+        serve(int(sys.argv[2]))
+    else:
+        run(Path(sys.argv[1]).resolve())

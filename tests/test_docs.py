@@ -1,15 +1,18 @@
 """Every code block of README.md and of the pages in docs/ runs as it stands, page by page, in an empty folder.
 
 docs/log.md is a record of what was, so its blocks are not run. How a page says what a block needs is in pages.py.
+README.md runs in a process of its own, as a reader runs it. The other pages share one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +36,17 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def ran(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "COLUMNS": "120"}
+
+
+def ran(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tests" / "pages.py"), str(page)]
     return subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=PAGE_SECONDS,
@@ -47,8 +54,65 @@ def ran(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+class Reader:
+    """A process that runs one page after the other. Where it has ended, the next page has another one.
+
+    Args:
+        output: file that takes what pages print.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output.open("a+b")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers = -1
+
+    def run(self, page: Path, folder: Path) -> tuple[bool, str]:
+        """Return whether a page has run to its end, and what it has printed."""
+        if self._process is None:
+            self._start()
+        assert self._process is not None and self._process.stdin is not None
+        begin = self._output.seek(0, os.SEEK_END)
+        self._process.stdin.write(os.fsencode(f"{page}\t{folder}\n"))
+        self._process.stdin.flush()
+        readable, _, _ = select.select([self._answers], [], [], PAGE_SECONDS)
+        answer = os.read(self._answers, 100) if readable else b""
+        if not answer:
+            self._process.kill()
+            self.close()
+        self._output.seek(begin)
+        return answer == b"0\n", self._output.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Let it end, and what it has started."""
+        if self._process is not None:
+            self._process.communicate(timeout=60)
+            os.close(self._answers)
+            self._process = None
+
+    def _start(self) -> None:
+        self._answers, answers = os.pipe()
+        command = [sys.executable, str(ROOT / "tests" / "pages.py"), "--answers", str(answers)]
+        self._process = subprocess.Popen(
+            command,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[answers],
+        )
+        os.close(answers)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    reader = Reader(tmp_path_factory.mktemp("pages") / "output")
+    yield reader
+    reader.close()
+    reader._output.close()
+
+
 def those_that_run() -> list[object]:
-    cases = []
+    cases, last = [], []
     for page in PAGES:
         try:
             code = "\n".join(block.code for block in pages.blocks(page) if block.runs)
@@ -63,16 +127,20 @@ def those_that_run() -> list[object]:
             "jax": "jax",
         }
         marks += [getattr(pytest.mark, mark) for mark, words in needs.items() if re.search(words, code)]
-        if code:
-            cases.append(pytest.param(page, marks=marks, id=named(page)))
-    return cases
+        if code:  # who stops Spark comes last, so that one session is enough
+            (last if "spark.stop()" in code else cases).append(pytest.param(page, marks=marks, id=named(page)))
+    return cases + last
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", those_that_run())
-def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
-    done = ran(page, tmp_path)
-    assert done.returncode == 0, f"{named(page)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path, reader: Reader) -> None:
+    if page.parent == ROOT:
+        done = ran(page, tmp_path)
+        assert done.returncode == 0, f"{named(page)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+    else:
+        ended, output = reader.run(page, tmp_path)
+        assert ended, f"{named(page)}\n{output[-10000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -95,6 +163,26 @@ def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- the runner itself
+
+
+def test_pages_of_one_process_share_nothing_and_one_that_fails_does_not_end_it(tmp_path: Path, reader: Reader) -> None:
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    code = "import os, sys\nprocess, os.environ['A_PAGE'] = os.getpid(), 'was here'\nprint(process)\n"
+    ended, process = reader.run(written(folders[0], f"```python\n{code}```\n"), folders[0])
+    assert ended
+    ended, output = reader.run(page := written(folders[1], "# Page\n\n```python\nprocess\n```\n"), folders[1])
+    assert not ended and f'File "{page}", line 4, in <module>' in output and "NameError" in output
+    assert not reader.run(written(folders[2], "```python\nraise SystemExit(0)\n```\n"), folders[2])[0]
+    code = "import os\nassert 'A_PAGE' not in os.environ\nprint(os.getpid())\nopen('here', 'w')\n"
+    assert reader.run(written(folders[3], f"```python\n{code}```\n"), folders[3]) == (True, process)
+    assert (folders[3] / "here").exists()
+
+
+def test_a_page_that_ends_the_process_fails_and_the_next_one_has_another(tmp_path: Path, reader: Reader) -> None:
+    assert not reader.run(written(tmp_path, "```python\nimport os\nos._exit(0)\n```\n"), tmp_path)[0]
+    assert reader.run(written(tmp_path, "```python\nx = 1\n```\n"), tmp_path) == (True, "")
 
 
 def written(folder: Path, text: str) -> Path:

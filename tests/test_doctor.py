@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def bare(tmp_path):
-    """An environment with what Spark's scripts need, and no Java."""
+    """An environment with what Spark's scripts need, and no Java. If one is found all the same, it is a light one."""
     place = tmp_path / "bare path"
     place.mkdir()
     for command in ("bash", "sh", "env", "dirname", "ps", "tty", "uname"):
         if shutil.which(command):
             (place / command).symlink_to(shutil.which(command))
-    kept = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ}
     return {**kept, "PATH": str(place)}
 
 

@@ -152,7 +152,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_example_is_run_here() -> None:
     here = Path(__file__).read_text()
-    missing = [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}"' not in here]
+    missing = [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}' not in here]
     assert not missing, f"examples without a test: {missing}"
 
 
@@ -181,9 +181,12 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
 @pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
-def test_parameter_server_strategy_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
+@pytest.mark.parametrize("scope", ["task", pytest.param("program", marks=pytest.mark.campaign)])
+def test_parameter_server_strategy_goes_on_from_its_checkpoint(
+    scope: str, tmp_path: Path, watch: Watch, quiet: None
+) -> None:
     told = example("parameter_server_strategy").launch(
-        steps=200, workers=1, fail=100, max_restarts=1, directory=tmp_path / "run"
+        steps=200, workers=1, fail=100, max_restarts=1, restart_scope=scope, directory=tmp_path / "run"
     )
     assert told["began"] >= 100, "it began from the first step again"
     assert told["steps"] >= 200 and told["accuracy"] > 0.8
@@ -259,14 +262,20 @@ def marked(word: str) -> dict[int, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        "ps_tutorial",
-        pytest.param("ps_tutorial --sync", marks=pytest.mark.campaign),
-        pytest.param("multi_worker_mirrored", marks=pytest.mark.campaign),
-        pytest.param("parameter_server_strategy", marks=pytest.mark.campaign),
-        pytest.param("split_by_device", marks=pytest.mark.campaign),
-        pytest.param("torch_ddp", marks=pytest.mark.campaign),
-        pytest.param("jax_data_parallel", marks=pytest.mark.campaign),
-        pytest.param("streaming_feed", marks=pytest.mark.campaign),
+        "tensorflowonspark_digits --epochs 3",
+        *(
+            pytest.param(f"{command} --spark", marks=pytest.mark.campaign)
+            for command in (
+                "ps_tutorial",
+                "ps_tutorial --sync",
+                "multi_worker_mirrored",
+                "parameter_server_strategy",
+                "split_by_device",
+                "torch_ddp",
+                "jax_data_parallel",
+                "streaming_feed",
+            )
+        ),
     ],
 )
 def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
@@ -276,8 +285,9 @@ def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
     temporary.mkdir()
     word = f"example-{uuid.uuid4().hex}"
     environment = {**os.environ, "TMPDIR": str(temporary), "EXAMPLE": word, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment["PYSPARK_PYTHON"] = sys.executable  # for the one that has a session of its own
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), "--spark", *arguments],
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -286,22 +296,9 @@ def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert name != "tensorflowonspark_digits" or done.stdout.endswith("done\n")
     until = time.monotonic() + GONE_SECONDS
     while (left := marked(word)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not left
     assert [path.name for path in temporary.iterdir() if "hopyard" in path.name] == []
-
-
-@pytest.mark.spark
-@pytest.mark.tensorflow
-@pytest.mark.long
-@needs("tensorflow", "sklearn", "pyspark")
-def test_tensorflowonspark_digits(tmp_path: Path) -> None:
-    script = (EXAMPLES / "tensorflowonspark_digits").with_suffix(".py")
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, str(script), "--epochs", "3"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=220, check=False
-    )
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-2000:]

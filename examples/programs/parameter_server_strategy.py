@@ -80,7 +80,7 @@ def main(args, ctx):
     (ctx.directory / "result.json").write_text(json.dumps(told))
 
 
-def launch(steps=300, workers=2, fail=None, max_restarts=0, engine=None, directory=None):
+def launch(steps=300, workers=2, fail=None, max_restarts=0, restart_scope="program", engine=None, directory=None):
     """At which step the last attempt began, and what it came to. `fail`: at this step the first attempt breaks off."""
     program = hy.launch(
         main,
@@ -88,6 +88,7 @@ def launch(steps=300, workers=2, fail=None, max_restarts=0, engine=None, directo
         roles={"chief": 1, "worker": workers, "ps": 1},
         until="chief",
         max_restarts=max_restarts,
+        restart_scope=restart_scope,
         engine=engine,
         directory=directory,
     )
