@@ -26,9 +26,13 @@ from hopyard.engines.templates import Templates
 settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("hopyard")
 
-sys.path.insert(0, str(Path(__file__).parent))
+TESTS, LIGHT_PYTHON = (str(Path(__file__).parent / name) for name in (".", "light_python"))
+sys.path[:0] = [TESTS, LIGHT_PYTHON]
+import light_imports  # noqa: E402
 from light_java import submit_options  # noqa: E402
 
+light_imports.install()
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LIGHT_PYTHON, os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("SPARK_SUBMIT_OPTS", submit_options())  # of the drivers and executors of Spark that tests start
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so
