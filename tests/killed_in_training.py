@@ -51,13 +51,15 @@ def process_of(agent: int) -> int:
     raise AssertionError(f"agent {agent} hosts no process")
 
 
-def killed(name: str, victim: str, scope: Any, engine: Any, directory: Path) -> dict[str, Any]:
+def killed(
+    name: str, victim: str, scope: Any, engine: Any, directory: Path, roles: dict[str, int] | None = None
+) -> dict[str, Any]:
     """Launch the example, kill a task of it in training, wait for its end; how it stood then, and at which step it was
-    killed."""
+    killed. `roles`: others than ROLES[name]."""
     program = hy.launch(
         example(name).main,
         ARGUMENTS[name],
-        roles=ROLES[name],
+        roles=roles or ROLES[name],
         until=UNTIL[name],
         max_restarts=1,
         restart_scope=scope,

@@ -156,4 +156,4 @@ class MoreWorlds(Worlds):
 
 
 TestMoreWorlds = pytest.mark.long(MoreWorlds.TestCase)
-TestMoreWorlds.settings = settings(TestWorlds.settings, max_examples=150)
+TestMoreWorlds.settings = settings(TestWorlds.settings, max_examples=75)
