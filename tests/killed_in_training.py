@@ -21,8 +21,8 @@ import hopyard as hy
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "ps_tutorial": {"steps": 3000, "sync": False},
-    "parameter_server_strategy": {"steps": 1000, "save": 50, "rate": 0.2, "fail": None},
+    "ps_tutorial": {"steps": 1200, "sync": False},
+    "parameter_server_strategy": {"steps": 600, "save": 50, "rate": 0.2, "fail": None},
 }
 ROLES: dict[str, dict[str, int]] = {
     "ps_tutorial": {"worker": 2, "ps": 1},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,7 +128,9 @@ def found(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
         "spark.speculation.minTaskRuntime": "500ms",
     }
     copies = tmp_path_factory.mktemp("copies")
-    body = f"found, copies = {{}}, Path({str(copies)!r})\n{BODY}{TWICE}{DIES}\nPath('told').write_text(json.dumps(found))"
+    body = (
+        f"found, copies = {{}}, Path({str(copies)!r})\n{BODY}{TWICE}{DIES}\nPath('told').write_text(json.dumps(found))"
+    )
     err = drive(cluster, cluster.hidden, f"{MAINS}\n{body}", **settings)
     assert "cannot reach the driver" not in err
     return json.loads((cluster.hidden / "told").read_text())
