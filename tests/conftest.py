@@ -26,9 +26,16 @@ from hopyard.engines.templates import Templates
 settings.register_profile("hopyard", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("hopyard")
 
-sys.path.insert(0, str(Path(__file__).parent))
+LIGHT_PYTHON = str(Path(__file__).parent / "light_python")
+sys.path[:0] = [str(Path(__file__).parent), LIGHT_PYTHON]
+from light_imports import install  # noqa: E402
+
 from light_java import submit_options  # noqa: E402
 
+install()
+path = os.environ.get("PYTHONPATH", "")
+if LIGHT_PYTHON not in path.split(os.pathsep):  # processes that tests start have it too
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LIGHT_PYTHON, path]))
 os.environ.setdefault("SPARK_SUBMIT_OPTS", submit_options())  # of the drivers and executors of Spark that tests start
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in the background of a script so

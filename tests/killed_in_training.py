@@ -21,8 +21,8 @@ import hopyard as hy
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "ps_tutorial": {"steps": 3000, "sync": False},
-    "parameter_server_strategy": {"steps": 1000, "save": 50, "rate": 0.2, "fail": None},
+    "ps_tutorial": {"steps": 1200, "sync": False},
+    "parameter_server_strategy": {"steps": 600, "save": 50, "rate": 0.2, "fail": None},
 }
 ROLES: dict[str, dict[str, int]] = {
     "ps_tutorial": {"worker": 2, "ps": 1},
@@ -51,13 +51,15 @@ def process_of(agent: int) -> int:
     raise AssertionError(f"agent {agent} hosts no process")
 
 
-def killed(name: str, victim: str, scope: Any, engine: Any, directory: Path) -> dict[str, Any]:
+def killed(
+    name: str, victim: str, scope: Any, engine: Any, directory: Path, roles: dict[str, int] | None = None
+) -> dict[str, Any]:
     """Launch the example, kill a task of it in training, wait for its end; how it stood then, and at which step it was
-    killed."""
+    killed. `roles`: others than ROLES[name]."""
     program = hy.launch(
         example(name).main,
         ARGUMENTS[name],
-        roles=ROLES[name],
+        roles=roles or ROLES[name],
         until=UNTIL[name],
         max_restarts=1,
         restart_scope=scope,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGN = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
-SHORT = ("kill", "driver", "pause", "store-fails", "messages-lost", "memory")
+SHORT = ("driver", "pause", "messages-lost")
 
 
 @pytest.mark.long

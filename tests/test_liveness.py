@@ -147,8 +147,8 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
     [
         ("build", "child"),
         ("first", "burn"),
-        pytest.param("build", "burn", marks=pytest.mark.long),
-        pytest.param("first", "child", marks=pytest.mark.long),
+        pytest.param("build", "burn", marks=pytest.mark.campaign),
+        pytest.param("first", "child", marks=pytest.mark.campaign),
     ],
 )
 def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[str], at: str, do: str) -> None:

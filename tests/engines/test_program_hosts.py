@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,18 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     network.close()
 
 
-def told(cluster: Cluster, body: str, **settings: str) -> Any:
-    """What a driver found out."""
-    err = drive(cluster, cluster.hidden, f"{MAINS}\n{body}\nPath('told').write_text(json.dumps(found))", **settings)
-    assert "cannot reach the driver" not in err
-    return json.loads((cluster.hidden / "told").read_text())
-
-
-def test_programs_across_hosts(cluster: Cluster) -> None:
-    found = told(
-        cluster,
-        """
-found = {}
+BODY = """
 program = launch("meets", meets, {"worker": 2})
 program.wait()
 found["meets"] = values(program)
@@ -119,8 +107,36 @@ except hy.ProgramFailed as error:
 program = launch("doubles", doubles, {"worker": 1})
 found["doubles"] = program.infer(spark.sparkContext.parallelize([(n,) for n in range(20000)], 8)).collect()
 program.stop()
-""",
+"""
+DIES = """
+program = launch("dies", dies, {"worker": 2})
+try:
+    program.wait()
+except hy.HopyardError as error:
+    found["dies"] = str(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one driver found out, in a session that speculates; the last of its programs loses a host."""
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "500ms",
+    }
+    copies = tmp_path_factory.mktemp("copies")
+    body = (
+        f"found, copies = {{}}, Path({str(copies)!r})\n{BODY}{TWICE}{DIES}\nPath('told').write_text(json.dumps(found))"
     )
+    err = drive(cluster, cluster.hidden, f"{MAINS}\n{body}", **settings)
+    assert "cannot reach the driver" not in err
+    return json.loads((cluster.hidden / "told").read_text())
+
+
+def test_programs_across_hosts(cluster: Cluster, found: Any) -> None:
     assert [one["sum"] for one in found["meets"]] == [3.0, 3.0]
     assert [one["endpoints"] for one in found["meets"]] == [2, 2]
     assert [one["local_rank"] for one in found["meets"]] == [0, 0]
@@ -135,30 +151,12 @@ program.stop()
     assert found["doubles"] == [2 * n for n in range(20000)]
 
 
-def test_a_lost_host_is_named(cluster: Cluster) -> None:
-    found = told(
-        cluster,
-        """
-program = launch("dies", dies, {"worker": 2})
-try:
-    program.wait()
-except hy.HopyardError as error:
-    found = str(error)
-""",
-    )
-    assert "worker 1" in found and "executor" in found
+def test_a_lost_host_is_named(found: Any) -> None:
+    assert "worker 1" in found["dies"] and "executor" in found["dies"]
 
 
-def test_rows_come_once_though_spark_speculates(cluster: Cluster, tmp_path: Path) -> None:
+def test_rows_come_once_though_spark_speculates(found: Any) -> None:
     """The first copy of one task is slow, a second one is started on the other host, and both send."""
-    settings = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.minTaskRuntime": "500ms",
-    }
-    found = told(cluster, f"copies = Path({str(tmp_path)!r})\n{TWICE}", **settings)
     for kind in ("rdd", "frame"):
         assert sorted(found[kind]["copies"]) == [0, 1], "Spark did not speculate"
         assert found[kind]["rows"] == 4000
@@ -195,7 +193,6 @@ def by_batches(one):
         yield from one(part for batch in given for part in (batch.slice(n, 1) for n in range(batch.num_rows)))
     return batches
 
-found = {}
 rows = spark.sparkContext.parallelize([(n,) for n in range(4000)], 4)
 frame = spark.range(0, 4000, 1, 4).withColumnRenamed("id", "a")
 for kind in ("rdd", "frame"):

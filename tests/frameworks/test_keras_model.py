@@ -196,8 +196,8 @@ def test_evaluation_is_what_evaluate_gives(name: str) -> None:
     "kind",
     [
         "mixed_float16",
-        pytest.param("float64", marks=pytest.mark.long),
-        pytest.param("mixed_bfloat16", marks=pytest.mark.long),
+        pytest.param("float64", marks=pytest.mark.campaign),
+        pytest.param("mixed_bfloat16", marks=pytest.mark.campaign),
         pytest.param("bfloat16", marks=pytest.mark.long),
     ],
 )
@@ -314,8 +314,7 @@ def counter() -> Iterator[Counter]:
     meter.count_with(None)
 
 
-@pytest.mark.parametrize("shuffle", [pytest.param(None, marks=pytest.mark.long), 7])
-@pytest.mark.parametrize("part_bytes", [1 << 28, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("shuffle", "part_bytes"), [(7, 1 << 28), pytest.param(None, 500, marks=pytest.mark.long)])
 def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int
 ) -> None:

@@ -116,11 +116,17 @@ CASES: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-COMMON = ("adam", "schedule", "accumulated", "scaled", "tied", "masked", "eager")
+LONG = ("average", "bfloat16", "scaled by itself")
+FURTHER = ("amsgrad, clipped", "momentum", "mixed_bfloat16", "float64", "recurrent")
+"""As "adam", "schedule", "bfloat16", "bfloat16", and "tied", which draws as well."""
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=[*[pytest.mark.long] * (name in LONG), *[pytest.mark.campaign] * (name in FURTHER)])
+        for name in CASES
+    ],
 )
 def test_swapped_training_is_bitwise_equal(name: str) -> None:
     """Two models of other first weights, dirtied by other rows, against one that is never swapped."""

@@ -165,6 +165,10 @@ def world() -> Iterator[Path]:
     os.umask(before)
 
 
+OBSTACLES: dict[int, str] = {}
+"""uid → why that account cannot import Hopyard; "": it can."""
+
+
 @pytest.fixture
 def account(world: Path) -> Iterator[Callable[[int], Account]]:
     """uid → its account; skips where it cannot import Hopyard."""
@@ -172,9 +176,11 @@ def account(world: Path) -> Iterator[Callable[[int], Account]]:
 
     def make(uid: int) -> Account:
         accounts.append(Account(uid, world))
-        code, _, err = accounts[-1].run("-P", "-c", "import jobs, test_second_account")
-        if code:
-            pytest.skip(f"user {uid} cannot import Hopyard here: {err.strip()[-500:]}")
+        if uid not in OBSTACLES:
+            code, _, err = accounts[-1].run("-P", "-c", "import jobs, test_second_account")
+            OBSTACLES[uid] = err.strip()[-500:] or f"exit code {code}" if code else ""
+        if OBSTACLES[uid]:
+            pytest.skip(f"user {uid} cannot import Hopyard here: {OBSTACLES[uid]}")
         return accounts[-1]
 
     yield make

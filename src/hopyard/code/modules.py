@@ -34,7 +34,7 @@ def users_modules() -> list[ModuleType]:
     return [
         module
         for name, module in sys.modules.copy().items()
-        if name not in MAIN and _file(module) is not None and is_users(name)
+        if name not in MAIN and (file := _file(module)) is not None and not _is_librarys(file) and is_users(name)
     ]
 
 
@@ -50,7 +50,7 @@ def is_users(name: str) -> bool:
     if not locations:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         return name not in sys.builtin_module_names and getattr(spec, "origin", None) not in ("built-in", "frozen")
-    if any(location.startswith(_roots()) or any(part in location for part in _SITES) for location in locations):
+    if any(map(_is_librarys, locations)):
         return False
     folders = {_folder(location, package) for location in _locations(package)}
     return not any(package in _installed(folder) for folder in folders if locations[0].startswith(folder))
@@ -76,6 +76,11 @@ def _file(module: object) -> str | None:
 def _roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     return tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_librarys(location: str) -> bool:
+    """Return whether a location is in the standard library or in a folder of site packages."""
+    return location.startswith(_roots()) or any(part in location for part in _SITES)
 
 
 def _locations(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from hopyard.testing.chaos import Chaos
 from hopyard.testing.promises import Broken
 from hopyard.testing.worlds import drawn
 
-WORLDS = int(os.environ.get("HOPYARD_WORLDS", "250"))
+WORLDS = int(os.environ.get("HOPYARD_WORLDS", "150"))
 
 
 @functools.cache
@@ -156,4 +156,4 @@ class MoreWorlds(Worlds):
 
 
 TestMoreWorlds = pytest.mark.long(MoreWorlds.TestCase)
-TestMoreWorlds.settings = settings(TestWorlds.settings, max_examples=150)
+TestMoreWorlds.settings = settings(TestWorlds.settings, max_examples=75)

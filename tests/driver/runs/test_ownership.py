@@ -195,7 +195,6 @@ def test_without_a_directory_a_failed_start_leaves_no_folder_of_runs(
         select(None)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("method", ["sizes", "marks", "mark", "sweep"])
 def test_a_resume_names_the_store_that_failed(
     interrupted: Callable[..., Path],
@@ -203,20 +202,18 @@ def test_a_resume_names_the_store_that_failed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
-    fault: str,
 ) -> None:
     run = interrupted(tmp_path / "store")
-    error, kind, words = FAULTS[fault]
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, method, raising(error))
-        with pytest.raises(kind, match=words) as told:
-            hy.resume(run)
-    assert str(tmp_path / "store") in str(told.value)
-    assert "run directory" not in str(told.value) and "directory=" not in str(told.value)
+    for error, kind, words in FAULTS.values():
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, method, raising(error))
+            with pytest.raises(kind, match=words) as told:
+                hy.resume(run)
+        assert str(tmp_path / "store") in str(told.value)
+        assert "run directory" not in str(told.value) and "directory=" not in str(told.value)
     assert digests(hy.resume(run)) == undisturbed
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("method", ["get", "put"])
 def test_copies_of_states_name_the_store_that_failed(
     interrupted: Callable[..., Path],
@@ -224,15 +221,14 @@ def test_copies_of_states_name_the_store_that_failed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
-    fault: str,
 ) -> None:
     copy = shutil.copytree(interrupted(tmp_path / "store"), tmp_path / "copy")
-    error, kind, words = FAULTS[fault]
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, method, raising(error))
-        with pytest.raises(kind, match=words) as told:
-            hy.resume(copy)
-    assert str(tmp_path / "store") in str(told.value)
+    for error, kind, words in FAULTS.values():
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, method, raising(error))
+            with pytest.raises(kind, match=words) as told:
+                hy.resume(copy)
+        assert str(tmp_path / "store") in str(told.value)
     assert digests(hy.resume(copy)) == undisturbed
 
 

@@ -94,7 +94,12 @@ def parameters(value: Any) -> list[Any]:
 
 def reseed(seed: int) -> None:
     """Seeds torch's generators on every device."""
-    torch.manual_seed(seed)
+    if hasattr(torch, "accelerator") and torch.accelerator.current_accelerator() is None:  # 2.5 has no such module
+        # `manual_seed` notes the stack, in text, for each kind of GPU that this build of torch cannot use: that takes
+        # as long as a small batch.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 RUNTIME = Runtime(

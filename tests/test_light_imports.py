@@ -1,0 +1,35 @@
+"""What Keras does not find in the processes of tests, others find."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from light_imports import LARGE, UNUSED
+
+
+@pytest.mark.parametrize("name", sorted(UNUSED))
+def test_keras_alone_does_not_find_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
+        exec(f"import {name}", {"__name__": "keras.src.wrappers"})
+
+
+def test_the_garbage_collector_is_off_while_a_framework_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "jax.py").write_text("import gc\nenabled = gc.isenabled()\n")
+    (tmp_path / "other.py").write_text("import gc\nenabled = gc.isenabled()\n")
+    assert "jax" in LARGE
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    import jax
+    import other
+
+    monkeypatch.delitem(sys.modules, "jax")
+    assert (jax.enabled, other.enabled, gc.isenabled()) == (False, True, True)
