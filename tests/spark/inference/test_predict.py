@@ -322,6 +322,18 @@ class TestMapBatches:
         assert made.schema.simpleString() == "struct<total:double>"
         assert sum(row.total for row in made.collect()) == 4950
 
+    def test_workers_go_on_with_what_they_have(self, spark: Any, tmp_path: Path) -> None:
+        """Two executors of one core: the job that finds the schema ends no worker, which may have opened a model."""
+        import os
+
+        def process(block: dict[str, Any]) -> dict[str, Any]:
+            (tmp_path / str(os.getpid())).touch()
+            return {"id": block["id"]}
+
+        for _ in range(3):
+            assert map_batches(process, spark.range(0, 4, 1, 2)).count() == 4
+        assert len(list(tmp_path.iterdir())) <= 2
+
     def test_columns_are_kept(self, spark: Any) -> None:
         df = spread(spark, frame(20))
         made = map_batches(lambda block: {"twice": block["a"] * 2}, df, columns=["a"], keep=True)
