@@ -12,6 +12,8 @@ import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
 import hopyard.data.from_spark.task
+import hopyard.engines.spark_task
+import hopyard.feeds.inference
 import hopyard.feeds.spark_tasks
 import hopyard.spark.inference.map_batches  # noqa: F401
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
+import spark_fits
 from hopyard.data.from_spark.job import _say_not_deterministic
 from hopyard.data.manifest import FORMAT
 from hopyard.data.partitions.cache import open_partition
@@ -961,41 +963,11 @@ def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds:
     assert script is CONNECT or str(ours.url) in done.stdout  # the same name, in another session
 
 
-ONE_SCRIPT = """
-import json, sys
-import hopyard as hy
-from pyspark.sql import SparkSession, functions as F
-from hopyard.frameworks.linear import Linear
-
-executors, folder = sys.argv[1:3]
-spark = SparkSession.builder.master(f"local-cluster[{executors},1,1024]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.sql.shuffle.partitions", "6")
-for name, value in zip(sys.argv[3::2], sys.argv[4::2]):
-    spark = spark.config(name, value)
-spark = spark.getOrCreate()
-spark.sparkContext.setLogLevel("OFF")
-df = spark.read.parquet(folder)
-small = df.groupBy("user").agg(F.avg("x0").alias("mean"))
-frames = {
-    "as it is": df, "repartition": df.repartition(7), "orderBy": df.orderBy("x1"),
-    "join": df.join(small, "user").select(*df.columns),
-}
-for name, frame in frames.items():
-    data = hy.Dataset.spark(
-        frame, features=[f"x{n}" for n in range(6)], label="y", standardize=True, validation=0.25, partitions=3,
-    )
-    run = hy.fit(
-        lambda config: Linear(6, 2, lr=0.1, batch_size=16), {}, data, epochs=2, engine=hy.Inline(),
-        directory=f"{folder}-runs/{executors}-{len(sys.argv)}-{name}",
-    )
-    print(json.dumps([data.prepare().digest, run.trials[0].digest]))
-"""
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("campaign", [False, pytest.param(True, marks=pytest.mark.campaign)])
-def test_one_script_on_any_number_of_executors(tmp_path: Path, campaign: bool) -> None:
+def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campaign: bool) -> None:
+    """On the two of this process's session, and in sessions of other settings."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "several"
     folder.mkdir()
@@ -1006,21 +978,24 @@ def test_one_script_on_any_number_of_executors(tmp_path: Path, campaign: bool) -
             pa.table({**columns, "y": (x.sum(1) > 0).astype(np.int32), "user": rng.integers(0, 9, 300)}),
             folder / f"{number}.parquet",
         )
-    settings: dict[int, dict[str, str]] = {
-        1: {"spark.sql.adaptive.enabled": "false"},
-        3: {
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
+    try:
+        found = {json.dumps(digests) for digests in spark_fits.fits(spark, folder, tmp_path / "runs")}
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    settings: dict[int, dict[str, str]] = {1: {"spark.sql.adaptive.enabled": "false"}}
+    if campaign:
+        settings[2] = {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"}
+        settings[3] = {
             "spark.sql.files.maxPartitionBytes": "20000",
             "spark.speculation": "true",
             "spark.sql.shuffle.partitions": "4",
-        },
-    }
-    if campaign:
-        settings[2] = {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"}
+        }
         settings[5] = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-    found = set()
     for executors, given in settings.items():
+        runs = tmp_path / f"runs-{executors}"
         done = subprocess.run(
-            [sys.executable, "-c", ONE_SCRIPT, str(executors), str(folder), *sum(given.items(), ())],
+            [sys.executable, spark_fits.__file__, str(executors), str(folder), str(runs), *sum(given.items(), ())],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
