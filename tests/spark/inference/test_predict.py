@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -271,26 +269,6 @@ class TestPredict:
             predict(tmp_path, df)
         with pytest.raises(SpecError, match="must be a Spark DataFrame"):
             predict(run, frame())
-
-    @pytest.mark.long
-    def test_connect(self, spark: Any, run: hy.Run, tmp_path: Path) -> None:
-        pytest.importorskip("grpc")
-        from hopyard.spark.ml.model import HopyardModel
-
-        frame(40).to_pickle(tmp_path / "frame.pkl")
-        run.best.save(tmp_path / "saved")
-        HopyardModel.of(run).save(str(tmp_path / "model"))
-        script = Path(__file__).with_name("connect_predict.py")
-        done = subprocess.run(
-            [sys.executable, str(script), str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-            cwd=tmp_path,  # Connect makes a folder `artifacts`
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        np.testing.assert_allclose(np.load(tmp_path / "scored.npy"), run.best.predict(frame(40)), rtol=1e-12)
 
 
 class TestMapBatches:
