@@ -211,6 +211,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
+        "spark.python.daemon.module": "warm_daemon",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).with_name("spark_daemon")), os.environ.get("PYTHONPATH", "")]
+        ).rstrip(os.pathsep),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -22,7 +22,8 @@ WANTED = (("spark", "", "tensorflow"), ("tensorflow", "spark", ""), ("", "tensor
 LONGEST = """
     spark/inference/test_predict data/from_spark/test_spark_dataset engines/test_spark spark/ml/test_model
     spark/ml/test_estimator engines/test_spark_programs compat/test_pipeline test_example_programs compat/test_cluster
-    feeds/test_sender test_gangs test_examples spark/tfrecord/test_tfrecords compat/test_dfutil test_reference
+    spark/test_connect feeds/test_sender test_gangs test_examples spark/tfrecord/test_tfrecords compat/test_dfutil
+    test_reference
     frameworks/test_keras_model frameworks/test_keras_sharing test_keras_bad_input frameworks/test_keras_state
     test_keras_runs frameworks/test_keras_metrics exchange/test_keras_identities engines/test_forked_frameworks
     agent/programs/patches/test_tensorflow1 frameworks/test_tensorflow_runtime frameworks/test_internals

@@ -291,7 +291,7 @@ def test_executors_whose_python_lacks_hopyard(tmp_path: Path, spark: Any, monkey
 
     bare = tmp_path / "python"
     parts = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
-    bare.write_text(f'#!/bin/sh\nPYTHONPATH={parts} exec {sys.executable} -S "$@"\n')
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH={parts} exec {sys.executable} -S -m pyspark.daemon "$3"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
     with pytest.raises(hy.ResourceError, match="not installed in the executors' Python") as caught:

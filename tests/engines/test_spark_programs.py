@@ -121,8 +121,9 @@ class TestItsLife:
     @pytest.mark.long
     def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _never_enough, max_time=15.0, grace=0.5)
+        large = spark.range(0, 2_000_000, 1, 8).selectExpr("REPEAT('x', 1000) AS a")  # few fill what may wait
         with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=15 seconds"):
-            program.feed(frame(spark, 200_000_000, 8))
+            program.feed(large)
         assert slots_are_free(spark)
 
     def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:

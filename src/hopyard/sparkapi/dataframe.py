@@ -15,6 +15,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
 from hopyard.formats.vectors import without_vectors
 from hopyard.sparkapi.session import is_stopped
+from hopyard.sparkapi.workers import freeze_imports
 
 
 def is_frame(value: Any) -> bool:
@@ -160,7 +161,10 @@ def mapped(df: Any, work: Any, schema: Any) -> Any:
             )
 
     def work_by_name(batches: Any) -> Any:  # pickled by value
-        return work(batch.rename_columns(names) for batch in batches)
+        try:
+            yield from work(batch.rename_columns(names) for batch in batches)
+        finally:
+            freeze_imports()
 
     return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(work_by_name, schema)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
+import spark_fits
 from hopyard.data.from_spark.job import _say_not_deterministic
 from hopyard.data.manifest import FORMAT
 from hopyard.data.partitions.cache import open_partition
@@ -873,50 +875,6 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
         hy.Dataset.open(entry.path)
 
 
-CONNECT = """
-import sys
-import numpy as np
-from pyspark.ml.linalg import Vectors
-from pyspark.sql import SparkSession, functions as F
-import hopyard as hy
-from hopyard.data.partitions.cache import open_partition
-from hopyard.data.manifest import FORMAT
-from hopyard.data.rows.hash import row_hashes
-from hopyard.data.rows.names import Names
-
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-df = spark.range(0, 40, 1, 3).select(F.col("id").alias("n"), (F.col("id") * 0.5).alias("x"),
-    F.when(F.col("id") % 2 == 0, "a").otherwise("b").alias("c"), F.col("id").alias("y"))
-given = dict(features=["n", "x", "c"], label="y", encode={"c": "one-hot"}, validation=0.2, partitions=2)
-first = hy.Dataset.spark(df, path=sys.argv[1], name="mine", **given)
-manifest = first.prepare()
-assert manifest.rows == 40 and manifest.vocabularies == {"c": ["a", "b"]}, manifest
-rows = np.concatenate([open_partition(manifest, "train", p).inputs for p in range(2)])
-assert (rows[:, 1] == rows[:, 0] / 2).all() and (rows[:, 2] == (rows[:, 0] % 2 == 0)).all()
-assert hy.Dataset.spark(df, path=sys.argv[1], name="mine", **given).prepare() == manifest
-assert hy.Dataset.spark(df, **given).url.startswith(sys.argv[2])
-try:
-    hy.Dataset.spark(df, path="memory://x", **given)
-    vectors = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)], ["v"]).coalesce(1)
-    found = hy.Dataset.spark(vectors, features="v", partitions=1, path=sys.argv[1]).prepare()
-    assert open_partition(found, "train", 0).inputs.tolist() == [[1, 2], [0, 3]]
-    bad = df.withColumn("x", F.when(F.col("n") != 3, F.col("x")))
-    hy.Dataset.spark(bad, path=sys.argv[1], **given).prepare()
-except hy.DataError as error:
-    assert "column 'x': 1 of its rows" in str(error), error
-else:
-    raise AssertionError("a null was taken")
-late = hy.Dataset.spark(df, path=sys.argv[1], **given)
-spark.stop()
-try:
-    late.prepare()
-except hy.SpecError as error:
-    assert "session of the DataFrame was stopped" in str(error), error
-else:
-    raise AssertionError("a stopped session was taken")
-print("all well")
-"""
-
 STOPPED = """
 import sys
 from pyspark.sql import SparkSession
@@ -925,7 +883,7 @@ import hopyard as hy
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 df = spark.range(9)
 late = hy.Dataset.spark(df, features="id", path=sys.argv[1])
-print(hy.Dataset.spark(spark.read.parquet(sys.argv[3]), features="n", path=sys.argv[1], name="ours").url)
+print(hy.Dataset.spark(spark.read.parquet(sys.argv[2]), features="n", path=sys.argv[1], name="ours").url)
 spark.stop()
 for ask in (
     late.prepare,
@@ -944,58 +902,24 @@ print("all well")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [CONNECT, STOPPED], ids=["connect", "stopped"])
-def test_in_a_process_of_its_own(spark: Any, script: str, tmp_path: Path, kinds: pa.Table) -> None:
+def test_a_session_that_is_stopped(spark: Any, tmp_path: Path, kinds: pa.Table) -> None:
     path = str(tmp_path / "kinds.parquet")
     ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", name="ours")
-    if script is CONNECT:
-        pytest.importorskip("grpc")
-    own = {**os.environ, "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "home")}
-    own.pop("SPARK_REMOTE", None)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path / "home"), path],
-        capture_output=True, text=True, timeout=300, check=False, env=own, cwd=tmp_path,
+        [sys.executable, "-c", STOPPED, str(tmp_path / "store"), path],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )  # fmt: skip
     assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
     assert not list((tmp_path / "store").rglob("*probe"))
-    assert script is CONNECT or str(ours.url) in done.stdout  # the same name, in another session
-
-
-ONE_SCRIPT = """
-import json, sys
-import hopyard as hy
-from pyspark.sql import SparkSession, functions as F
-from hopyard.frameworks.linear import Linear
-
-executors, folder = sys.argv[1:3]
-spark = SparkSession.builder.master(f"local-cluster[{executors},1,1024]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.sql.shuffle.partitions", "6")
-for name, value in zip(sys.argv[3::2], sys.argv[4::2]):
-    spark = spark.config(name, value)
-spark = spark.getOrCreate()
-spark.sparkContext.setLogLevel("OFF")
-df = spark.read.parquet(folder)
-small = df.groupBy("user").agg(F.avg("x0").alias("mean"))
-frames = {
-    "as it is": df, "repartition": df.repartition(7), "orderBy": df.orderBy("x1"),
-    "join": df.join(small, "user").select(*df.columns),
-}
-for name, frame in frames.items():
-    data = hy.Dataset.spark(
-        frame, features=[f"x{n}" for n in range(6)], label="y", standardize=True, validation=0.25, partitions=3,
-    )
-    run = hy.fit(
-        lambda config: Linear(6, 2, lr=0.1, batch_size=16), {}, data, epochs=2, engine=hy.Inline(),
-        directory=f"{folder}-runs/{executors}-{len(sys.argv)}-{name}",
-    )
-    print(json.dumps([data.prepare().digest, run.trials[0].digest]))
-"""
+    assert str(ours.url) in done.stdout  # the same name, in another session
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("campaign", [False, pytest.param(True, marks=pytest.mark.campaign)])
-def test_one_script_on_any_number_of_executors(tmp_path: Path, campaign: bool) -> None:
+def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campaign: bool) -> None:
+    """On the two of this process's session, and in sessions of other settings."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "several"
     folder.mkdir()
@@ -1006,21 +930,24 @@ def test_one_script_on_any_number_of_executors(tmp_path: Path, campaign: bool) -
             pa.table({**columns, "y": (x.sum(1) > 0).astype(np.int32), "user": rng.integers(0, 9, 300)}),
             folder / f"{number}.parquet",
         )
-    settings: dict[int, dict[str, str]] = {
-        1: {"spark.sql.adaptive.enabled": "false"},
-        3: {
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
+    try:
+        found = {json.dumps(digests) for digests in spark_fits.fits(spark, folder, tmp_path / "runs")}
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    settings: dict[int, dict[str, str]] = {1: {"spark.sql.adaptive.enabled": "false"}}
+    if campaign:
+        settings[2] = {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"}
+        settings[3] = {
             "spark.sql.files.maxPartitionBytes": "20000",
             "spark.speculation": "true",
             "spark.sql.shuffle.partitions": "4",
-        },
-    }
-    if campaign:
-        settings[2] = {"spark.sql.adaptive.enabled": "true", "spark.speculation": "true"}
+        }
         settings[5] = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-    found = set()
     for executors, given in settings.items():
+        runs = tmp_path / f"runs-{executors}"
         done = subprocess.run(
-            [sys.executable, "-c", ONE_SCRIPT, str(executors), str(folder), *sum(given.items(), ())],
+            [sys.executable, spark_fits.__file__, str(executors), str(folder), str(runs), *sum(given.items(), ())],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

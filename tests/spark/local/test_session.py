@@ -20,6 +20,7 @@ from hopyard.spark.local import environment as launch
 from hopyard.spark.local import homes as folders
 from hopyard.spark.local import java
 from hopyard.spark.local import session as local
+from light_java import LIGHT
 
 NOW = (4, 3)
 
@@ -321,11 +322,9 @@ def test_values_that_are_not_allowed(asked, said):
 
 SESSION = """
 import os
+from pathlib import Path
 before = dict(os.environ)
 import hopyard
-
-session = hopyard.spark.session({asked}, config={{"spark.sql.shuffle.partitions": 3}}, name="of a test")
-assert not {{"JAVA_HOME", "SPARK_HOME", "SPARK_LOCAL_IP"}} & os.environ.keys()
 
 def look(batches):
     import os, time
@@ -333,44 +332,41 @@ def look(batches):
     for batch in batches:
         time.sleep(1)
         yield pa.RecordBatch.from_pydict(
-            {{"total": [sum(batch.column(0).to_pylist())], "home": [os.environ["JAVA_HOME"]], "parent": [os.getppid()]}}
+            {"total": [sum(batch.column(0).to_pylist())], "home": [os.environ["JAVA_HOME"]], "parent": [os.getppid()]}
         )
 
-rows = session.range(100, numPartitions=2).mapInArrow(look, "total long, home string, parent long").collect()
-assert sorted(row.total for row in rows) == [1225, 3725]
-assert all(row.home.startswith(before["XDG_CACHE_HOME"]) for row in rows)
-assert session.sparkContext.uiWebUrl is None
-assert session.conf.get("spark.driver.host") == "127.0.0.1"
-assert session.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
-assert session.conf.get("spark.sql.shuffle.partitions") == "3"
-assert session.sparkContext.appName == "of a test"
-print(session.conf.get("spark.master"), len({{row.parent for row in rows}}), flush=True)
-print(session.sparkContext._jvm.System.getProperty("java.version").split(".")[0])
-session.stop()
-again = hopyard.spark.session(cores=1)
-print(again.conf.get("spark.master"), again.range(7).count())
-again.stop()
+def logs():
+    return set(Path(before["XDG_CACHE_HOME"], "hopyard", "spark").glob("*/work/app-*/0/stderr"))
+
+for asked in ({"executors": 2, "cores": 1, "memory": "1g"}, {"cores": 2}):
+    written = logs()
+    session = hopyard.spark.session(**asked, config={"spark.sql.shuffle.partitions": 3}, name="of a test")
+    assert not {"JAVA_HOME", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
+    rows = session.range(100, numPartitions=2).mapInArrow(look, "total long, home string, parent long").collect()
+    assert sorted(row.total for row in rows) == [1225, 3725]
+    assert all(row.home.startswith(before["XDG_CACHE_HOME"]) for row in rows)
+    assert session.sparkContext.uiWebUrl is None
+    assert session.conf.get("spark.driver.host") == "127.0.0.1"
+    assert session.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    assert session.conf.get("spark.sql.shuffle.partitions") == "3"
+    assert session.sparkContext.appName == "of a test"
+    # of executors: in the cache, not among the installed packages
+    assert bool(logs() - written) == ("executors" in asked)
+    print(session.conf.get("spark.master"), len({row.parent for row in rows}), flush=True)
+    print(session.sparkContext._jvm.System.getProperty("java.version").split(".")[0])
+    session.stop()
 """
 
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("cores=2", "local[2] 1"),
-        ("executors=2, cores=1, memory='1g'", "local-cluster[2,1,1024] 2"),
-    ],
-)
-def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare, asked, said):
-    homes = Path(os.environ["XDG_CACHE_HOME"], "hopyard", "spark")
-    logs = "*/work/app-*/0/stderr"  # of executors: in the cache, not among the installed packages
-    before = set(homes.glob(logs))
-    found = python(SESSION.format(asked=asked), PATH=bare)
+def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare):
+    """One of executors, and then one of this process's cores."""
+    options = f'{LIGHT} -Dspark.executor.defaultJavaOptions="{LIGHT}"'
+    found = python(SESSION, PATH=bare, SPARK_SUBMIT_OPTS=options)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == [said, "21", "local[1] 7"]
+    assert found.stdout.splitlines() == ["local-cluster[2,1,1024] 2", "21", "local[2] 1", "21"]
     assert found.stderr == ""
-    assert bool(set(homes.glob(logs)) - before) == ("executors" in asked)
 
 
 @pytest.mark.spark

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +245,3 @@ class TestReading:
             load_tfrecords(spark, place, ["tex"])
         with pytest.raises(DataError, match="no TFRecord file matches"):
             load_tfrecords(spark, place / "nothing")
-
-
-@pytest.mark.long
-def test_connect(tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
-    script = Path(__file__).with_name("connect_tfrecords.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-        cwd=tmp_path,  # Connect makes a folder `artifacts`
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert names(tmp_path / "rows") == ["_SUCCESS", "part-r-00000", "part-r-00001"]

@@ -35,9 +35,10 @@ from hopyard.compat.tensorflowonspark.parameters import (
     TFParams,
     TFTypeConverters,
 )
-from hopyard.compat.tensorflowonspark.scoring import Scoring, column_type
+from hopyard.compat.tensorflowonspark.scoring import Kinds, Scoring, column_type
 from hopyard.errors import SpecError
 from hopyard.sparkapi.dataframe import mapped, narrowed
+from hopyard.sparkapi.tasks import report_each
 
 __all__ = [
     "HasBatchSize",
@@ -203,9 +204,7 @@ class TFModel(
 
 def _kinds(scoring: Scoring, df: Any, look: bool) -> list[tuple[str, int]]:
     """Return (dtype, number of dimensions, −1 where only rows would show it) of each output, found by one task."""
-    rows = mapped(df, partial(Scoring.kinds, scoring, look=look), "kinds array<string>").collect()
-    pairs = [text.split() for text in rows[0].kinds]
-    return [(kind, int(rank)) for kind, rank in pairs]
+    return report_each(df, partial(Scoring.kinds, scoring, look=look), Kinds)[0].outputs
 
 
 def single_node_env(args: Any) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from hopyard.compat.tensorflowonspark import util
 from hopyard.errors import DataError, SpecError
+
+
+class Kinds(msgspec.Struct, frozen=True):
+    """What a task reports of the outputs: of each its dtype, and its number of dimensions, −1 where that is open."""
+
+    outputs: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +35,10 @@ class Scoring:
     batch_size: int
     num_gpus: int = 1
 
-    def kinds(self, batches: Iterator[Any], look: bool) -> Iterator[Any]:
-        """Yield one row: for each output its dtype and its number of dimensions, −1 where that is open, as text. They
-        are those of the signature, or (`look`) of the model's outputs for the rows."""
-        kinds = {}
+    def kinds(self, partition: int, batches: Iterable[Any], look: bool) -> Kinds:
+        """Return the Kinds of the signature, or (`look`) of the model's outputs for the first rows. All rows are read:
+        Spark uses a worker again, with its TensorFlow and its model, only if it has read them."""
+        kinds: dict[str, tuple[Any, int | None]] = {}
         specs = _signature(self).structured_outputs
         for tensor, _ in self.outputs:
             if tensor not in specs:
@@ -42,8 +49,9 @@ class Scoring:
             for outputs in self._scores(batches):
                 kinds = {tensor: (array.dtype, array.ndim) for tensor, array in outputs.items()}
                 break
-        texts = [f"{np.dtype(kind).str} {-1 if rank is None else rank}" for kind, rank in kinds.values()]
-        yield pa.RecordBatch.from_arrays([pa.array([texts], pa.list_(pa.string()))], ["kinds"])
+        for _ in batches:
+            pass
+        return Kinds([(np.dtype(kind).str, -1 if rank is None else rank) for kind, rank in kinds.values()])
 
     def rows(self, batches: Iterator[Any], schema: pa.Schema) -> Iterator[Any]:
         """Yield the new columns, with as many rows as came."""
@@ -53,7 +61,7 @@ class Scoring:
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _scores(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def _scores(self, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield outputs by tensor, for at most `batch_size` rows at a time."""
         import tensorflow as tf
 

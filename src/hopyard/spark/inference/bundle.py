@@ -15,8 +15,6 @@ from blake3 import blake3
 
 from hopyard.checks import path
 from hopyard.driver.pickling import read_trusted
-from hopyard.driver.runs.run import Run
-from hopyard.driver.runs.trial import Trial
 from hopyard.driver.saved_model import (
     CONFIG,
     RECIPE,
@@ -110,6 +108,9 @@ def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bo
         TrialFailed, RunFailed: there is no trained model.
         RunDirectoryError: the directory has no saved model, or others than this user and root may write its pickle.
     """
+    from hopyard.driver.runs.run import Run  # here: executors import this module too
+    from hopyard.driver.runs.trial import Trial
+
     if isinstance(model, Portable):
         return model
     if isinstance(model, Run):

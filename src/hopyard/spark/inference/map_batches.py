@@ -179,13 +179,13 @@ def _result_schema(blocks: Blocks, source: Any) -> Any:
             data = base64.b64encode(cloudpickle.dumps(result.schema)).decode()
             yield pa.RecordBatch.from_pydict({"schema": [data]})
 
-    row = mapped(source.limit(SAMPLE_ROWS), run, "schema string").first()
-    if row is None:
+    rows = mapped(source.limit(SAMPLE_ROWS), run, "schema string").collect()  # first() would end the worker
+    if not rows:
         raise SpecError(
             "the DataFrame has no rows to try the function on; say what it gives with schema=, for example "
             '"score double"'
         )
-    return from_arrow_schema(cloudpickle.loads(base64.b64decode(row[0])))
+    return from_arrow_schema(cloudpickle.loads(base64.b64decode(rows[0][0])))
 
 
 def _cast_to_schema(arrays: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:
