@@ -107,7 +107,7 @@ def run(page: Path) -> None:
             continue
         sys.stdout.flush()
         if block.language == "bash":
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], check=False)
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], stdin=subprocess.DEVNULL, check=False)
             if done.returncode:
                 sys.exit(f"{page}, line {block.line}: bash ended with exit code {done.returncode}")
         else:

@@ -1,4 +1,5 @@
-"""A short form of `benchmarks/chaos.py`: one run under each trouble that needs neither root nor minutes."""
+"""A short form of `benchmarks/chaos.py`: a run under each of some troubles; in a campaign, under all that need
+neither root nor minutes."""
 
 from __future__ import annotations
 
@@ -11,18 +12,20 @@ import pytest
 
 CAMPAIGN = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
 SHORT = ("driver", "pause", "messages-lost")
+LONGER = ("kill", "store-fails", "memory", *SHORT)
 
 
 @pytest.mark.long
-def test_a_short_campaign() -> None:
+@pytest.mark.parametrize("troubles", [SHORT, pytest.param(LONGER, marks=pytest.mark.campaign)])
+def test_a_short_campaign(troubles: tuple[str, ...]) -> None:
     campaign = subprocess.run(
-        [sys.executable, CAMPAIGN, "--runs", str(len(SHORT)), "--framework", "array", "--only", *SHORT],
+        [sys.executable, CAMPAIGN, "--runs", str(len(troubles)), "--framework", "array", "--only", *troubles],
         capture_output=True,
         text=True,
         check=False,
     )
     assert campaign.returncode == 0, campaign.stdout + campaign.stderr
-    assert len(re.findall(r"^run .* good \(", campaign.stdout, re.MULTILINE)) == len(SHORT)
+    assert len(re.findall(r"^run .* good \(", campaign.stdout, re.MULTILINE)) == len(troubles)
 
 
 def test_a_run_that_is_not_good_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

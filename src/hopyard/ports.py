@@ -207,7 +207,7 @@ class Exchange(Protocol):
         arrays before does not count. `compress`: whether they travel in fewer bytes, if the gang does that."""
         ...
 
-    def average(self, arrays: Sequence[Any], rows: float) -> float:
+    def average(self, arrays: Sequence[Any], rows: float) -> None:
         """As `mean`, but numbers that all members have alike stay as they are to the bit, and nothing travels in fewer
         bytes; where no member has rows, the arrays become those of rank 0."""
         ...

@@ -152,16 +152,21 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held(kind: str, rank: int) -> list[Any]:
     """What a member has: an array in pieces, one that is not contiguous, and a number. About half of it all have alike,
-    some of that infinite."""
+    some of that infinite, or −0.0."""
     rng = np.random.default_rng(0)
     alike = [rng.standard_normal(300), rng.standard_normal((5, 7)), np.array(0.25)]
-    alike[0][:9] = -np.inf
+    alike[0][:9], alike[0][100:250:7] = -np.inf, -0.0
     own = np.random.default_rng(1 + rank)
     flips = [rng.integers(0, 2, each.shape).astype(bool) for each in alike]
     arrays = [np.where(flip, own.standard_normal(each.shape), each) for each, flip in zip(alike, flips, strict=True)]
     tensors = [torch.from_numpy(np.asarray(each)).to(getattr(torch, kind)) for each in arrays]
     tensors[1] = tensors[1].T
     return tensors if kind == "bfloat16" else [each.numpy() for each in tensors]
+
+
+def bits(numbers: torch.Tensor) -> torch.Tensor:
+    """As whole numbers: −0.0 is not 0.0."""
+    return numbers.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.itemsize])
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16"])
@@ -177,7 +182,7 @@ def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
         if not rows[exchange.rank] and any(rows):
             for array in arrays:
                 array[...] = np.nan
-        assert exchange.average(arrays, rows[exchange.rank]) == sum(rows)
+        exchange.average(arrays, rows[exchange.rank])
         return [torch.as_tensor(each) for each in arrays]
 
     members = [each for one_host in (False, True) for each in together(work, exchanges(Gang(3), one_host=one_host))]
@@ -190,8 +195,8 @@ def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
         other = ~still & torch.stack([array.isfinite() for array in counted]).all(0)
         assert still.any() or not still.shape
         for member in members:
-            assert torch.equal(member[number], members[0][number])
-            assert torch.equal(member[number][still], counted[0][still])
+            assert torch.equal(bits(member[number]), bits(members[0][number]))
+            assert torch.equal(bits(member[number][still]), bits(counted[0][still]))
             close = {"float64": 1e-14, "float32": 1e-5}.get(kind, 3e-2)
             np.testing.assert_allclose(member[number][other].double(), average[other], rtol=close, atol=close)
 
@@ -207,3 +212,37 @@ def test_arrays_that_share_memory_are_averaged_once(one_host: bool, small_parts:
 
     for array in together(work, exchanges(Gang(3), one_host=one_host)):
         assert torch.equal(array, torch.full_like(array, 2.0))
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_averages_of_any_sizes_and_dtypes(size: int, small_parts: None) -> None:
+    """Blocks of some members, and whole arrays, have no numbers."""
+
+    def work(exchange: Any) -> list[torch.Tensor]:
+        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        arrays = [
+            torch.full((count,), float(exchange.rank), dtype=dtype) for count in (0, 1, 7, 333) for dtype in dtypes
+        ]
+        exchange.average(arrays, 1.0)
+        exchange.average(arrays[:4], 1.0)
+        return arrays
+
+    for one_host in (False, True):
+        for arrays in together(work, exchanges(Gang(size), one_host=one_host)):
+            for array in arrays:
+                assert torch.equal(array, torch.full_like(array, (size - 1) / 2))
+
+
+@pytest.mark.parametrize("one_host", [False, True])
+@pytest.mark.parametrize("operation", ["mean", "average"])
+def test_a_members_own_error_is_not_that_of_another(operation: str, one_host: bool, small_parts: None) -> None:
+    """Bug: a tensor that cannot be changed was told as a gang that broke, without a cause."""
+
+    def work(exchange: Any) -> str:
+        with torch.inference_mode():
+            array = torch.ones(3000)
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor") as raised:
+            getattr(exchange, operation)([array], 1.0)
+        return raised.type.__name__
+
+    assert together(work, exchanges(Gang(2), one_host=one_host)) == ["RuntimeError"] * 2

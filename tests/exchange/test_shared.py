@@ -65,13 +65,15 @@ def test_the_blocks_of_all_members_are_the_whole_piece(size: int, members: int) 
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
 
 
-def test_a_member_that_is_gone_is_noticed_in_the_middle(shares_all: None) -> None:
+@pytest.mark.parametrize("one_host", [True, False])
+@pytest.mark.parametrize("operation", ["mean", "average"])
+def test_a_member_that_is_gone_is_noticed_in_the_middle(operation: str, one_host: bool, shares_all: None) -> None:
     """It hangs up after the first of several exchanges."""
     left = threading.Event()
 
     def work(exchange: Any) -> str:
-        values = [torch.ones(3_000_000)]
-        exchange.mean(values, 1.0)
+        values, exchanged = [torch.ones(3_000_000)], getattr(exchange, operation)
+        exchanged(values, 1.0)
         if exchange.rank == 1:
             exchange.close()
             left.set()
@@ -79,13 +81,13 @@ def test_a_member_that_is_gone_is_noticed_in_the_middle(shares_all: None) -> Non
         left.wait(10)
         try:
             for _ in range(3):
-                exchange.mean(values, 1.0)
+                exchanged(values, 1.0)
         except GangBroken:
             exchange.close()
             return "noticed"
         return "never"
 
-    assert together(work, exchanges(Gang(3), one_host=True)) == ["noticed", "left", "noticed"]
+    assert together(work, exchanges(Gang(3), one_host=one_host)) == ["noticed", "left", "noticed"]
 
 
 def test_members_that_cannot_open_it_say_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

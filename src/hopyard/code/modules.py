@@ -31,10 +31,10 @@ _EVERYWHERE = ("hopyard", "pyspark", "py4j")
 
 def users_modules() -> list[ModuleType]:
     """Return the imported modules of the user's that have a file; `__main__` is not among them."""
-    return [
+    return [  # by far the most are told by their file, which is quicker
         module
         for name, module in sys.modules.copy().items()
-        if name not in MAIN and (file := _file(module)) is not None and not _is_librarys(file) and is_users(name)
+        if name not in MAIN and (file := _file(module)) is not None and not _in_library(file) and is_users(name)
     ]
 
 
@@ -50,7 +50,7 @@ def is_users(name: str) -> bool:
     if not locations:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         return name not in sys.builtin_module_names and getattr(spec, "origin", None) not in ("built-in", "frozen")
-    if any(map(_is_librarys, locations)):
+    if any(map(_in_library, locations)):
         return False
     folders = {_folder(location, package) for location in _locations(package)}
     return not any(package in _installed(folder) for folder in folders if locations[0].startswith(folder))
@@ -78,7 +78,7 @@ def _roots() -> tuple[str, ...]:
     return tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def _is_librarys(location: str) -> bool:
+def _in_library(location: str) -> bool:
     """Return whether a location is in the standard library or in a folder of site packages."""
     return location.startswith(_roots()) or any(part in location for part in _SITES)
 

@@ -1,9 +1,9 @@
 """The average of numbers that members of a gang hold, where those of all of them meet.
 
-It is made from what a member's numbers differ by from those of the first one: Σ rows · (number − first) / Σ rows is
-added to the first one's. So numbers that all have alike stay as they are to the bit, without a copy of what they were
-before. Each operation is rounded by itself (a quotient is added, which no processor does with one rounding, not a
-multiple), so the bits do not depend on the processor, nor on how the numbers are split for it.
+It is made from what the first member's numbers differ by from those of another: Σ rows · (first − number) / Σ rows is
+subtracted from the first one's. So numbers that all have alike stay as they are to the bit, without a copy of what they
+were before. Each operation is rounded by itself (a quotient is subtracted, which no processor does with one rounding,
+not a multiple), so the bits do not depend on the processor, nor on how the numbers are split for it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def average_of(members: Sequence[torch.Tensor], rows: Sequence[float], out: torc
         out.copy_(first)
         return
     for number, (numbers, count) in enumerate(others):
-        change = numbers - first if number else torch.sub(numbers, first, out=out)
+        change = first - numbers if number else torch.sub(first, numbers, out=out)
         if count != unit:
             change.mul_(count / unit)
         if number:
             out.add_(change)
-    torch.addcdiv(first, out, torch.tensor(sum(rows) / unit, dtype=out.dtype), out=out)
+    # subtracted, as −0.0 + 0.0 is 0.0, and −0.0 − 0.0 is not
+    torch.addcdiv(first, out, torch.tensor(sum(rows) / unit, dtype=out.dtype), value=-1, out=out)
     if not math.isfinite(float(out.sum())):  # an infinity that all have differs from itself by no number
-        alike = [numbers == first for numbers, _ in others]
+        alike = [first.isinf(), *(numbers == first for numbers, _ in others)]
         torch.where(torch.stack(alike).all(0), first, out, out=out)

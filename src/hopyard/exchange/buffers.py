@@ -67,7 +67,7 @@ class Layout:
         return self.pieces[piece], part * self._most
 
     def parts_of(self, piece: int, memory: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Return the parts of a piece, each with its number, in memory that the piece begins."""
+        """Return the parts of a piece, each with its number, in memory at whose beginning the piece lies."""
         numbers = range(piece * PIECE_PARTS, min((piece + 1) * PIECE_PARTS, len(self.parts)))
         parts = torch.split(memory[: self.pieces[piece]], [self.parts[number] for number in numbers])
         return list(zip(numbers, parts, strict=True))
@@ -91,14 +91,14 @@ class Layout:
         for array, first, past, begin in self._spans[number]:
             torch.div(part[begin : begin + past - first], divisor, out=arrays[array][first:past])
 
-    def fill(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], rows: float) -> None:
+    def copy_in(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], rows: float) -> None:
         """Fill a part with the arrays' numbers as they are; the first number becomes the rows."""
         if not number:
             part[0] = rows
         for array, first, past, begin in self._spans[number]:
             part[begin : begin + past - first].copy_(arrays[array][first:past])
 
-    def take(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
+    def copy_out(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
         """Copy a part's numbers into the arrays."""
         for array, first, past, begin in self._spans[number]:
             arrays[array][first:past].copy_(part[begin : begin + past - first])
@@ -164,11 +164,11 @@ def tensor_of(array: Any) -> torch.Tensor:
     """
     if isinstance(array, np.ndarray) and array.dtype.kind == "f":
         if not array.flags.writeable:
-            raise SpecError("exchange.mean takes arrays that it may change, got one that is read-only: give a copy")
+            raise SpecError("an exchange takes arrays that it may change, got one that is read-only: give a copy")
         return torch.from_numpy(array)
     if isinstance(array, torch.Tensor) and array.is_floating_point():
         return array.detach()
     raise SpecError(
-        "exchange.mean takes arrays of NumPy or tensors of torch, with floating point numbers, got "
+        "an exchange takes arrays of NumPy or tensors of torch, with floating point numbers, got "
         f"{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
     )

@@ -78,23 +78,20 @@ class GangExchange:
             total = self._mean(layout, [tensors[position] for position in positions], rows)
         return total
 
-    def average(self, arrays: Sequence[Any], rows: float) -> float:
+    def average(self, arrays: Sequence[Any], rows: float) -> None:
         """As `mean`, but numbers that all members have alike stay as they are to the bit, and nothing ever travels in
-        fewer bytes: what rounding takes would be lost, and make a small mean of squares negative.
+        fewer bytes: what rounding takes would be lost, and make a small mean of squares negative. Where no member has
+        rows, the arrays become those of rank 0.
 
         Args:
             arrays: as for `mean`.
             rows: as for `mean`.
-
-        Returns:
-            Σ rows over all members; where that is 0 the arrays become those of rank 0.
         """
         if self.size == 1:
-            return rows
-        tensors, total = [tensor_of(array) for array in arrays], 0.0
+            return
+        tensors = [tensor_of(array) for array in arrays]
         for positions, layout in self._layouts.of(tensors):
-            total = self._average(layout, [tensors[position] for position in positions], rows)
-        return total
+            self._average(layout, [tensors[position] for position in positions], rows)
 
     def _mean(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`, for tensors of one layout."""
@@ -118,17 +115,16 @@ class GangExchange:
             flat.finish()
         return total
 
-    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
+    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> None:
         """As `average`, for tensors of one layout."""
         flat = Flat(tensors, layout.dtype)
-        total = self._group.average(
+        self._group.average(
             layout,
             rows,
-            lambda number, part: layout.fill(number, part, flat.arrays, rows),
-            lambda number, part: layout.take(number, part, flat.arrays),
+            lambda number, part: layout.copy_in(number, part, flat.arrays, rows),
+            lambda number, part: layout.copy_out(number, part, flat.arrays),
         )
         flat.finish()
-        return total
 
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`; numbers of single precision travel in half precision."""

@@ -9,7 +9,8 @@ its group, so that its neighbours see one, and so on. Time-outs come last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -99,7 +100,8 @@ class Group:
         takes the sum, which it must not change."""
         shared = self._shared_memory(layout)
         if shared is not None:
-            self._guarded(lambda: shared.reduce(layout, load, store))
+            with self._hanging_up():
+                shared.reduce(layout, load, store)
             return
         works, pieces = [], torch.split(layout.memory, layout.pieces)
         for number, piece in enumerate(pieces):
@@ -111,18 +113,19 @@ class Group:
             for each, part in layout.parts_of(number, piece):
                 store(each, part)
 
-    def average(self, layout: Layout, rows: float, load: Partwise, store: Partwise) -> float:
+    def average(self, layout: Layout, rows: float, load: Partwise, store: Partwise) -> None:
         """Average the parts of a layout over all members, weighted by their rows, with the same bits everywhere. `load`
         fills a part, whose first number of all is that of the rows; `store` takes the average, which it must not
-        change. Returns the rows of all members."""
+        change."""
         shared = self._shared_memory(layout)
         if shared is not None:
-            return float(self._guarded(lambda: shared.average(layout, load, store)))
-        self._alive()
+            with self._hanging_up():
+                shared.average(layout, load, store)
+            return
         if self._blocks is None:
-            self._blocks = Blocks(self._group, self.rank, self.size)
-        blocks = self._blocks
-        return float(self._guarded(lambda: blocks.average(layout, rows, load, store)))
+            silent = timedelta(seconds=SILENT_SECONDS)
+            self._blocks = Blocks(self._alive(), self.rank, self.size, self._guarded, silent)
+        self._blocks.average(layout, rows, load, store)
 
     def _begin(self, piece: torch.Tensor) -> Any:
         return self._guarded(lambda: self._alive().allreduce(piece))
@@ -167,12 +170,18 @@ class Group:
             raise GangBroken("this member has hung up")
         return self._group
 
-    def _guarded(self, operation: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _hanging_up(self) -> Iterator[None]:
+        """Hang up where a member is gone, so that the others notice."""
         try:
-            return operation()
+            yield
         except GangBroken:
             self.close()
             raise
+
+    def _guarded(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
         except RuntimeError as error:
             self.close()
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,11 +1,11 @@
-"""Memory that the members of a gang on one host share, in which they add up what they exchange.
+"""Memory that the members of a gang on one host share, in which they add up, or average, what they exchange.
 
 It has no name in any file system, so nothing is left of it, whoever is killed: rank 0 makes it, the others open it
 through `/proc`. Members wait for each other by pipes (`Gate`), which show at once that one of them is gone; nobody ever
 waits for a word in this memory.
 
 Each number is added up by one member, in the order in which gloo's ring over sockets does it, so that a gang on one
-host has the bits of one on several.
+host has the bits of one on several. Averages have the same bits however they are split (`average_of`).
 
 Source: gloo, `allreduce.cc`, `ring`: blocks of the members, each reduced from rank to rank downwards.
 """
@@ -144,9 +144,8 @@ class SharedMemory:
 
         self._exchange(layout, load, add, store)
 
-    def average(self, layout: Layout, load: Partwise, store: Partwise) -> float:
-        """As `reduce`, with averages in place of sums; the first number of all is that of a member's rows. Returns the
-        rows of all members."""
+    def average(self, layout: Layout, load: Partwise, store: Partwise) -> None:
+        """As `reduce`, with averages in place of sums; the first number of all is that of a member's rows."""
         rows: list[float] = []
 
         def join(number: int, members: list[torch.Tensor], average: torch.Tensor) -> None:
@@ -156,7 +155,6 @@ class SharedMemory:
             average_of([part[share] for part in members], rows, average[share])
 
         self._exchange(layout, load, join, store)
-        return sum(rows)
 
     def _exchange(self, layout: Layout, load: Partwise, join: Join, store: Partwise) -> None:
         """Go over the parts of a layout: in each step one is put there, the result of the one before is made, and that

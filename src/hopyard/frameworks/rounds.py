@@ -1,7 +1,8 @@
 """Local SGD without a framework: rounds of steps that a member of a gang takes by itself, and what follows them.
 
-At a round's end p ← mean(p), weighted by the rows of the round, or a step of an outer optimizer from the round's start
-along mean(p − start). Equal numbers stay as they are to the bit. Arrays are NumPy's or torch's.
+At a round's end p ← mean(p), weighted by the rows of the round, or start + mean(p − start) where changes travel
+compressed, or a step of an outer optimizer along that mean. Equal numbers stay as they are to the bit. Arrays are
+NumPy's or torch's.
 
 Source: Moritz et al., "SparkNet", ICLR 2016, algorithm 1; Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1,
 with the mean change in place of its negative, the outer gradient; Lin et al., "Don't Use Large Mini-Batches, Use Local

@@ -17,9 +17,10 @@ _modules = 0
 
 
 def freeze_imports() -> None:
-    """Leave the objects of imported modules out of all searches for garbage, if many modules were imported since the
-    last call. To be called at the end of a task."""
+    """Leave all objects that are there out of all searches for garbage, if many modules were imported since the last
+    call. To be called at the end of a task."""
     global _modules  # noqa: PLW0603 - the state of the process's garbage collector
     if len(sys.modules) >= _modules + _MANY:
         _modules = len(sys.modules)
+        gc.collect()
         gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,6 @@ class TestMapBatches:
 
     def test_workers_go_on_with_what_they_have(self, spark: Any, tmp_path: Path) -> None:
         """Two executors of one core: the job that finds the schema ends no worker, which may have opened a model."""
-        import os
 
         def process(block: dict[str, Any]) -> dict[str, Any]:
             (tmp_path / str(os.getpid())).touch()
@@ -339,6 +339,12 @@ class TestMapBatches:
 
         with pytest.raises(PythonException, match=r"KeyError: 'm'\n(.*\n)*.*the function gets the columns 'n', "):
             map_batches(wrong, df, "n long").collect()
+
+        def of_its_own(block: Any) -> Any:
+            raise KeyError(np.arange(3))  # has no hash, and no single truth
+
+        with pytest.raises(PythonException, match=r"KeyError: array\(\[0, 1, 2\]\)"):
+            map_batches(of_its_own, df, "n long").collect()
 
     def test_bad_input(self, spark: Any) -> None:
         from pyspark.errors import PythonException

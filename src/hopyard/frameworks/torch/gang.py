@@ -95,7 +95,7 @@ class Member:
         exchange.average([buffer for buffer in self._buffers if buffer.is_floating_point()], self._rows)
         exchange.broadcast([buffer for buffer in self._buffers if not buffer.is_floating_point()])
         self._buffers = []
-        self.rounds.begin(list)
+        self.rounds.begin(lambda: [])
 
     @torch.no_grad()
     def _average(self, optimizer: torch.optim.Optimizer) -> None:

@@ -62,7 +62,7 @@ class Blocks:
         try:
             result = fn(block)
         except KeyError as error:
-            if error.args[:1] and error.args[0] not in list(makers):  # what a dict is asked may have no hash
+            if error.args[:1] and str(error.args[0]) not in makers:
                 error.add_note(f"map_batches: the function gets the columns {', '.join(map(repr, makers))}")
             raise
         if not isinstance(result, Mapping) or not result:
