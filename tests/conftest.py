@@ -171,18 +171,31 @@ def templates() -> Iterator[Templates]:
     templates.stop()
 
 
+CHECK = Local.__post_init__
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers_are_forks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All engines that tests of this process and their fixtures make fork their workers of the same templates, so that
+    each framework is imported once. Those of files and tests with the mark `cold` do not."""
+    if request.config.option.cold or request.node.get_closest_marker("cold"):
+        yield
+        return
+    templates = request.getfixturevalue("templates")
+
+    def share(engine: Local) -> None:
+        CHECK(engine)
+        object.__setattr__(engine, "_standby", templates)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Local, "__post_init__", share)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def workers_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All engines that a test of this process makes fork their workers of the same templates, so that each framework is
-    imported once. Those of tests with the mark `cold` do not."""
-    if not request.config.option.cold and not request.node.get_closest_marker("cold"):
-        templates, check = request.getfixturevalue("templates"), Local.__post_init__
-
-        def share(engine: Local) -> None:
-            check(engine)
-            object.__setattr__(engine, "_standby", templates)
-
-        monkeypatch.setattr(Local, "__post_init__", share)
+def but_not_where_the_test_says_so(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("cold"):
+        monkeypatch.setattr(Local, "__post_init__", CHECK)
 
 
 @pytest.fixture(scope="session")

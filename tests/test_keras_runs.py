@@ -23,6 +23,7 @@ from hopyard.core.runs.events import Dispatch, Done, Joined, Line
 from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import sizes
 from hopyard.driver.runs.run import Run
+from hopyard.engines.templates import Templates
 from hopyard.store.layout import Layout
 from jobs import agents, children, digests, driver, gone, journal, memory, script
 from keras_jobs import FIXED, ZOO, dataset, even, local, net, select, table, zoo
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> Iterat
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Run]:
     """By Keras' backend, what one worker makes of the zoo, or of one architecture. Both at once, to save time; the
-    first in a driver of its own, which imports no framework."""
+    first in a driver of its own, which imports no framework, and whose worker is no fork."""
     process = driver([str(script(folder / "job.py", DRIVER))], folder)
     run = on("torch", folder, 1, wait=False)
     out, err = process.communicate(timeout=240)
@@ -78,8 +79,10 @@ def alone(folder: Path) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def jax(folder: Path) -> Run:
-    """One architecture on one worker with JAX, which compiles for many seconds."""
-    return on("jax", folder, 1)
+    """One architecture on one worker with JAX, which compiles for many seconds. It is a new process, no fork."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Templates, "fork", lambda *arguments: None)
+        return on("jax", folder, 1)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +101,19 @@ def on(backend: str, folder: Path, workers: int, wait: bool = True) -> Run:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Run:
-    """The zoo on two workers, which write down what they trace; partition by partition, so that models hop much."""
+    """The zoo on two workers, which write down what they trace; partition by partition, so that models hop much. The
+    worker that has got the newest unit is killed when every model has trained a little."""
     engine = local(2, TRACES=str(folder / "traces"))
-    return select(folder / "two", zoo, ZOO, engine=engine, parallel=hy.Hopper("off"))
+    run = select(folder / "two", zoo, ZOO, engine=engine, parallel=hy.Hopper("off"), wait=False)
+    try:
+        lines = until(run._lines, units(len(ZOO) + 6))
+        slot = [line.slot for line in lines if isinstance(line, Dispatch)][-1]
+        (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
+        os.kill(pid, signal.SIGKILL)
+    except BaseException:
+        run.stop()
+        raise
+    return run.wait()
 
 
 # ------------------------------------------------------------------------------------------------ the same bits
@@ -117,11 +130,27 @@ def test_every_kind_of_model_trains(one: Run) -> None:
         assert set(trial.metrics) == named
 
 
-def test_two_workers_give_the_bits_of_one(one: Run, two: Run) -> None:
+def fingerprints(run: Run) -> list[dict[str, Any]]:
+    """Of its workers."""
+    return [line.fingerprint for line in run._lines() if isinstance(line, Joined)]
+
+
+def test_two_workers_of_which_one_is_killed_give_the_bits_of_one(one: Run, two: Run, templates: Templates) -> None:
+    """And forks those of a new process."""
     assert digests(two) == digests(one)
     assert [trial.history for trial in two.trials] == [trial.history for trial in one.trials]
-    used = {line.slot for line in two._lines() if isinstance(line, Dispatch)}
-    assert used == {0, 1}
+    lines = two._lines()
+    (lost,) = [line for line in lines if isinstance(line, Lost)]
+    assert "SIGKILL" in lost.reason
+    assert {line.slot for line in lines if isinstance(line, Dispatch)} >= {0, 1}
+    (new,) = fingerprints(one)
+    assert all(fork == new for fork in fingerprints(two))
+    assert not refusals(templates)
+
+
+def refusals(templates: Templates) -> list[str]:
+    """Why workers were no forks."""
+    return [template.refusal for template in templates._items.values() if template.refusal]
 
 
 def test_inline_gives_them_too(tmp_path: Path, one: Run) -> None:
@@ -143,24 +172,7 @@ def units(count: int) -> Callable[[list[Line]], bool]:
     return lambda lines: sum(isinstance(line, Done) for line in lines) >= count
 
 
-def test_two_workers_of_which_one_is_killed(tmp_path: Path, one: Run) -> None:
-    """The one that has got the newest unit."""
-    run = select(tmp_path / "run", zoo, ZOO[:1], engine=local(2), parallel=hy.Hopper("off"), wait=False)
-    try:
-        lines = until(run._lines, units(6))
-        slot = [line.slot for line in lines if isinstance(line, Dispatch)][-1]
-        (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
-        os.kill(pid, signal.SIGKILL)
-    except BaseException:
-        run.stop()
-        raise
-    assert digests(run.wait()) == digests(one)[:1]
-    (lost,) = [line for line in run._lines() if isinstance(line, Lost)]
-    assert lost.slot == slot
-    assert "SIGKILL" in lost.reason
-
-
-@pytest.mark.long
+@pytest.mark.campaign
 def test_when_the_driver_is_killed(tmp_path: Path, one: Run) -> None:
     body = """
 from keras_jobs import ZOO, local, select, zoo
@@ -184,14 +196,17 @@ with local(2) as engine:
 
 def backends(run: Run) -> set[str]:
     """As the workers saw it."""
-    return {line.fingerprint["keras_backend"] for line in run._lines() if isinstance(line, Joined)}
+    return {fingerprint["keras_backend"] for fingerprint in fingerprints(run)}
 
 
 @pytest.mark.jax
 @pytest.mark.long
-def test_on_jax_two_workers_give_the_bits_of_one(jax: Run, folder: Path) -> None:
+def test_on_jax_two_workers_give_the_bits_of_one(jax: Run, folder: Path, templates: Templates) -> None:
+    """And forks those of a new process."""
     one, two = jax, on("jax", folder, 2)
     assert backends(one) == backends(two) == {"jax"}
+    assert fingerprints(two) == fingerprints(one) * 2
+    assert not refusals(templates)
     assert digests(one) == digests(two)
     assert len(set(digests(one))) == 2
     assert [trial.history for trial in one.trials] == [trial.history for trial in two.trials]
@@ -246,14 +261,15 @@ def test_an_architecture_is_traced_once_by_each_worker(two: Run, folder: Path) -
     found = Counter((folder / "traces").read_text().splitlines())
     assert set(found.values()) == {1}
     by_worker = Counter((pid, name) for pid, name, _ in map(str.split, found))
-    for pid in agents(two.directory):
-        assert 1 <= by_worker[str(pid), "train_step"] <= 4  # plain-8, plain-12, schedule-8, callback-8
-        assert 1 <= by_worker[str(pid), "test_step"] <= 4
-    units = [line for line in two._lines() if isinstance(line, Dispatch)]
+    assert max(by_worker.values()) <= 4  # plain-8, plain-12, schedule-8, callback-8
+    lines = two._lines()
+    (slot,) = {0, 1} - {line.slot for line in lines if isinstance(line, Lost)}  # the other one was killed early
+    (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
+    assert by_worker[str(pid), "train_step"] and by_worker[str(pid), "test_step"]
+    units = [line.unit for line in lines if isinstance(line, Dispatch) and line.slot == slot]
     plain = {trial.id for trial in two.trials if trial.config["kind"] in ("bare", "wrapped")}
-    for slot in (0, 1):
-        hosted = {line.unit.trial for line in units if line.slot == slot and line.unit.kind == "train"}
-        assert len(hosted & plain) > 2  # more trials than architectures, else nothing was shared
+    hosted = {unit.trial for unit in units if unit.kind == "train"}
+    assert len(hosted & plain) > 2  # more trials than architectures, else nothing was shared
 
 
 def quiet(run: Run) -> bool:
@@ -431,7 +447,7 @@ def forked(config: dict[str, Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.campaign), True], ids=["plain", "weighted"])
 def test_several_inputs_and_outputs_by_name(tmp_path: Path, weighted: bool) -> None:
     data = several(weighted)
     run = select(tmp_path / "run", forked, [{"lr": 0.03}], data=data, metric="val_sign_auc", mode="max")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,11 +145,11 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
 
 
 @LONG
-@pytest.mark.parametrize("goes_on", ["on the hosts", "here"])
 def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(
-    hosts: Hosts, tmp_path: Path, expected: list[str], goes_on: str
+    hosts: Hosts, tmp_path: Path, expected: list[str]
 ) -> None:
-    go = hosts.shared / f"go {goes_on}"
+    """On the hosts, and here."""
+    go = hosts.shared / "go on"
     body = (
         f"engine = hy.Hosts(['alpha:1', 'beta:1'], ssh={hosts.ssh!r})\n"
         f"select(Path('run'), troubled, {waiting(hosts, go.name)!r}, engine=engine)"
@@ -159,8 +160,9 @@ def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(
     process.communicate()
     assert hosts.nothing_left()
     go.touch()
-    run = hy.resume(tmp_path / "run", engine=None if goes_on == "on the hosts" else hy.Local(1))
-    assert digests(run) == expected
+    shutil.copytree(tmp_path / "run", tmp_path / "here")
+    for name, engine in {"run": None, "here": hy.Local(1)}.items():
+        assert digests(hy.resume(tmp_path / name, engine=engine)) == expected
 
 
 def test_a_wrong_key_a_refused_login_and_a_wrong_python(hosts: Hosts, tmp_path: Path) -> None:

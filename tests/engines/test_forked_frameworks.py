@@ -14,12 +14,12 @@ from jobs import WIDTH, dataset, digests, gone, journal
 
 pytestmark = [pytest.mark.cold, pytest.mark.slow]
 ENGINES: dict[str, dict[str, Any]] = {
-    "torch": {},
-    "torch, 2 threads": {"threads": 2},
+    "torch": {"threads": 2},
     "keras, tensorflow": {"env": {"KERAS_BACKEND": "tensorflow"}},
-    "keras, torch": {"env": {"KERAS_BACKEND": "torch"}},
+    "keras, torch": {"env": {"KERAS_BACKEND": "torch"}, "threads": 2},
     "keras, jax": {"env": {"KERAS_BACKEND": "jax"}},
 }
+"""Workers of one thread of torch are compared with inline runs all over the tests."""
 
 
 def torch_net(config: dict[str, Any]) -> Any:
@@ -59,15 +59,16 @@ def trained_cold(directory: Path, framework: str) -> list[str]:
     return trained(directory, framework, hy.Local(1, devices=None, **ENGINES[framework]))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "framework",
     [
-        "torch, 2 threads",
-        pytest.param("keras, tensorflow", marks=[pytest.mark.tensorflow, pytest.mark.long]),
-        pytest.param("keras, jax", marks=[pytest.mark.jax, pytest.mark.long]),
+        pytest.param("keras, tensorflow", marks=pytest.mark.tensorflow),
+        pytest.param("keras, jax", marks=pytest.mark.jax),
     ],
 )
 def test_the_bits_of_new_processes(tmp_path: Path, framework: str) -> None:
+    """The runs of `test_keras_runs.py` show it too, where `make test` needs them for more than this."""
     expected = trained_cold(tmp_path / "cold", framework)
     with hy.Local(2, devices=None, **ENGINES[framework]) as engine:
         assert trained(tmp_path / "forks", framework, engine) == expected
