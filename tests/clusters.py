@@ -73,10 +73,11 @@ import logging, os
 logging.basicConfig(level=logging.WARNING)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
+from light_java import warm_settings
 builder = SparkSession.builder.master({url!r})
 for name, value in {{"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                     "spark.driver.host": {host!r}, "spark.driver.bindAddress": {host!r},
-                    "spark.executor.memory": "512m", **{more!r}}}.items():
+                    "spark.executor.memory": "512m", **warm_settings(), **{more!r}}}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 """

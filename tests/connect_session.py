@@ -14,6 +14,7 @@ import hopyard as hy
 from hopyard.data.partitions.cache import open_partition
 from hopyard.errors import DataError, SpecError
 from hopyard.frameworks.linear import Linear
+from light_java import warm_settings
 
 
 def recipe(config: dict[str, Any]) -> Any:
@@ -112,7 +113,9 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+    settings = warm_settings()
+    os.environ["PYTHONPATH"] = settings["spark.executorEnv.PYTHONPATH"]  # the server's workers have its own
+    builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").config(map=settings)
     for name in ("spark.local.dir", "spark.sql.warehouse.dir", "spark.sql.artifact.dir"):
         builder = builder.config(name, str(folder / name))
     spark = builder.getOrCreate()

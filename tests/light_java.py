@@ -30,6 +30,13 @@ def submit_options() -> str:
     return f'{options} -Dspark.executor.defaultJavaOptions="{options}"'
 
 
+def warm_settings() -> dict[str, str]:
+    """Return settings with which executors fork their Python workers of `spark_daemon`, which has done the imports."""
+    folders = [str(Path(__file__).with_name("spark_daemon")), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, folders))
+    return {"spark.python.daemon.module": "warm_daemon", "spark.executorEnv.PYTHONPATH": path}
+
+
 def session(master: str) -> Any:
     """A small session of Spark."""
     from pyspark.sql import SparkSession

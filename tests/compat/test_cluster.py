@@ -140,22 +140,15 @@ def test_all_rows_of_all_epochs_and_calls_come_once_each(sc: Any, tmp_path: Path
         assert set(sizes[:-2]) <= {7}
 
 
-def test_the_first_versions_reserve_and_then_start(sc: Any, tmp_path: Path) -> None:
+def test_the_first_versions_reserve_and_then_start_and_no_number_of_epochs_is_ten(sc: Any, tmp_path: Path) -> None:
     cluster = TFCluster.reserve(sc, 2, 0, False, SPARK)
     with pytest.raises(SpecError, match=r"cluster\.train: the cluster has not been started; call cluster\.start"):
         cluster.train(sc.parallelize(range(3)), 1)
     cluster.start(consumer, {"folder": str(tmp_path)})
-    cluster.train(sc.parallelize(range(30), 3), 1)
+    cluster.train(sc.parallelize([(n, "a") for n in range(30)], 3))
     cluster.shutdown()
     taken = [row for path in tmp_path.glob("[01].txt") for row in eval(path.read_text().partition("]")[0] + "]")]
-    assert sorted(taken) == list(range(30))
-
-
-def test_no_number_of_epochs_is_ten(sc: Any, tmp_path: Path) -> None:
-    cluster = TFCluster.run(sc, consumer, {"folder": str(tmp_path)}, 2, 0, input_mode=SPARK)
-    cluster.train(sc.parallelize([(1, "a"), (2, "b")], 2))
-    cluster.shutdown()
-    assert sum(path.read_text().count("'a'") for path in tmp_path.glob("*.txt")) == 10
+    assert sorted(taken) == sorted([(n, "a") for n in range(30)] * 10)
 
 
 def test_a_program_that_has_enough_ends_the_feed_without_an_error(sc: Any) -> None:

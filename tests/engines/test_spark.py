@@ -383,9 +383,11 @@ HEAD = """
 import os
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+from light_java import warm_settings
+builder = SparkSession.builder.master("local-cluster[1,2,1024]")
 for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-                    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
+                    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+                    **warm_settings()}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 """
@@ -405,7 +407,7 @@ def processes(session: int) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.campaign)])
 def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str], name: str) -> None:
     once = tmp_path / "once"
     body = f"select(Path('run'), troubled, {trouble(tmp_path, 'hang')!r}, engine=hy.Spark(spark, workers=2))\n"
@@ -538,7 +540,7 @@ def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
 @pytest.mark.parametrize(
     ("aside", "what"),
     [
-        (False, "executor"),
+        pytest.param(False, "executor", marks=pytest.mark.campaign),  # a run loses one too
         (True, "supervisor"),
         (True, "worker"),
         *(pytest.param(False, what, marks=pytest.mark.long) for what in ("agent", "supervisor", "worker")),

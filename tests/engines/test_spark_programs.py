@@ -135,7 +135,7 @@ class TestItsLife:
 
 
 class TestFeeding:
-    @pytest.mark.parametrize("kind", ["DataFrame", pytest.param("RDD", marks=pytest.mark.long)])
+    @pytest.mark.parametrize("kind", ["DataFrame", pytest.param("RDD", marks=pytest.mark.campaign)])
     def test_every_row_comes_once(self, spark: Any, tmp_path: Path, kind: str) -> None:
         program = launch(spark, tmp_path, programs.collects)
         data = frame(spark)
@@ -167,7 +167,7 @@ class TestFeeding:
         program.stop()
         assert slots_are_free(spark)
 
-    @pytest.mark.parametrize("who", ["worker", "executor"])
+    @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.campaign)])
     def test_killed_while_it_is_fed(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who})
         began = time.monotonic()
@@ -177,7 +177,7 @@ class TestFeeding:
         assert program.status == "failed"
 
     @pytest.mark.long
-    @pytest.mark.parametrize("who", ["worker", "executor"])
+    @pytest.mark.parametrize("who", ["executor", pytest.param("worker", marks=pytest.mark.campaign)])
     def test_a_restart_is_fed_again(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
@@ -218,7 +218,10 @@ class TestKills:
         assert gone(everyone(program), 2.0)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("who", "told"), [("worker", r"SIGKILL"), ("executor", r"agent .* was lost")])
+    @pytest.mark.parametrize(
+        ("who", "told"),
+        [("executor", r"agent .* was lost"), pytest.param("worker", r"SIGKILL", marks=pytest.mark.campaign)],
+    )
     def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
         program = launch(spark, tmp_path, _doubles, {"kill": who})
         answers = program.infer(frame(spark, 2_000_000, 8), schema="b long")
@@ -251,6 +254,7 @@ class TestKills:
         assert program.summary()["restarts"] == 1
         assert slots_are_free(spark)
 
+    @pytest.mark.campaign  # `test_a_restart_is_fed_again` has one killed too
     def test_a_killed_executor_restarts_the_program(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _slow_start, max_restarts=1)
         pids = notes(tmp_path, 2)

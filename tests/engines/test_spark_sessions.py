@@ -1,4 +1,4 @@
-"""Sessions of other kinds, each in a driver of its own: Spark Connect, spark-submit, GPUs, one that is stopped."""
+"""Sessions of other kinds, each in a driver of its own: Spark Connect, spark-submit, one that is stopped."""
 
 from __future__ import annotations
 
@@ -23,15 +23,6 @@ from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
 pytestmark = pytest.mark.spark
 pyspark = pytest.importorskip("pyspark")
 
-CLASSIC = """
-import os
-os.environ["PYSPARK_PYTHON"] = sys.executable
-from pyspark.sql import SparkSession
-builder = SparkSession.builder
-settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1"}
-"""
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
@@ -49,7 +40,9 @@ def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:
     ]
     body = f"""
 import hopyard
-spark = hopyard.spark.session(cores=2, config={{"spark.api.mode": "connect"}})
+sys.path.append({str(Path(__file__).parents[1] / "spark_daemon")!r})
+settings = {{"spark.api.mode": "connect", "spark.python.daemon.module": "warm_daemon"}}
+spark = hopyard.spark.session(cores=2, config=settings)
 assert type(spark).__module__.startswith("pyspark.sql.connect")
 select(Path("run"), engine=hy.Spark(spark, workers=2))
 assert hy.spark.predict(hy.load("run"), spark.createDataFrame([([0.5] * 6,)], ["inputs"])).count() == 1
@@ -81,27 +74,6 @@ select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
     assert digests(hy.resume(tmp_path / "killed", engine=hy.Local(2, devices=None))) == undisturbed
 
 
-@pytest.mark.long
-def test_spark_submit(tmp_path: Path, undisturbed: list[str]) -> None:
-    """The same script as by plain python, with a module of the user's beside it."""
-    (tmp_path / "recipes.py").write_text("from jobs import linear as recipe\n")
-    job = script(
-        tmp_path / "job.py",
-        "from recipes import recipe\nfrom pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.getOrCreate()\n"
-        "select(Path('run'), recipe, engine=hy.Spark(spark, workers=2))\nspark.stop()\n",
-    )
-    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    command = [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--py-files", "recipes.py", str(job)]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert digests(hy.load(tmp_path / "run")) == undisturbed
-    assert gone(agents(tmp_path / "run"), 2)
-
-
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
     """`env.tar.gz`: an environment as venv-pack packs one, with this process's packages by path."""
@@ -121,13 +93,16 @@ def packed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cluster", [False, True], ids=["client", "cluster"])
+@pytest.mark.parametrize(
+    "cluster", [pytest.param(False, id="client"), pytest.param(True, id="cluster", marks=pytest.mark.campaign)]
+)
 def test_the_lines_with_a_packed_environment(tmp_path: Path, packed: Path, cluster: bool) -> None:
     """As they stand in the documentation. Nothing here takes --deploy-mode cluster with Python: that line is run where
     the archive is unpacked, which is what a container of YARN or Kubernetes is."""
     root = Path(__file__).parents[2]
     text = "\n".join(path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))])
     lines = set(re.findall(r"^PYSPARK.* spark-submit .*--archives env\.tar\.gz#env.*$", text, re.M))
+    assert len(lines) == 2
     (line,) = [line for line in lines if (" --deploy-mode cluster " in line) == cluster]
     (tmp_path / "train.py").write_text("""
 import sys
@@ -173,23 +148,28 @@ spark.stop()
 
 
 @pytest.mark.long
-def test_gpus_and_a_session_that_is_stopped(tmp_path: Path) -> None:
-    """The addresses that Spark gives to a task are its agent's; stopping the session ends the run."""
+def test_spark_submit_with_gpus_and_a_session_that_is_stopped(tmp_path: Path, undisturbed: list[str]) -> None:
+    """With a module of the user's beside the script. The addresses that Spark gives to a task are its agent's; stopping
+    the session ends the run."""
     found = tmp_path / "gpus.sh"
     found.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
     found.chmod(found.stat().st_mode | stat.S_IEXEC)
     (seen := tmp_path / "seen").mkdir()
-    body = f"""
-settings |= {{"spark.worker.resource.gpu.amount": "1", "spark.worker.resource.gpu.discoveryScript": {str(found)!r},
-             "spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1"}}
-for name, value in settings.items():
-    builder = builder.config(name, value)
-spark = builder.master("local-cluster[1,1,1024]").getOrCreate()
+    (tmp_path / "recipes.py").write_text(f"""
+import os
+from pathlib import Path
+from jobs import linear
 
 def recipe(config, ctx):
     Path({str(seen)!r}, ctx.device + " " + os.environ["CUDA_VISIBLE_DEVICES"]).touch()
-    return troubled(config)
+    return linear(config)
+""")
+    body = f"""
+import time
+from pyspark.sql import SparkSession
+from recipes import recipe
 
+spark = SparkSession.builder.getOrCreate()
 select(Path("gpus"), recipe, engine=hy.Spark(spark, workers=1))
 configs = [{{"lr": 0.1, "at": 15, "do": "hang", "once": {str(tmp_path / "once")!r}}}]
 run = select(Path("run"), troubled, configs, engine=hy.Spark(spark, workers=1), wait=False)
@@ -205,9 +185,22 @@ try:
 except hy.SpecError as error:
     Path("again").write_text(str(error))
 """
-    process = driver([str(script(tmp_path / "job.py", CLASSIC + body))], tmp_path)
-    _, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
+    settings = {
+        **{"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"},
+        **{"spark.worker.resource.gpu.amount": "1", "spark.worker.resource.gpu.discoveryScript": str(found)},
+        **{"spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1"},
+    }
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local-cluster[1,1,1024]"]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    done = subprocess.run(
+        [*command, "--py-files", "recipes.py", str(script(tmp_path / "job.py", body))],
+        cwd=tmp_path, env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert digests(hy.load(tmp_path / "gpus")) == undisturbed
+    assert gone(agents(tmp_path / "gpus"), 2)
     assert [path.name for path in seen.iterdir()] == ["cuda 7"]
     assert "session was stopped while the run went on" in (tmp_path / "said").read_text()
     assert "the session was stopped; make another" in (tmp_path / "again").read_text()

@@ -875,51 +875,12 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
         hy.Dataset.open(entry.path)
 
 
-STOPPED = """
-import sys
-from pyspark.sql import SparkSession
-import hopyard as hy
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-df = spark.range(9)
-late = hy.Dataset.spark(df, features="id", path=sys.argv[1])
-print(hy.Dataset.spark(spark.read.parquet(sys.argv[2]), features="n", path=sys.argv[1], name="ours").url)
-spark.stop()
-for ask in (
-    late.prepare,
-    lambda: hy.Dataset.spark(df, features="id", path=sys.argv[1]),
-    lambda: hy.spark.HopyardEstimator(recipe=lambda config: None, config={}, featuresCol="id", labelCol="id").fit(df),
-    lambda: hy.spark.map_batches(dict, df),
-):
-    try:
-        ask()
-    except hy.SpecError as error:
-        assert "session of the DataFrame was stopped" in str(error), error
-    else:
-        raise AssertionError("a stopped session was taken")
-print("all well")
-"""
-
-
-@pytest.mark.long
-def test_a_session_that_is_stopped(spark: Any, tmp_path: Path, kinds: pa.Table) -> None:
-    path = str(tmp_path / "kinds.parquet")
-    ours = hy.Dataset.spark(spark.read.parquet(path), features="n", path=tmp_path / "store", name="ours")
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, str(tmp_path / "store"), path],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )  # fmt: skip
-    assert done.stdout.strip().endswith("all well"), done.stderr[-3000:]
-    assert not list((tmp_path / "store").rglob("*probe"))
-    assert str(ours.url) in done.stdout  # the same name, in another session
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("campaign", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campaign: bool) -> None:
-    """On the two of this process's session, and in sessions of other settings."""
+    """On the two of this process's session, and in sessions of other settings, which are stopped at last."""
+    forms = spark_fits.FORMS if campaign else ["as it is", "join"]
     rng = np.random.default_rng(0)
     folder = tmp_path / "several"
     folder.mkdir()
@@ -932,7 +893,8 @@ def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campa
         )
     spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
     try:
-        found = {json.dumps(digests) for digests in spark_fits.fits(spark, folder, tmp_path / "runs")}
+        found = {json.dumps(digests) for digests in spark_fits.fits(spark, folder, tmp_path / "runs", forms)}
+        ours = spark_fits.named(spark, folder, tmp_path / "store")
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     settings: dict[int, dict[str, str]] = {1: {"spark.sql.adaptive.enabled": "false"}}
@@ -947,11 +909,16 @@ def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campa
     for executors, given in settings.items():
         runs = tmp_path / f"runs-{executors}"
         done = subprocess.run(
-            [sys.executable, spark_fits.__file__, str(executors), str(folder), str(runs), *sum(given.items(), ())],
+            [
+                *(sys.executable, spark_fits.__file__, str(executors), ",".join(forms)),
+                *(str(folder), str(runs), str(tmp_path / "store"), *sum(given.items(), ())),
+            ],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
-        assert len(lines) == 4
+        assert len(lines) == len(forms)
         found.update(lines)
+        assert done.stdout.splitlines()[-2:] == [ours, "all well"]  # the same name, in another session
+        assert not list((tmp_path / "store").rglob("*probe"))
     assert len(found) == 1

@@ -337,8 +337,8 @@ class TestFailures:
         [
             ("kill", ("worker", 1)),
             ("agent", ("ps", 0)),
-            *(pytest.param("kill", (role, 0), marks=pytest.mark.long) for role in ("ps", "chief")),
-            *(pytest.param("agent", who, marks=pytest.mark.long) for who in (("worker", 1), ("chief", 0))),
+            *(pytest.param("kill", (role, 0), marks=pytest.mark.campaign) for role in ("ps", "chief")),
+            *(pytest.param("agent", who, marks=pytest.mark.campaign) for who in (("worker", 1), ("chief", 0))),
         ],
     )
     def test_a_restart_ends_right(self, tmp_path: Path, who: tuple[str, int], how: str) -> None:

@@ -338,7 +338,7 @@ def look(batches):
 def logs():
     return set(Path(before["XDG_CACHE_HOME"], "hopyard", "spark").glob("*/work/app-*/0/stderr"))
 
-for asked in ({"executors": 2, "cores": 1, "memory": "1g"}, {"cores": 2}):
+for asked in ({"executors": 1, "cores": 2, "memory": "1g"}, {"cores": 2}):
     written = logs()
     session = hopyard.spark.session(**asked, config={"spark.sql.shuffle.partitions": 3}, name="of a test")
     assert not {"JAVA_HOME", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
@@ -361,11 +361,11 @@ for asked in ({"executors": 2, "cores": 1, "memory": "1g"}, {"cores": 2}):
 @pytest.mark.spark
 @pytest.mark.long
 def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare):
-    """One of executors, and then one of this process's cores."""
+    """One of an executor, and then one of this process's cores."""
     options = f'{LIGHT} -Dspark.executor.defaultJavaOptions="{LIGHT}"'
     found = python(SESSION, PATH=bare, SPARK_SUBMIT_OPTS=options)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == ["local-cluster[2,1,1024] 2", "21", "local[2] 1", "21"]
+    assert found.stdout.splitlines() == ["local-cluster[1,2,1024] 1", "21", "local[2] 1", "21"]
     assert found.stderr == ""
 
 
@@ -383,6 +383,7 @@ def test_a_spark_that_does_not_start_says_so(bare):
                 print(str(error).replace("\\n", " "))
         """,
         PATH=bare,
+        SPARK_SUBMIT_OPTS=LIGHT,
     )
     assert found.returncode == 0, found.stderr
     first, second = found.stdout.splitlines()
@@ -396,7 +397,7 @@ INTERRUPTED = """
 import hopyard as hy
 import programs
 
-spark = hy.spark.session(executors=2, cores=1)
+spark = hy.spark.session(executors=1, cores=2)
 program = hy.launch(programs.idle, roles={"worker": 2}, engine=hy.Spark(spark, workers=2), directory="program")
 program.wait()
 """

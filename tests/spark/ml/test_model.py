@@ -85,7 +85,7 @@ class TestBinaryClassificationEvaluator:
         raw, shares = (np.stack([one.toArray() for one in rows[name]]) for name in ("rawPrediction", "probability"))
         np.testing.assert_allclose(1 / (1 + np.exp(-raw)), shares)
 
-    @pytest.mark.long
+    @pytest.mark.campaign  # `test_estimator.py` has another evaluator in one
     @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")  # pyspark's own
     def test_inside_a_cross_validator(self, df: Any, make: Any) -> None:
         from pyspark.ml.evaluation import BinaryClassificationEvaluator
