@@ -1,4 +1,4 @@
-"""What Keras and TensorFlow Lite do not find in the processes of tests, others find."""
+"""What some do not find in the processes of tests, others find."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Makes TensorFlow and scikit-learn lighter to import, by half, in the processes of tests and in those that they start.
 
-Keras imports scikit-learn, matplotlib and pandas where they are installed, and TensorFlow Lite JAX, for wrappers,
-charts and conversions that no test uses. Here these two do not find them; others do. What scikit-learn imports for a
-few of its functions is executed when one of them is called. And the garbage collector is off while a framework is
-imported.
+Keras, TensorFlow Lite and scikit-learn import others of scikit-learn, matplotlib, pandas and JAX where they are
+installed, for wrappers, charts and conversions that no test uses. Here they do not find them; others do. What
+scikit-learn imports for a few of its functions is executed when one of them is called. And the garbage collector is off
+while a framework is imported.
 
 `conftest.py` puts this folder into PYTHONPATH. A process that has another one imports all that is installed.
 """
@@ -20,11 +20,11 @@ from types import ModuleType
 UNUSED = {
     "sklearn": ("keras.",),
     "matplotlib": ("keras.",),
-    "pandas": ("keras.",),
+    "pandas": ("keras.", "sklearn."),
     "jax": ("tensorflow.lite.", "keras.src.callbacks."),
 }
 """Module → whose modules do not find it."""
-LATER = frozenset({"pandas", "scipy.stats"})
+LATER = frozenset({"scipy.stats"})
 """What is executed at its first use, where a module of scikit-learn imports it."""
 LARGE = frozenset({"tensorflow", "keras", "torch", "torch._dynamo", "jax"})
 """What is imported without the garbage collector."""
