@@ -205,8 +205,10 @@ def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
     assert told["accuracy"] > 0.8
 
 
+@pytest.mark.campaign
 @needs("torch", "sklearn")
 def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
+    """The stock program of this name (`test_stock.py`) is run by each `make test`."""
     first, second = example("torch_ddp").launch(epochs=4, directory=tmp_path / "run")
     assert first == second, "replicas differ"
     assert first["size"] == 2 and first["accuracy"] > 0.8

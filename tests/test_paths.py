@@ -65,7 +65,7 @@ def test_the_folder_of_a_script_and_not_the_current_one(tmp_path: Path, trap: Pa
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize("how", ["-", "-c"])
+@pytest.mark.parametrize("how", [pytest.param("-", marks=pytest.mark.campaign), "-c"])
 def test_the_current_folder_of_a_notebook(tmp_path: Path, expected: list[str], how: str) -> None:
     """Its path begins with "", which is the current folder."""
     folder = tmp_path / "folder"
@@ -97,7 +97,7 @@ def recipe(config):
     return importlib.import_module("beside").recipe(config)
 
 spark = SparkSession.builder.getOrCreate()
-select(Path(sys.argv[1]), recipe, engine=hy.Spark(spark, workers=2))
+select(Path(sys.argv[1]), recipe, engine=hy.Spark(spark, workers=1))
 spark.stop()
 """
     )
@@ -105,7 +105,7 @@ spark.stop()
     sent = {"--py-files": modules, "--files": tmp_path / "sent" / "settings.txt"}
     command = [
         str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-        *("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
+        *("--master", "local-cluster[1,1,1024]", "--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
         *(str(word) for pair in sent.items() for word in pair),
         *(str(job), str(tmp_path / "run")),
     ]

@@ -153,9 +153,10 @@ def test_jax_distributed_prints_what_it_prints_started_by_hand(tmp_path: Path) -
 
 
 @pytest.mark.tensorflow
-@pytest.mark.long
+@pytest.mark.campaign
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path) -> None:
+    """The example of this name, which reads TF_CONFIG as well, is run by each `make test`."""
     found = launched("multi_worker_mirrored.py", tmp_path)
     assert set(found) == {"worker 0", "worker 1"}
     assert found["worker 0"] == found["worker 1"], "replicas differ"
@@ -164,6 +165,13 @@ def test_multi_worker_mirrored(tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
-@pytest.mark.parametrize(("name", "who"), [("parameter_server_strategy.py", "chief 0"), ("ps_tutorial.py", "worker 0")])
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        pytest.param("parameter_server_strategy.py", "chief 0", marks=pytest.mark.campaign),
+        ("ps_tutorial.py", "worker 0"),
+    ],
+)
 def test_parameter_servers(name: str, who: str, tmp_path: Path) -> None:
+    """The example of ParameterServerStrategy, which reads TF_CONFIG as well, is run by each `make test`."""
     assert who in launched(name, tmp_path)
