@@ -1,7 +1,7 @@
 """Every code block of README.md and of the pages in docs/ runs as it stands, page by page, in an empty folder.
 
 docs/log.md is a record of what was, so its blocks are not run. How a page says what a block needs is in pages.py.
-README.md runs in a process of its own, as a reader runs it. The other pages share one.
+README.md runs in a process of its own, as a reader runs it. The other pages share one; in a campaign, each has its own.
 """
 
 from __future__ import annotations
@@ -78,12 +78,16 @@ class Reader:
         answer = os.read(self._answers, 100) if readable else b""
         if not answer:
             self._process.kill()
-            self.close()
+            self._end()
         self._output.seek(begin)
         return answer == b"0\n", self._output.read().decode(errors="replace")
 
     def close(self) -> None:
-        """Let it end, and what it has started."""
+        """Let the process end, and what it has started, and close the file."""
+        self._end()
+        self._output.close()
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.communicate(timeout=60)
             os.close(self._answers)
@@ -108,7 +112,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     reader = Reader(tmp_path_factory.mktemp("pages") / "output")
     yield reader
     reader.close()
-    reader._output.close()
 
 
 def those_that_run() -> list[object]:
@@ -133,9 +136,10 @@ def those_that_run() -> list[object]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.campaign)], ids=["", "alone"])
 @pytest.mark.parametrize("page", those_that_run())
-def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path, reader: Reader) -> None:
-    if page.parent == ROOT:
+def test_a_page_runs_from_its_first_block_to_its_last(page: Path, alone: bool, tmp_path: Path, reader: Reader) -> None:
+    if alone or page.parent == ROOT:
         done = ran(page, tmp_path)
         assert done.returncode == 0, f"{named(page)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     else:

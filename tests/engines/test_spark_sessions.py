@@ -93,9 +93,7 @@ def packed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "cluster", [pytest.param(False, id="client"), pytest.param(True, id="cluster", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("cluster", [False, True], ids=["client", "cluster"])
 def test_the_lines_with_a_packed_environment(tmp_path: Path, packed: Path, cluster: bool) -> None:
     """As they stand in the documentation. Nothing here takes --deploy-mode cluster with Python: that line is run where
     the archive is unpacked, which is what a container of YARN or Kubernetes is."""

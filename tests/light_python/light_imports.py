@@ -1,9 +1,8 @@
-"""Makes TensorFlow and scikit-learn lighter to import, by half, in the processes of tests and in those that they start.
+"""Makes TensorFlow and scikit-learn lighter to import, by a third, in the processes of tests and those that they start.
 
 Keras, TensorFlow Lite and scikit-learn import others of scikit-learn, matplotlib, pandas and JAX where they are
-installed, for wrappers, charts and conversions that no test uses. Here they do not find them; others do. What
-scikit-learn imports for a few of its functions is executed when one of them is called. And the garbage collector is off
-while a framework is imported.
+installed, for wrappers, charts and conversions that no test uses. Here they do not find them; others do. And the
+garbage collector is off while a framework is imported.
 
 `conftest.py` puts this folder into PYTHONPATH. A process that has another one imports all that is installed.
 """
@@ -14,7 +13,6 @@ import gc
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
 from types import ModuleType
 
 UNUSED = {
@@ -24,8 +22,6 @@ UNUSED = {
     "jax": ("tensorflow.lite.", "keras.src.callbacks."),
 }
 """Module → whose modules do not find it."""
-LATER = frozenset({"scipy.stats"})
-"""What is executed at its first use, where a module of scikit-learn imports it."""
 LARGE = frozenset({"tensorflow", "keras", "torch", "torch._dynamo", "jax"})
 """What is imported without the garbage collector."""
 
@@ -38,11 +34,6 @@ class Finder:
     ) -> ModuleSpec | None:
         if fullname in UNUSED and _importer().startswith(UNUSED[fullname]):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        if fullname in LATER and _importer().startswith("sklearn."):
-            spec = PathFinder.find_spec(fullname, path)
-            if spec is not None and spec.loader is not None:
-                spec.loader = LazyLoader(spec.loader)
-            return spec
         if fullname in LARGE and gc.isenabled():
             spec = PathFinder.find_spec(fullname, path)
             if spec is not None and spec.loader is not None:
