@@ -93,6 +93,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """`caplog` has pytest's format: loggers of pyspark, to which pytest adds its handler too, give it theirs."""
+    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        plugin.caplog_handler.setFormatter(plugin.formatter)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def only_new_objects_are_looked_at() -> Iterator[None]:
     """What was imported by now is not garbage: `gc.collect` takes milliseconds without it, else seconds."""
