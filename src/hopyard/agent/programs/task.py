@@ -123,6 +123,7 @@ def _run(session: TaskSession) -> tuple[int, Ended]:
 
 def _load_main(session: TaskSession) -> Any:
     """Return the user's code, ready to be called."""
+    from hopyard.agent.programs.patches import torch_groups
     from hopyard.agent.programs.patches.jax_cluster import register_with_jax
     from hopyard.agent.programs.patches.tensorflow_waits import shorten
     from hopyard.agent.programs.patches.torch_gpus import show_host_gpus
@@ -132,6 +133,7 @@ def _load_main(session: TaskSession) -> Any:
     find_spark_files()
     register_with_jax()
     show_host_gpus()
+    torch_groups.keep()
     if session.host.tensorflow1:
         from hopyard.agent.programs.patches.tensorflow1 import present
 
