@@ -20,6 +20,8 @@ PART_BYTES = 512 << 10
 PIECE_PARTS = 8
 """Parts that gloo adds up at a time: several pieces of 4 MiB at once are 2 to 3 times as fast over loopback as 10 or 40
 MB are."""
+LARGE_BYTES = 64 << 10
+"""Bytes from which on an array is exchanged by itself."""
 LISTS = 8
 """Lists whose layout is remembered: a model has up to four (gradients or parameters, optimizers, statistics)."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -91,18 +93,6 @@ class Layout:
         for array, first, past, begin in self._spans[number]:
             torch.div(part[begin : begin + past - first], divisor, out=arrays[array][first:past])
 
-    def copy_in(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor], rows: float) -> None:
-        """Fill a part with the arrays' numbers as they are; the first number becomes the rows."""
-        if not number:
-            part[0] = rows
-        for array, first, past, begin in self._spans[number]:
-            part[begin : begin + past - first].copy_(arrays[array][first:past])
-
-    def copy_out(self, number: int, part: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
-        """Copy a part's numbers into the arrays."""
-        for array, first, past, begin in self._spans[number]:
-            arrays[array][first:past].copy_(part[begin : begin + past - first])
-
 
 class Flat:
     """Arrays of one dtype as flat arrays on the host: their own memory where that is possible, else copies.
@@ -126,6 +116,44 @@ class Flat:
         for tensor, array in zip(self._tensors, self.arrays, strict=True):
             if tensor.data_ptr() != array.data_ptr():
                 tensor.copy_(array.view(tensor.shape))
+
+
+class Compact:
+    """Arrays of one dtype as few flat ones on the host, none of which has memory of another one: large arrays as `Flat`
+    has them, then a copy of all small ones. How long each is depends on the arrays' sizes alone.
+
+    Args:
+        tensors: the arrays.
+        dtype: of the flat ones.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        large = [tensor for tensor in tensors if tensor.numel() * dtype.itemsize >= LARGE_BYTES]
+        self._small = [tensor for tensor in tensors if tensor.numel() * dtype.itemsize < LARGE_BYTES]
+        self._flat = Flat(large, dtype)
+        _separate(self._flat.arrays)
+        self.arrays = list(self._flat.arrays)
+        if self._small:
+            self.arrays.append(torch.cat([tensor.to("cpu", dtype).reshape(-1) for tensor in self._small]))
+
+    def finish(self) -> None:
+        """Write what is in copies back."""
+        self._flat.finish()
+        if self._small:
+            copies = torch.split(self.arrays[-1], [tensor.numel() for tensor in self._small])
+            for tensor, array in zip(self._small, copies, strict=True):
+                tensor.copy_(array.view(tensor.shape))
+
+
+def _separate(arrays: list[torch.Tensor]) -> None:
+    """Put a copy in the place of each array that has memory of one that begins before it."""
+    past = 0
+    for number in sorted(range(len(arrays)), key=lambda number: arrays[number].data_ptr()):
+        array = arrays[number]
+        begin = array.data_ptr()
+        if begin < past:
+            arrays[number] = array.clone()
+        past = max(past, begin + array.nbytes)
 
 
 class Layouts:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hopyard.exchange.buffers import Flat, Layout, Layouts, tensor_of
+from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.group import Group
 from hopyard.spec import Gang
@@ -91,7 +91,9 @@ class GangExchange:
             return
         tensors = [tensor_of(array) for array in arrays]
         for positions, layout in self._layouts.of(tensors):
-            self._average(layout, [tensors[position] for position in positions], rows)
+            compact = Compact([tensors[position] for position in positions], layout.dtype)
+            self._group.average(compact.arrays, rows)
+            compact.finish()
 
     def _mean(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`, for tensors of one layout."""
@@ -114,17 +116,6 @@ class GangExchange:
         if total:
             flat.finish()
         return total
-
-    def _average(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> None:
-        """As `average`, for tensors of one layout."""
-        flat = Flat(tensors, layout.dtype)
-        self._group.average(
-            layout,
-            rows,
-            lambda number, part: layout.copy_in(number, part, flat.arrays, rows),
-            lambda number, part: layout.copy_out(number, part, flat.arrays),
-        )
-        flat.finish()
 
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`; numbers of single precision travel in half precision."""

@@ -9,7 +9,7 @@ its group, so that its neighbours see one, and so on. Time-outs come last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -98,7 +98,7 @@ class Group:
     def reduce(self, layout: Layout, load: Partwise, store: Partwise) -> None:
         """Add up the parts of a layout over all members, with the same bits everywhere. `load` fills a part, `store`
         takes the sum, which it must not change."""
-        shared = self._shared_memory(layout)
+        shared = self._shared_memory(layout.dtype, sum(layout.pieces) * layout.dtype.itemsize)
         if shared is not None:
             with self._hanging_up():
                 shared.reduce(layout, load, store)
@@ -113,27 +113,30 @@ class Group:
             for each, part in layout.parts_of(number, piece):
                 store(each, part)
 
-    def average(self, layout: Layout, rows: float, load: Partwise, store: Partwise) -> None:
-        """Average the parts of a layout over all members, weighted by their rows, with the same bits everywhere. `load`
-        fills a part, whose first number of all is that of the rows; `store` takes the average, which it must not
-        change."""
-        shared = self._shared_memory(layout)
+    def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
+        """Replace arrays by their averages over all members, weighted by the members' rows, with the same bits
+        everywhere.
+
+        Args:
+            arrays: flat, on the host, of one dtype, and without memory in common; as long as those of other members.
+            rows: of this member.
+        """
+        shared = self._shared_memory(arrays[0].dtype, sum(array.nbytes for array in arrays))
         if shared is not None:
             with self._hanging_up():
-                shared.average(layout, load, store)
+                shared.average(arrays, rows)
             return
         if self._blocks is None:
             silent = timedelta(seconds=SILENT_SECONDS)
             self._blocks = Blocks(self._alive(), self.rank, self.size, self._guarded, silent)
-        self._blocks.average(layout, rows, load, store)
+        self._blocks.average(arrays, rows)
 
     def _begin(self, piece: torch.Tensor) -> Any:
         return self._guarded(lambda: self._alive().allreduce(piece))
 
-    def _shared_memory(self, layout: Layout) -> SharedMemory | None:
-        """Return the memory through which the members exchange this layout; None: they do not."""
-        small = sum(layout.pieces) * layout.dtype.itemsize < SHARED_BYTES
-        if not self._one_host or small or not SharedMemory.takes(layout.dtype):
+    def _shared_memory(self, dtype: torch.dtype, size: int) -> SharedMemory | None:
+        """Return the memory through which the members exchange so many bytes; None: they do not."""
+        if not self._one_host or size < SHARED_BYTES or not SharedMemory.takes(dtype):
             return None
         if self._shared is None:
             self._shared = share(self.rank, self.size, self.gather)

@@ -32,6 +32,8 @@ SEGMENT_BYTES = 1 << 20
 AREAS = 3
 """Parts that are in the memory at a time. With two, a member could write a sum where another still takes the one of
 two parts before."""
+ROWS_BYTES = 1 << 16
+"""At the end of the memory, for a number of each member."""
 _HERE, _GONE = b"x", b"!"
 """What goes through a pipe: a member has come to the gate; it comes no more."""
 _DTYPES = (torch.float32, torch.float64)
@@ -120,7 +122,10 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, gate: Gate) -> None:
         self._rank, self._size, self._gate = rank, size, gate
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8).view(AREAS, size + 1, PART_BYTES)
+        everything = torch.frombuffer(memory, dtype=torch.uint8)
+        self._areas = everything[:-ROWS_BYTES].view(AREAS, size + 1, PART_BYTES)
+        self._rows = everything[-ROWS_BYTES:].view(torch.float64)[:size]
+        """Of each member, in an average."""
 
     @staticmethod
     def takes(dtype: torch.dtype) -> bool:
@@ -142,33 +147,52 @@ class SharedMemory:
         def add(number: int, members: list[torch.Tensor], total: torch.Tensor) -> None:
             self._add(members, total, *layout.in_piece(number))
 
-        self._exchange(layout, load, add, store)
+        self._exchange(layout.dtype, layout.parts, load, add, store)
 
-    def average(self, layout: Layout, load: Partwise, store: Partwise) -> None:
-        """As `reduce`, with averages in place of sums; the first number of all is that of a member's rows."""
-        rows: list[float] = []
+    def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
+        """Average arrays over all members, as `Group.average` does.
+
+        What a member joins itself it takes from its arrays, and puts there: the memory has the rest.
+
+        Raises:
+            GangBroken: a member is gone.
+        """
+        dtype = arrays[0].dtype
+        parts = [part for array in arrays for part in torch.split(array, PART_BYTES // dtype.itemsize)]
+        self._rows[self._rank] = rows  # the others read it after the first gate, and pass the second after that
+        counts: list[float] = []
+
+        def load(number: int, part: torch.Tensor) -> None:
+            for other in self._shares_of_others(len(part)):
+                part[other].copy_(parts[number][other])
 
         def join(number: int, members: list[torch.Tensor], average: torch.Tensor) -> None:
             if not number:
-                rows[:] = [float(part[0]) for part in members]
+                counts[:] = self._rows.tolist()
             share = self._share(len(average))
-            average_of([part[share] for part in members], rows, average[share])
+            own, result = parts[number][share], average[share]
+            average_of([own if n == self._rank else part[share] for n, part in enumerate(members)], counts, result)
+            own.copy_(result)
 
-        self._exchange(layout, load, join, store)
+        def store(number: int, average: torch.Tensor) -> None:
+            for other in self._shares_of_others(len(average)):
+                parts[number][other].copy_(average[other])
 
-    def _exchange(self, layout: Layout, load: Partwise, join: Join, store: Partwise) -> None:
-        """Go over the parts of a layout: in each step one is put there, the result of the one before is made, and that
-        of the one before that is taken.
+        self._exchange(dtype, [len(part) for part in parts], load, join, store)
+
+    def _exchange(self, dtype: torch.dtype, parts: Sequence[int], load: Partwise, join: Join, store: Partwise) -> None:
+        """Go over parts of so many numbers: in each step one is put there, the result of the one before is made, and
+        that of the one before that is taken.
 
         A member takes a result after it has arrived at a gate, so others may pass that gate before it has; they use the
         result's place again only two steps later, which is after the next gate. After the last one there is no gate:
         the first one of the next call is the next.
         """
-        count = len(layout.parts)
-        areas = self._bytes.view(layout.dtype)
+        count = len(parts)
+        areas = self._areas.view(dtype)
 
         def part(number: int, owner: int) -> torch.Tensor:
-            return areas[number % AREAS, owner, : layout.parts[number]]
+            return areas[number % AREAS, owner, : parts[number]]
 
         for step in range(count + 2):
             if step < count:
@@ -190,6 +214,10 @@ class SharedMemory:
     def _share(self, numbers: int) -> slice:
         """Return which of a part's numbers this member joins."""
         return slice(numbers * self._rank // self._size, numbers * (self._rank + 1) // self._size)
+
+    def _shares_of_others(self, numbers: int) -> list[slice]:
+        own = self._share(numbers)
+        return [each for each in (slice(own.start), slice(own.stop, numbers)) if len(range(numbers)[each])]
 
     def _add(self, parts: list[torch.Tensor], total: torch.Tensor, size: int, begin: int) -> None:
         """Add up this member's share of a part.
@@ -213,7 +241,7 @@ class SharedMemory:
 
 def share(rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> SharedMemory | None:
     """Return memory that all members share; None: they do not all see that of rank 0, or each other's pipes."""
-    length = AREAS * (size + 1) * PART_BYTES
+    length = AREAS * (size + 1) * PART_BYTES + ROWS_BYTES
     others = [other for other in range(size) if other != rank]
     inward: list[int] = []
     outward: list[int] = []
