@@ -163,6 +163,24 @@ def test_warnings_are_told_at_the_end(terminal):
     ]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_traceback_is_told_once_and_at_once(terminal):
+    run, console = Run(trials=6, partitions=1), paper(terminal=terminal, width=200)
+    table = Table(run.machine.spec, console, clock=count(0, 10).__next__)
+    table.see(run.lines, run.machine)
+    for number in range(6):
+        slot = next(iter(run.machine.leases.standing().values()))[0]
+        lease = run.unit(slot).lease
+        trace = f"Traceback:\n  line of trial {number % 5}"
+        event = Failed(at=1.0, slot=slot, lease=lease, fault="user", error="no", trace=trace)
+        before = len(run.lines)
+        run.give(event)
+        table.see(run.lines[before:], run.machine)
+        shown = [line.strip() for line in told(console) if "line of trial" in line]
+        assert shown == [f"line of trial {n}" for n in range(min(number + 1, 3))]
+    assert any("What trial 0 raised:" in line for line in told(console))
+
+
 def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)

@@ -34,6 +34,8 @@ SHARE = 0.05
 """The share of the driver's time that drawing may take."""
 WARNINGS = 5
 """The most warnings that are shown at the end."""
+TRACES = 3
+"""The most tracebacks that are shown; `hopyard show` and `hopyard logs` have more."""
 METRICS = 4
 """The greatest number of columns for metrics."""
 _EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
@@ -83,6 +85,8 @@ class Table:
         self._waits_for: dict[int, int] = {}
         """Trial → the first epoch that was not printed; those after it wait for it."""
         self._failed: set[int] = set()
+        self._traces: dict[str, int] = {}
+        """Different tracebacks → the first trial that failed with it."""
         self._decision: Paused | Granted | Stopped | None = None
         """What the search decided last."""
         self._marks = 0
@@ -124,6 +128,9 @@ class Table:
             self._print_stalls(machine)
             self._print_news(lines, touched, machine)
             return
+        for number in touched:
+            if number in machine.trials and self._passed(machine.trials[number], machine):
+                self._see_trace(machine.trials[number])
         now = self._clock()
         if 0 <= now - self._drawn_at < self._pause or self._closed:
             return
@@ -189,19 +196,36 @@ class Table:
                 self._print(f"{mark.what}: {mark.text}")
             elif mark.what in ("lost", "resumed", "shrunk"):
                 self._print(mark.text)
-        checked = machine.status == "running" or bool(machine.names)
         for number in touched:
             trial = machine.trials.get(number)
             if trial is None:
                 continue
             self._print_epochs(trial, machine)
-            passed = checked or bool(trial.history)  # if no trial passes preflight, the run's error says why
-            if trial.status == "failed" and number not in self._failed and passed:
+            if trial.status == "failed" and number not in self._failed and self._passed(trial, machine):
                 self._failed.add(number)
                 self._print(f"trial {number}  failed ({trial.fault}): {trial.error}  {words.named(trial.config)}")
+                self._see_trace(trial)
         for line in lines:
             if isinstance(line, (Paused, Stopped)) or (isinstance(line, Granted) and machine.search.rungs()):
                 self._print(words.decision(machine, line))
+
+    @staticmethod
+    def _passed(trial: TrialRecord, machine: Machine) -> bool:
+        """Whether preflight has passed; if no trial passes it, the run's error says why."""
+        return machine.status == "running" or bool(machine.names) or bool(trial.history)
+
+    def _see_trace(self, trial: TrialRecord) -> None:
+        """Print what a trial raised, once for all trials that raise the same. The error of a run that has one trial
+        says it."""
+        trace = trial.trace.strip()
+        if trial.status != "failed" or not trace or trace in self._traces or self.spec.trials == 1:
+            return
+        self._traces[trace] = trial.id
+        if len(self._traces) <= TRACES and self._output != "notebook":
+            self._print(self._raised(trace))
+
+    def _raised(self, trace: str) -> str:
+        return f"What trial {self._traces[trace]} raised:\n{trace}"
 
     def _print_stalls(self, machine: Machine) -> None:
         """Print each stall once."""
@@ -292,8 +316,11 @@ class Table:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
         rows = max(1, height - 5 - len(_troubles(machine, now)) - (self._decision is not None))
         body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
-        ended = words.warned(machine, WARNINGS) if self._closed and self._output == "notebook" else []
-        return Group(self._head(machine, now), *body, *(_text(f"warning: {line}", "yellow") for line in ended))
+        ended: list[Text] = []
+        if self._closed and self._output == "notebook":
+            ended += [_text(f"warning: {line}", "yellow") for line in words.warned(machine, WARNINGS)]
+            ended += [_text(self._raised(trace)) for trace in list(self._traces)[:TRACES]]
+        return Group(self._head(machine, now), *body, *ended)
 
     def _head(self, machine: Machine, now: float) -> Text:
         trials = machine.trials.values()
