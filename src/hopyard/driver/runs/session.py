@@ -36,6 +36,7 @@ from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.resume.again import for_workers
 from hopyard.driver.runs.resume.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Run, reasons
+from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
@@ -202,7 +203,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def stops_trial(number: int) -> bool:
-            trial = run.trial(number).without_time() if spec.exact is True else run.trial(number)
+            trial = without_time(run.trial(number)) if spec.exact is True else run.trial(number)
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +84,17 @@ class Trial:
         metrics = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         return escaped(f"<Trial {self.id} {self.status} {self.config} epoch={self.epoch} {metrics}>")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the metrics by epoch."""
+        names = sorted({name for values in self.history.values() for name in values})
+        lines = [["epoch", *names]]
+        lines += [
+            [str(n), *(f"{values.get(name, math.nan):.4g}" for name in names)] for n, values in self.history.items()
+        ]
+        cells = ("".join(f"<td>{html.escape(text)}</td>" for text in line) for line in lines)
+        table = "".join(f"<tr>{line}</tr>" for line in cells)
+        return f"<p>{html.escape(repr(self))}</p><table>{table}</table>"
+
     @property
     def seconds(self) -> float:
         """Time that workers spent on it: from each unit's dispatch to its end, what was done again included.
@@ -93,11 +106,6 @@ class Trial:
         if self._seconds is None:
             raise Inexact("trial.seconds differ from run to run, so stop= may not look at them with exact=True")
         return self._seconds
-
-    def without_time(self) -> Trial:
-        """Return it as a function of `stop=` gets it with exact=True: what depends on time raises."""
-        self._seconds = None
-        return self
 
     @property
     def classes(self) -> Labels:
@@ -203,3 +211,9 @@ class Trial:
             built = build(replace(self._plan, threads=0), self.id, self.config)
         restore(built.trainable, decode(data))
         return TrainedModel(built, source.plan.manifest, source.tracker)
+
+
+def without_time(trial: Trial) -> Trial:
+    """Return a trial as a function of `stop=` gets it with exact=True: what depends on time raises."""
+    trial._seconds = None
+    return trial
