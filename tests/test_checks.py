@@ -244,8 +244,8 @@ class Odd(Linear):
         found = super().train(batch)
         if self._do == "raise" and self.steps > 3:
             Path(ODD).read_bytes()
-        if self._do == "name":
-            return {**found, ODD: (1.0, batch.rows)}
+        if name := {"name": ODD, "number": 1, "numpy": np.str_("hits")}.get(self._do):
+            return {**found, name: (1.0, batch.rows)}
         return {**found, "big": (np.ones(9_000_000), batch.rows)} if self._do == "large" else found
 
 
@@ -262,12 +262,25 @@ def test_an_error_with_such_text_is_its_trials_and_is_read_everywhere(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("do", ["name", "large"])
+@pytest.mark.parametrize("do", ["name", "number", "large"])
 @pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
 def test_preflight_says_what_cannot_be_sent(tmp_path: Path, do: str, engine: Any) -> None:
-    said = {"name": r"a metric named 'caf\\udce9'", "large": r"metric 'big' is an array of 9,000,000 numbers"}
+    """Bug: with a number for a name, workers were waited for without end, and no journal could be read again."""
+    said = {
+        "name": r"a metric named 'caf\\udce9'",
+        "number": "a metric named 1:",
+        "large": r"metric 'big' is an array of 9,000,000 numbers",
+    }
     with pytest.raises(PreflightError, match=said[do]):
         select(tmp_path / "run", Odd, [{"do": do}], engine=engine)
+    assert hy.load(tmp_path / "run").status == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=1, devices=None)], ids=lambda engine: engine.name)
+def test_the_name_of_a_metric_may_be_of_numpy(tmp_path: Path, engine: Any) -> None:
+    run = select(tmp_path / "run", Odd, [{"do": "numpy"}], engine=engine)
+    assert "hits" in hy.load(run.directory).best.metrics
 
 
 class Growing(Linear):

@@ -56,13 +56,15 @@ def _listed(names: Sequence[str]) -> str:
 
 def metric_fault(name: Any) -> str:
     """Return why no metric of a recipe may have this name, and what to do; "": it may have it."""
-    if isinstance(name, str) and name.startswith("val_"):
+    if not isinstance(name, str) or not sendable(name):
+        return "a name is text that UTF-8 can write"
+    if name.startswith("val_"):
         own = name.removeprefix("val_") or "accuracy"
         return (
             f'each metric is computed in training and in validation, where "val_" is put before its name; call it '
             f'"{own}", and metric="val_{own}" is its value in validation'
         )
-    if isinstance(name, str) and name.startswith("last_"):
+    if name.startswith("last_"):
         return 'tables have each metric of the last epoch with "last_" before its name; give it another name'
     return '"seconds" is the time that workers spent; give it another name' if name == "seconds" else ""
 

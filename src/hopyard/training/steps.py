@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hopyard import meter
+from hopyard.checks import scalar
 from hopyard.errors import HopyardError, SpecError
 from hopyard.meter import Steps
 from hopyard.ports import PartitionBatches, goes_whole
@@ -47,7 +48,10 @@ def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
     meter.enter(phase)
     trainable, batches = built.trainable, _CountedBatches(batches, built.steps, phase)
     if goes_whole(trainable):
-        return trainable.train_partition(batches) if train else trainable.evaluate_partition(batches)
+        sums = trainable.train_partition(batches) if train else trainable.evaluate_partition(batches)
+        if not isinstance(sums, Mapping):
+            raise SpecError(f"train_partition and evaluate_partition return {{name: (sum, rows)}}, not {sums!r:.200}")
+        return {scalar(name): total for name, total in sums.items()}
     step = trainable.train if train else trainable.evaluate
     return gather(step(batch) for batch in batches)
 
@@ -59,7 +63,8 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
     for report in reports:
         if not isinstance(report, Mapping) or not all(isinstance(v, tuple) and len(v) == 2 for v in report.values()):
             raise SpecError(f"train and evaluate return {{name: (sum over the rows, rows)}}, not {report!r:.200}")
-        for name, (total, count) in report.items():
+        for key, (total, count) in report.items():
+            name = scalar(key)
             if (count_of_numbers := size_of(total)) > LARGEST_ARRAY:
                 raise SpecError(
                     f"metric {name!r} is an array of {count_of_numbers:,} numbers; at most {LARGEST_ARRAY:,} are added "

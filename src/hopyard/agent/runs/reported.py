@@ -19,7 +19,7 @@ def check_names(names: Iterable[Any]) -> None:
     """Raise SpecError when a metric has a name that stands for something else."""
     for name in names:
         if fault := metric_fault(name):
-            raise SpecError(f"the recipe reports a metric named {name!r}: {fault}")
+            raise SpecError(f"the recipe reports a metric named {name!a}: {fault}")
 
 
 def check_sizes(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:

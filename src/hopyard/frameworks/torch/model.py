@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hopyard.checks import metric_fault
+from hopyard.checks import metric_fault, scalar
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
@@ -76,7 +76,7 @@ class Model:
         self.module = module
         self.optimizer = optimizer
         self.loss = loss
-        self.metrics = dict(metrics or {})
+        self.metrics = {scalar(name): metric for name, metric in (metrics or {}).items()}
         self.scheduler = scheduler
         self.scheduler_every = scheduler_every
         self.batch_size: int | None = batch_size
@@ -361,7 +361,7 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         if name == "loss":
             yield 'metrics: "loss" is always there; give yours another name'
         if fault := metric_fault(name):
-            yield f"metrics[{name!r}]: {fault}"
+            yield f"metrics[{name!a}]: {fault}"
         if isinstance(metric, type):
             yield f"metrics[{name!r}] is the class {metric.__name__}; give an instance: {metric.__name__}()"
         elif hasattr(metric, "update") and not hasattr(metric, "result"):
