@@ -358,7 +358,8 @@ class RecipeContext:
     Attributes:
         device: "cpu" or "cuda".
         inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs".
-        classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1), else None.
+        classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1) or of categories that
+            encode= made numbers or one-hot rows of; else None.
         seed: the seed of this trial's build; torch, NumPy and random are already seeded with it.
         trial: the number of the trial.
         partition_rows: training rows of each partition.

@@ -328,6 +328,17 @@ def test_a_frame_that_is_no_table_says_what_helps(frame: Any, mend: str) -> None
         Dataset.pandas(frame, features="a")
 
 
+def test_a_column_that_nothing_names_may_hold_anything(cache: Path) -> None:
+    frame = pd.DataFrame({"a": [1, 2], "b": [1, "x"], "y": [0, 1], 3: [0.5, 0.5]})
+    frame = pd.concat([frame, pd.DataFrame({"c": [1j, 2j]}), pd.DataFrame({"c": [1, 2]})], axis=1)
+    manifest = Dataset.pandas(frame, features={"n": ["a"]}, label="y", weight="3", partitions=1).prepare(cache)
+    assert set(manifest.names) == {"3", "a", "y"}
+    with pytest.raises(DataError, match="data frame"):
+        Dataset.pandas(frame, features=["a", "b"], label="y")
+    with pytest.raises(DataError, match="data frame"):
+        Dataset.pandas(frame, features=["a"], label="y", transform=lambda batch: batch)
+
+
 def test_sparse_matrices_are_not_taken(cache: Path) -> None:
     sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3))
     words = r" is a sparse csr_matrix, which is not taken; give its \.toarray\(\)"

@@ -91,6 +91,9 @@ def test_the_context_counts_the_codes_of_categories() -> None:
     manifest = rows.prepare()
     build(Plan(lambda config, ctx: seen.append(ctx) or linear(config), manifest, SPEC), 0, {"lr": 0.1})
     assert seen[0].categories == {"a": 3, "b": 2, "c": 2} and seen[0].classes == 2
+    one_hot = hy.Dataset.arrow(table, features="b", label="y", encode={"y": ["q", "p"]}, partitions=1).prepare()
+    build(Plan(lambda config, ctx: seen.append(ctx) or linear(config), one_hot, SPEC), 0, {"lr": 0.1})
+    assert seen[1].classes == 2
     inputs = open_partition(manifest, "train", 0).inputs
     assert inputs["m"].shape == (4, 3 + 1) and set(inputs["m"][:, 3]) == {0, 1} and set(inputs["c"]) == {0, 1}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, path, scalar, whole
+from hopyard.checks import fraction, path, scalar, sequence, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -192,9 +192,11 @@ class Dataset:
         """Rows from pandas.
 
         Args:
-            frame: a DataFrame; its index is not used.
+            frame: a DataFrame; its index is not used. Columns that nothing names may hold anything, where there is no
+                transform=.
         """
-        table = from_pandas(frame)
+        named = [options.get(name) for name in ("features", "label", "weight", "key", "validation")]
+        table = from_pandas(frame, None if options.get("transform") else set(_texts(named)))
         return cls._of(Table(table, "data frame in memory"), table.schema, **options)
 
     @classmethod
@@ -322,6 +324,16 @@ class Dataset:
     def __deepcopy__(self, memo: Any) -> Dataset:
         """Return itself: nothing in it changes, and a copy by pickle would lose rows in memory."""
         return self
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the names of columns in an argument, which may be a list or a dict of them."""
+    value = sequence(value)
+    if isinstance(value, (list, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+    elif isinstance(value, (str, int)):
+        yield str(value)
 
 
 def _build_options(

@@ -193,9 +193,10 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     if wants_context(recipe):
         rows = tuple([part.rows for part in manifest.train])
         shapes = _shapes(manifest.inputs)
-        spec = plan.spec
+        spec, labels = plan.spec, manifest.label_values
+        classes = len(labels) if isinstance(labels, list) else manifest.classes
         context = RecipeContext(
-            *(plan.device, shapes, manifest.classes, seed, trial, rows, spec.epochs, spec.own_batches),
+            *(plan.device, shapes, classes, seed, trial, rows, spec.epochs, spec.own_batches),
             categories=manifest.categories,
         )
         arguments.append(context)

@@ -132,8 +132,8 @@ class Vocabulary:
         other = "" if is_label else ", or with hy.Categories(…), which keeps a category for other values"
         raise DataError(
             f"column {self.column!r}, {row}: {value!r} is not among the {len(self.values)} values it is encoded by "
-            f"({shown}); drop or replace such rows first, or train with encode={{{self.column!r}: [...]}} listing all "
-            f"values{other}"
+            f"({shown}); drop or mend such rows first, or list all values in encode={{{self.column!r}: …}}: "
+            f'("index", [...]), or [...] for one-hot rows{other}'
         )
 
     def ranks(self) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,26 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
     )
 
 
-def from_pandas(frame: Any) -> pa.Table:
-    """Return a data frame as a table, without its index."""
+def from_pandas(frame: Any, used: Collection[str] | None = None) -> pa.Table:
+    """Return a data frame as a table, without its index.
+
+    Args:
+        frame: the data frame.
+        used: the columns that matter: others are left out where the table cannot have them. None: all matter.
+
+    Raises:
+        SpecError, DataError: it is no data frame; a column that matters cannot be in a table.
+    """
+    try:
+        return _from_pandas(frame)
+    except DataError:
+        names = [str(name) for name in frame.columns]
+        if used is None or not set(used) < set(names):
+            raise
+        return _from_pandas(frame.loc[:, [name in used for name in names]])
+
+
+def _from_pandas(frame: Any) -> pa.Table:
     if not is_pandas(frame):
         raise SpecError(f"frame must be a pandas DataFrame, got {shown(frame)}")
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
@@ -102,7 +120,8 @@ def from_pandas(frame: Any) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"the data frame cannot be used: {error}; {_remedy(frame)}") from error
+        reason = "; ".join(map(str, error.args))
+        raise DataError(f"the data frame cannot be used: {reason}; {_remedy(frame)}") from error
 
 
 def table_of(data: Any, *, nan_is_null: bool = True) -> pa.Table | None:
