@@ -65,7 +65,7 @@ def test_ways_of_taking_rows_go_on_where_the_last_one_stopped(tmp_path: Path) ->
 def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, [numbers(0, 3)], end=False)
-        batches = feed.batches(10, wait=0.05)
+        batches = feed.batches(10, timeout=0.05)
         assert len(next(batches)["y"]) == 3
         later(lambda: (time.sleep(0.2), server.queue("train").end()))
         assert list(batches) == [] and not threading.current_thread().daemon
