@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, path, scalar, whole
+from hopyard.checks import column_name, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -244,6 +244,7 @@ class Dataset:
             SpecError, DataError: a value is not allowed, a column is not there; the session was stopped.
         """
         frames = [checked(df, "df"), *([checked(validation, "validation")] if is_frame(validation) else [])]
+        validation = _column_or_share(validation, lambda: df.columns)
         build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="round_robin")
         source = from_spark(frames, build, options["transform"], path=path, name=name, cache=str(default_root()))
         return cls(InputRows(source, options["transform"]), None, None, options["cache_bytes"])
@@ -268,6 +269,7 @@ class Dataset:
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
         """Return a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
         validation, assign = options["validation"], options["assign"]
+        validation = _column_or_share(validation, lambda: [] if schema is None else schema.names)
         second = validation if isinstance(validation, Dataset) else None
         build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
         if second is not None:
@@ -322,6 +324,15 @@ class Dataset:
     def __deepcopy__(self, memo: Any) -> Dataset:
         """Return itself: nothing in it changes, and a copy by pickle would lose rows in memory."""
         return self
+
+
+def _column_or_share(validation: Any, names: Callable[[], Sequence[str]]) -> Any:
+    """Return `validation=` with an integer other than 0 as text, where a column has that name; 0 is the fraction."""
+    number = scalar(validation)
+    if not isinstance(number, int) or isinstance(number, bool) or not number:
+        return validation
+    name = column_name(number)
+    return name if name in names() else validation
 
 
 def _build_options(

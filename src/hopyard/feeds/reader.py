@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.checks import seconds, whole
+from hopyard.checks import column_names, seconds, whole
 from hopyard.errors import DataError, SpecError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
@@ -141,7 +141,9 @@ class Feed:
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._queue.abandon(stream)
 
-    def _column_batches(self, size: int, timeout: float | None, names: Sequence[str] | None) -> Iterator[dict[str, Array]]:
+    def _column_batches(
+        self, size: int, timeout: float | None, names: Sequence[str] | None
+    ) -> Iterator[dict[str, Array]]:
         while pieces := self._batch(size, timeout):
             columns = self._decode(partial(columns_of, names=names), pieces)
             # the program gets copies of pieces that are read again
@@ -238,10 +240,10 @@ class Feed:
 
 
 def _names(columns: Any) -> Sequence[str] | None:
-    if columns is None or (
-        isinstance(columns, (list, tuple)) and columns and all(isinstance(name, str) for name in columns)
-    ):
-        return columns
+    if columns is None:
+        return None
+    if names := column_names(columns):
+        return names
     raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
 
 
