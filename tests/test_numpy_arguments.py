@@ -622,7 +622,7 @@ CALLS = {
     ),
 }
 UNCHECKED = {
-    "CMA", "Dataset", "Batch", "Program", "ProgramContext", "RecipeContext", "Run", "SavedModel", "Trainable", "Trial",
+    "Dataset", "Batch", "Program", "ProgramContext", "RecipeContext", "Run", "SavedModel", "Trainable", "Trial",
     "__version__", "context", "load", "load_model",
 }  # fmt: skip
 """Public names that users do not call with such values, or with a path and a flag alone."""

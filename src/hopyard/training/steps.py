@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hopyard import meter
+from hopyard.checks import scalar
 from hopyard.errors import HopyardError, SpecError
 from hopyard.meter import Steps
 from hopyard.ports import PartitionBatches, goes_whole
@@ -68,7 +69,7 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
             detach = getattr(total, "detach", None)  # otherwise it keeps the graph of its batch alive
             numbers.setdefault(name, []).append(total if detach is None else detach())
             rows[name] = rows.get(name, 0.0) + float(count)
-    return {name: (_total(totals), rows[name]) for name, totals in numbers.items()}
+    return {scalar(name): (_total(totals), rows[name]) for name, totals in numbers.items()}
 
 
 def size_of(total: Any) -> int:
