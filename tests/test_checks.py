@@ -14,7 +14,20 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.programs.task import explained, plain
-from hopyard.checks import environment, flag, fraction, no_such, one_of, scalar, seconds, sequence, whole
+from hopyard.checks import (
+    column_names,
+    environment,
+    flag,
+    fraction,
+    names,
+    no_such,
+    number,
+    one_of,
+    scalar,
+    seconds,
+    sequence,
+    whole,
+)
 from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
 from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
@@ -36,8 +49,8 @@ TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
     [
         (
             lambda v: whole("n", v, 1),
-            [1, np.int64(7), 2**63],
-            [0, -1, True, 1.0, "1", None, 2**80],
+            [1, np.int64(7), np.array(7), 2**63],
+            [0, -1, True, np.True_, 1.0, "1", None, 2**80, np.array([1])],
             "n",
         ),
         (lambda v: whole("n", v, 1, 9), [1, 9], [0, 10], "n"),
@@ -45,12 +58,14 @@ TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
         (
             lambda v: seconds("t", v),
             [1, 0.5, np.float32(2), np.int64(3)],
-            [0, -1, float("inf"), float("nan"), "1", True, None, [1]],
+            [0, -1, float("inf"), float("nan"), "1", True, np.True_, None, [1], np.array([1.0])],
             "t",
         ),
         (lambda v: seconds("t", v, zero=True, most=5), [0, 5], [-1, 5.1], "t"),
         (lambda v: seconds("t", v, none="for any"), [1], [0], "t"),
         (lambda v: fraction("f", v, "a column"), [0, 0.5, np.float64(0.9)], [1, -0.1, True, "0.5"], "f"),
+        (lambda v: number("x", v), [-1, 0.5, np.float32(2), np.array(2.0)], [float("inf"), "1", True, 10**400], "x"),
+        (lambda v: number("x", v, 0), [0, np.int8(1)], [-1], "x"),
         (lambda v: flag("b", v), [True, False, np.True_], [1, 0, None, "True"], "b"),
         (
             lambda v: one_of("m", v, ("min", "max")),
@@ -61,7 +76,7 @@ TABLE = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
         (lambda v: one_of("e", v, (True, False, "warn")), [True, "warn"], [1, 0, "no"], "e"),
         (
             lambda v: environment("env", v),
-            [{}, {"A": "b=c"}],
+            [{}, {"A": "b=c"}, {np.str_("A"): np.str_("b")}],
             [{"A": 1}, {"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": ODD}, "AB", 3],
             "env",
         ),
@@ -106,6 +121,17 @@ def test_arrays_of_one_axis_are_lists_of_python_s_values(value: Any, plain: Any)
 def test_what_is_no_sequence_stays_as_it_is() -> None:
     for value in (np.zeros((2, 2)), {"a": 1}, object(), pd.DataFrame({"a": [1]})):
         assert sequence(value) is value and scalar(value) is value
+
+
+def test_lists_of_names() -> None:
+    for value in (["a", "b"], ("a", np.str_("b")), np.array(["a", "b"]), pd.Index(["a", "b"]), pd.Series(["a", "b"])):
+        assert names(value) == column_names(value) == ["a", "b"]
+        assert {type(name) for name in names(value) or ()} == {str}
+    for value in ([1, "b"], range(2), np.array([1, 2]), pd.Index([0, 1])):
+        assert names(value) is None and column_names(value) == [str(item) for item in value]
+    for wrong in ("ab", None, 3, [None], [True], [1.5], np.zeros((2, 2)), {"a": 1}):
+        assert names(wrong) is None and column_names(wrong) is None
+    assert names([]) == column_names(np.array([])) == []
 
 
 def test_escapes() -> None:

@@ -84,18 +84,62 @@ def sequence(value: Any) -> Any:
     return [scalar(item) for item in value] if isinstance(value, (list, tuple, range)) else scalar(value)
 
 
+def names(value: Any) -> list[str] | None:
+    """Return a list of texts, as `sequence` takes one, as a list of Python's; None where it is none."""
+    items = sequence(value)
+    return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else None
+
+
+def column_name(name: Any) -> Any:
+    """Return the name of a column: an integer, which pandas takes for a name, as text; text of NumPy as Python's;
+    anything else as it is, for the caller to refuse."""
+    name = scalar(name)
+    return shown(name) if isinstance(name, int) and not isinstance(name, bool) else name
+
+
+def column_names(value: Any) -> list[str] | None:
+    """Return a list of names of columns, as `sequence` and `column_name` take them; None where it is none."""
+    items = sequence(value)
+    return names([column_name(item) for item in items]) if isinstance(items, list) else None
+
+
+def real(value: Any) -> float:
+    """Return a number of Python or NumPy as a float; NaN for anything else, such as True, text, or an array."""
+    value = scalar(value)
+    if isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", None) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 - the user's own __float__
+        return math.nan
+
+
+def number(name: str, value: Any, least: float = -math.inf) -> float:
+    """Return the argument `name`, a finite number >= `least`, as a float.
+
+    Raises:
+        SpecError: it is no such number.
+    """
+    result = real(value)
+    if math.isfinite(result) and result >= least:
+        return result
+    limit = "" if least == -math.inf else f" >= {least:g}"
+    raise SpecError(f"{name} must be a finite number{limit}, got {shown(value)}")
+
+
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return the argument `name`, an int of Python or NumPy in [least, most], as an int.
 
     Raises:
         SpecError: it is no such int, or has more than 64 bits.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
-        if (least is None or number >= least) and (most is None or number <= most):
-            if fault := unwritable(number):
+    plain = scalar(value)
+    if isinstance(plain, Integral) and not isinstance(plain, bool):
+        integer = int(plain)
+        if (least is None or integer >= least) and (most is None or integer <= most):
+            if fault := unwritable(integer):
                 raise SpecError(f"{name} = {shown(value)}: {fault}")
-            return number
+            return integer
     limits = f" from {least} to {most}" if most is not None else "" if least is None else f" >= {least}"
     raise SpecError(f"{name} must be an integer{limits}, got {shown(value)}")
 
@@ -113,9 +157,9 @@ def seconds(name: str, value: Any, *, zero: bool = False, most: float = math.inf
     Raises:
         SpecError: it is no such number.
     """
-    number = _number(value)
-    if (number > 0 or (zero and number == 0)) and number <= most and number < math.inf:
-        return min(number, LONGEST)
+    result = real(value)
+    if (result > 0 or (zero and result == 0)) and result <= most and result < math.inf:
+        return min(result, LONGEST)
     limits = f" {'>=' if zero else '>'} 0" + ("" if most == math.inf else f" and <= {most:g}")
     raise SpecError(
         f"{name} must be a finite number of seconds{limits}{f', or None {none}'.rstrip() if none else ''}, "
@@ -134,10 +178,10 @@ def fraction(name: str, value: Any, also: str = "") -> float:
     Raises:
         SpecError: it is no such number.
     """
-    number = _number(value)
-    if not 0 <= number < 1:
+    share = real(value)
+    if not 0 <= share < 1:
         raise SpecError(f"{name} must be a fraction in [0, 1){f', or {also}' if also else ''}, got {shown(value)}")
-    return number
+    return share
 
 
 def flag(name: str, value: Any) -> bool:
@@ -200,20 +244,10 @@ def environment(name: str, value: Any) -> dict[str, str]:
     """
     if not isinstance(value, Mapping):
         raise SpecError(f"{name} must be a mapping of environment variables, got {shown(value)}")
-    variables = dict(value)
+    variables = {scalar(key): scalar(text) for key, text in value.items()}
     for key, text in variables.items():
         both_text = isinstance(key, str) and isinstance(text, str)
         if not both_text or not key or "=" in key or "\0" in key + text or not sendable(key + text):
             kind = type(text).__name__  # the value may be a secret
             raise SpecError(f"{name}[{key!r}], of type {kind}: names and values are text without NUL, names without =")
     return variables
-
-
-def _number(value: Any) -> float:
-    """Return a number of Python or NumPy as a float; NaN for anything else."""
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        return math.nan
-    try:
-        return float(value)
-    except Exception:  # noqa: BLE001 - the user's own __float__
-        return math.nan

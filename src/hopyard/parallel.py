@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import one_of, scalar, whole
+from hopyard.checks import one_of, real, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Gang, Outer, RunSpec
 from hopyard.text import shown
@@ -80,7 +80,7 @@ class AllReduce:
     def __post_init__(self) -> None:
         _check_workers("AllReduce", self)
         object.__setattr__(self, "accumulate", whole("AllReduce(accumulate=)", self.accumulate, 1))
-        one_of("AllReduce(compress=)", self.compress, (None, "fp16"))
+        object.__setattr__(self, "compress", one_of("AllReduce(compress=)", self.compress, (None, "fp16")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,11 @@ class Nesterov:
 
     def __post_init__(self) -> None:
         for name in ("lr", "momentum"):
-            value = scalar(getattr(self, name))
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not is_number or not (value > 0 if name == "lr" else 0 <= value < 1):
+            value = real(getattr(self, name))
+            if not (0 < value < math.inf if name == "lr" else 0 <= value < 1):
                 allowed = "a finite number > 0" if name == "lr" else "a number in [0, 1)"
-                raise SpecError(f"Nesterov({name}=) must be {allowed}, got {shown(value)}")
-            object.__setattr__(self, name, float(value))
+                raise SpecError(f"Nesterov({name}=) must be {allowed}, got {shown(getattr(self, name))}")
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,10 @@ class LocalSGD:
         object.__setattr__(self, "warmup", whole("LocalSGD(warmup=)", self.warmup, 0))
         if self.outer is not None and not isinstance(self.outer, Nesterov):
             raise SpecError(f"LocalSGD(outer=) must be hy.Nesterov(lr, momentum) or None, got {shown(self.outer)}")
-        one_of("LocalSGD(inner=)", self.inner, ("keep", "average", "reset"))
-        one_of("LocalSGD(compress=)", self.compress, (None, "bf16", "int8"))
+        inner = one_of("LocalSGD(inner=)", self.inner, ("keep", "average", "reset"))
+        object.__setattr__(self, "inner", inner)
+        compress = one_of("LocalSGD(compress=)", self.compress, (None, "bf16", "int8"))
+        object.__setattr__(self, "compress", compress)
 
 
 Parallel = Hopper | TaskParallel | AllReduce | LocalSGD

@@ -11,33 +11,17 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-from hopyard.checks import flag, scalar, sequence, whole
+from hopyard.checks import flag, number, scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config
 from hopyard.text import error_line, numeral, shown, unwritable
 
 
-def finite(name: str, field: str, value: Any) -> float:
-    """Return a finite number as a float.
-
-    Raises:
-        SpecError: it is none.
-    """
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise SpecError(f"{name}: {field} must be a finite number, got {shown(value)}")
-    return number
-
-
 def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:
     """Return low, high and grid, checked."""
-    ends = finite(name, "low", low), finite(name, "high", high)
+    ends = number(f"{name}: low", low), number(f"{name}: high", high)
     if not ends[0] < ends[1]:
         raise SpecError(f"{name}({low!r}, {high!r}): low must be below high")
     if not math.isfinite(ends[1] - ends[0]):
@@ -223,7 +207,7 @@ def quniform(low: float, high: float, q: float, grid: int | None = None) -> Unif
     """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it. It is
     a float also where `q` is whole: `hy.randint(16, 129, step=16)` gives integers, for the width of a layer."""
     low, high, grid = _range("quniform", low, high, grid)
-    if (q := finite("quniform", "q", q)) <= 0:
+    if (q := number("quniform: q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
     if q > high - low:
         raise SpecError(
@@ -257,20 +241,24 @@ def randint(low: int, high: int, grid: int | None = None, *, step: int = 1, log:
         raise SpecError(f"randint({low!r}, {high!r}): {fault}")
     label = f"randint({low!r}, {high!r})"
     step = whole(f"{label}: step", step, 1, max(1, high - 1 - low))
-    exclusive(label, low, step != 1, log)
+    log = exclusive(label, low, step != 1, log)
     if step != 1:
         return Steps(low, step, 1 + (high - 1 - low) // step, grid)
     return RandInt(low, high, grid, log)
 
 
-def exclusive(label: str, low: float, steps: bool, log: bool) -> None:
-    """Raise SpecError where log= does not fit."""
-    if not flag(f"{label}: log", log):
-        return
-    if steps:
+def exclusive(label: str, low: float, steps: bool, log: bool) -> bool:
+    """Return log=.
+
+    Raises:
+        SpecError: it does not fit.
+    """
+    log = flag(f"{label}: log", log)
+    if log and steps:
         raise SpecError(f"{label}: step and log = True are given; leave one of them out")
-    if low <= 0:
+    if log and low <= 0:
         raise SpecError(f"{label}: low must be > 0 with log=True, got {numeral(low)}")
+    return log
 
 
 class Space:
@@ -294,10 +282,10 @@ class Space:
     def __init__(self, **parameters: Any) -> None:
         if not parameters:
             raise SpecError("Space() must have at least one parameter, for example lr=hy.loguniform(1e-4, 1e-1)")
-        for name in parameters:
-            parameter_name(name, "Space")
         self.parameters = {
-            name: value if isinstance(value, Distribution) or callable(value) else plain(value, f"Space({name}=…)")
+            parameter_name(name, "Space"): value
+            if isinstance(value, Distribution) or callable(value)
+            else plain(value, f"Space({name}=…)")
             for name, value in parameters.items()
         }
         for name, value in self.parameters.items():

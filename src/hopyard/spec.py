@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import one_of, scalar, seconds, whole
+from hopyard.checks import number, one_of, scalar, seconds, whole
 from hopyard.errors import SpecError
-from hopyard.stopping import Rule, check_rule, number
+from hopyard.stopping import Rule, check_rule
 from hopyard.text import shown, unwritable
 
 FORMAT = 1
@@ -214,6 +214,7 @@ class Objective(msgspec.Struct, frozen=True, array_like=True):
     mode: Mode
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "metric", scalar(self.metric))
         if not isinstance(self.metric, str) or not self.metric or unwritable(self.metric):
             raise SpecError(f'metric must be the name of a metric (for example "val_loss"), got {shown(self.metric)}')
         msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))

@@ -6,15 +6,12 @@ count from 1 here, as users see them.
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
 import msgspec
 
-from hopyard.checks import flag, scalar, whole
+from hopyard.checks import flag, number, whole
 from hopyard.errors import SpecError
-from hopyard.text import shown
 
 NO_DELTA = 0.0
 """`min_delta` by default. (One object: the text of a rule leaves out what *is* the default.)"""
@@ -262,24 +259,6 @@ def check_partitions(rule: Rule | None, epochs: int, partitions: int) -> None:
             f"are {epochs * partitions} ({epochs} epochs of {partitions}): trials would end before anything is "
             "decided; give a smaller min_partitions, or min_epochs="
         )
-
-
-def number(name: str, value: Any, least: float = -math.inf) -> float:
-    """Return the argument `name`, a finite number >= `least`, as a float.
-
-    Raises:
-        SpecError: it is no such number.
-    """
-    value = scalar(value)
-    if isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            result = float(value)
-        except OverflowError:
-            result = math.inf
-        if math.isfinite(result) and result >= least:
-            return result
-    limit = "" if least == -math.inf else f" >= {least:g}"
-    raise SpecError(f"{name} must be a finite number{limit}, got {shown(value)}")
 
 
 def powers(first: int, factor: int, end: int) -> tuple[int, ...]:

@@ -3,7 +3,9 @@
 import functools
 import json
 import sys
+import traceback
 
+from hopyard.checks import whole
 from hopyard.code import places
 
 
@@ -36,6 +38,18 @@ def test_an_error_without_such_a_line_is_where_its_cause_was():
     outer.__cause__ = inner
     assert places.of_error(outer) == f"test_places.py, line {line_of('return json.loads(text)')}, in parse"
     assert places.of_error(RuntimeError("never raised")) == ""
+
+
+def test_frames_before_hopyard_s_own_are_those_to_the_innermost_user_s_line_and_of_libraries_below_it():
+    def names(error):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return [frame.f_code.co_name for frame in frames[: places.before_hopyard(error.__traceback__)]]
+
+    assert names(raised(lambda: whole("n", "1"))) == ["raised", "<lambda>"]
+    below = names(raised(lambda: json.loads("{}", object_hook=functools.partial(whole, "n"))))
+    assert below[:2] == ["raised", "<lambda>"] and {"loads", "decode"} <= set(below) and "whole" not in below
+    assert names(raised(parse, "{")) == ["raised", "parse", "loads", "decode", "raw_decode"]
+    assert places.before_hopyard(None) == 0
 
 
 def test_of_the_stack_it_is_the_innermost_line_below_the_end():

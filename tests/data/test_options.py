@@ -55,6 +55,19 @@ def test_the_columns_of_a_frame_may_have_numbers_for_names(tmp_path: Path) -> No
     assert encoded.vocabularies == {"0": ["x", "y"]}
 
 
+def test_validation_names_a_column_by_its_number_where_there_is_one(tmp_path: Path) -> None:
+    frame = pd.DataFrame({0: np.arange(8.0), 1: [True, False] * 4, 4: [True] + [False] * 7})
+    named = frame.rename(columns=str)
+    for number in (1, 4):
+        one = Dataset.pandas(frame, features=[0], validation=np.int64(number), partitions=1).prepare(tmp_path)
+        other = Dataset.pandas(named, features=["0"], validation=str(number), partitions=1).prepare(tmp_path)
+        assert one.digest == other.digest and one.validate
+    assert not Dataset.pandas(frame, features=[1], validation=0, partitions=1).prepare(tmp_path).validate
+    for wrong in (2, -1, True, np.True_):
+        with pytest.raises(SpecError, match="validation must be a fraction in"):
+            Dataset.pandas(frame, features=[0], validation=wrong)
+
+
 def test_files_may_be_named_by_an_array(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

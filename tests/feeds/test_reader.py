@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from feed_servers import TOKEN, feed_server, later, numbers
+from hopyard.agent.programs.task import _user_traceback as user_traceback
 from hopyard.core.programs.uneven import Count, Uneven, allowed
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.feeds.inference import answered, ask, by_row
@@ -65,7 +66,7 @@ def test_ways_of_taking_rows_go_on_where_the_last_one_stopped(tmp_path: Path) ->
 def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, [numbers(0, 3)], end=False)
-        batches = feed.batches(10, wait=0.05)
+        batches = feed.batches(10, timeout=0.05)
         assert len(next(batches)["y"]) == 3
         later(lambda: (time.sleep(0.2), server.queue("train").end()))
         assert list(batches) == [] and not threading.current_thread().daemon
@@ -75,6 +76,30 @@ def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
 def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
     with feed_server(tmp_path) as server, pytest.raises(SpecError, match="size must be an integer >= 1"):
         fed(server).batches(size)
+
+
+def test_the_traceback_of_hopyard_s_own_error_ends_at_the_user_s_line(tmp_path: Path) -> None:
+    def main(feed: Any) -> None:
+        next(feed.batches(4))
+
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [pa.record_batch({"a": [1, None, 3, 4]})])
+        with pytest.raises(DataError, match="'a'") as raised:
+            main(feed)
+    lines = "".join(user_traceback(raised.value)).splitlines()
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert len(frames) == 2 and frames[-1].endswith("in main") and all(__file__ in frame for frame in frames)
+    assert lines[-1].startswith("hopyard.errors.DataError: ")
+
+
+def test_the_traceback_of_another_error_has_all_frames(tmp_path: Path) -> None:
+    with feed_server(tmp_path) as server:
+        feed = fed(server, [pa.record_batch({"a": [1, 2, 3, 4]})])
+        with pytest.raises(AttributeError) as raised:
+            feed._queue = None
+            next(feed.batches(4))
+    text = "".join(user_traceback(raised.value))
+    assert text.count("reader.py") >= 2 and text.endswith("has no attribute 'rule'\n")
 
 
 def test_columns_that_are_not_named_may_hold_anything(tmp_path: Path) -> None:

@@ -585,6 +585,12 @@ def test_weights_of_rows_are_fits_sample_weight() -> None:
     assert sums["accuracy"][1] == pytest.approx(float(weights.sum()))
 
 
+def test_numbers_of_numpy_are_python_s() -> None:
+    ones = [Model(made(small), batch_size=8, class_weight={0: 0.5, 1: 2.0})]
+    ones += [Model(made(small), batch_size=np.int64(8), class_weight={np.int64(0): np.float32(0.5), 1: np.float64(2)})]
+    assert len({f"{one.sharing_key} {one.batch_size!r} {one.class_weight!r}" for one in ones}) == 1
+
+
 @pytest.mark.parametrize("labels", ["numbers", pytest.param("column", marks=pytest.mark.long), "one-hot"])
 def test_class_weight_is_fits(labels: str) -> None:
     loss = "categorical_crossentropy" if labels == "one-hot" else "sparse_categorical_crossentropy"

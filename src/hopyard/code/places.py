@@ -7,10 +7,10 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from hopyard.code.modules import is_users
+from hopyard.code.modules import is_users, top
 
 CHAIN = 10
 """How many errors of a chain (`raise … from …`) are looked at."""
@@ -28,6 +28,17 @@ def of_error(error: BaseException) -> str:
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
         depth += 1
     return ""
+
+
+def before_hopyard(trace: TracebackType | None) -> int:
+    """Return how many frames of a traceback come before Hopyard's own, below the innermost line of the user's code; 0
+    where there is no such line."""
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    last = max((at for at, frame in enumerate(frames) if _is_users(frame)), default=-1)
+    if last < 0:
+        return 0
+    own = (at for at in range(last + 1, len(frames)) if top(str(frames[at].f_globals.get("__name__"))) == "hopyard")
+    return next(own, len(frames))
 
 
 def of_stack(frame: FrameType | None, end: str) -> str:

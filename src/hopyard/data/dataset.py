@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import fraction, path, scalar, sequence, whole
+from hopyard.checks import column_name, fraction, path, scalar, sequence, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -195,8 +195,12 @@ class Dataset:
             frame: a DataFrame; its index is not used. Columns that nothing names may hold anything, where there is no
                 transform=.
         """
-        named = [options.get(name) for name in ("features", "label", "weight", "key", "validation")]
-        table = from_pandas(frame, None if options.get("transform") else set(_texts(named)))
+        used = None
+        if options["transform"] is None:
+            validation = _column_or_share(options["validation"], lambda: list(map(str, getattr(frame, "columns", ()))))
+            named = [options["features"], options["label"], options["weight"], options["key"]]
+            used = set(_texts([*named, validation] if isinstance(validation, str) else named))
+        table = from_pandas(frame, used)
         return cls._of(Table(table, "data frame in memory"), table.schema, **options)
 
     @classmethod
@@ -246,6 +250,7 @@ class Dataset:
             SpecError, DataError: a value is not allowed, a column is not there; the session was stopped.
         """
         frames = [checked(df, "df"), *([checked(validation, "validation")] if is_frame(validation) else [])]
+        validation = _column_or_share(validation, lambda: df.columns)
         build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="round_robin")
         source = from_spark(frames, build, options["transform"], path=path, name=name, cache=str(default_root()))
         return cls(InputRows(source, options["transform"]), None, None, options["cache_bytes"])
@@ -270,6 +275,7 @@ class Dataset:
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
         """Return a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
         validation, assign = options["validation"], options["assign"]
+        validation = _column_or_share(validation, lambda: [] if schema is None else schema.names)
         second = validation if isinstance(validation, Dataset) else None
         build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
         if second is not None:
@@ -334,6 +340,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif isinstance(value, (str, int)):
         yield str(value)
+
+
+def _column_or_share(validation: Any, names: Callable[[], Sequence[str]]) -> Any:
+    """Return `validation=` with an integer other than 0 as text, where a column has that name; 0 is the fraction."""
+    number = scalar(validation)
+    if not isinstance(number, int) or isinstance(number, bool) or not number:
+        return validation
+    name = column_name(number)
+    return name if name in names() else validation
 
 
 def _build_options(

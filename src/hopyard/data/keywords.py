@@ -49,7 +49,9 @@ OPTIONS = {
         'columns in encode "most_frequent" of the training rows (of equals the least), or ("constant", value).',
     ),
     "validation": Option(
-        0.0, "fraction of the rows in [0, 1), the name of a column of true and false, or a second Dataset."
+        0.0,
+        "fraction of the rows in [0, 1), the name of a column of true and false (0 is the fraction; where that is the "
+        'name of the column, give "0"), or a second Dataset.',
     ),
     "key": Option(
         None,

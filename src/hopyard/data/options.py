@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hopyard.checks import closest, one_of, scalar, sequence, whole
+from hopyard.checks import closest, column_name, one_of, scalar, sequence, whole
 from hopyard.data.manifest import Value
 from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
@@ -216,13 +216,6 @@ def columns(
     keys = [keys] if isinstance(keys, str) else keys
     fills = {} if impute is None else _fills(impute, _flat(inputs), _flat(targets), encodings)
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills or UNSET)
-
-
-def column_name(name: Any) -> Any:
-    """Return the name of a column: an integer, which pandas takes for a name, as text; text of NumPy as Python's;
-    anything else as it is, for the caller to refuse."""
-    name = scalar(name)
-    return shown(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:

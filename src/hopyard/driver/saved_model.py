@@ -270,7 +270,7 @@ def load_model(
         SpecError: the recipe raised; the cause of the SpecError is what it raised.
     """
     root = Path(path("directory", directory))
-    flag("trust", trust)
+    trust = flag("trust", trust)
     if transform is not None and not callable(transform):
         raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
     try:

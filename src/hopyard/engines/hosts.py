@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hopyard.certificate import make_certificate
-from hopyard.checks import one_of, path, seconds, whole
+from hopyard.checks import one_of, path, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.login import Login, Logins
 from hopyard.engines.ssh import (
@@ -108,6 +108,7 @@ class Hosts(Startable):
             self._ticket = tickets.read(Path(self.join))
         elif workers is not None:
             raise SpecError('Hosts(workers=…) goes with join=; of a listed host the number stands with it: "a:4"')
+        address = scalar(address)
         if address is not None and (not isinstance(address, str) or not address):
             raise SpecError(f"Hosts(address=…) must be a name or address that hosts can dial, got {shown(address)}")
         self.python = default_python() if python is None else path("Hosts(python=)", python, "the path of a Python")

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopyard.checks import flag, seconds, whole
+from hopyard.checks import flag, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.spark_jobs import RELEASE_SECONDS, Jobs, Settings
@@ -107,9 +107,10 @@ class Spark(Startable):
             )
         if self.port > 65533:
             raise SpecError(f"Spark(port={self.port}): 0, or at most 65533, as the two after it are used too")
+        object.__setattr__(self, "host", scalar(self.host))
         if self.host is not None and (not isinstance(self.host, str) or not self.host):
             raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {shown(self.host)}")
-        flag("Spark(release_cores=)", self.release_cores)
+        object.__setattr__(self, "release_cores", flag("Spark(release_cores=)", self.release_cores))
         object.__setattr__(self, "env", worker_environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
         if self.session is not None:

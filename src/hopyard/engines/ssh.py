@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hopyard import __version__
-from hopyard.checks import sequence
+from hopyard.checks import names, sequence
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.errors import ResourceError, SpecError
@@ -115,8 +115,8 @@ def targets(name: str, hosts: object) -> tuple[Target, ...]:
     Raises:
         SpecError: it is no list of hosts, or one stands there twice.
     """
-    texts = sequence(hosts)
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+    texts = names(hosts)
+    if not texts:
         raise SpecError(f'{name} must be a list of hosts such as ["a", "b:4", "user@c"], got {shown(hosts)}')
     result: list[Target] = []
     for text in texts:

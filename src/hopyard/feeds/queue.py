@@ -255,13 +255,13 @@ class FeedQueue:
             stream.reply_to.leave(unwanted=True)
         self._report()  # workers that end together do not wait for this one
 
-    def take(self, wait: float | None = None) -> QueueItem:
-        """Return the next block, waiting up to `wait` seconds (None: as long as it takes).
+    def take(self, timeout: float | None = None) -> QueueItem:
+        """Return the next block, waiting up to `timeout` seconds (None: as long as it takes).
 
         Raises:
             FeedError: the feed has failed, as it does where a block cannot be read back from the disk.
         """
-        item = self._wait_for_item(wait)
+        item = self._wait_for_item(timeout)
         if item.block is not None and isinstance(item.block.body, Spilled):  # read while others may put
             size = item.block.body.size
             try:
@@ -270,8 +270,8 @@ class FeedQueue:
                 raise self._fail_disk(f"{size:,} bytes could not be read back from", error) from error
         return item
 
-    def _wait_for_item(self, wait: float | None) -> QueueItem:
-        deadline = None if wait is None else time.monotonic() + wait
+    def _wait_for_item(self, timeout: float | None) -> QueueItem:
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
                 self._check()

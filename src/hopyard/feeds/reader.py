@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.checks import seconds, whole
+from hopyard.checks import column_names, seconds, whole
 from hopyard.errors import DataError, SpecError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
@@ -66,7 +66,7 @@ class Feed:
         self._rows = 0
 
     def batches(
-        self, size: int, wait: float | None = None, columns: Sequence[str] | None = None
+        self, size: int, timeout: float | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, Array]]:
         """Batches as dicts from column to array of shape (size, …).
 
@@ -76,23 +76,23 @@ class Feed:
 
         Args:
             size: rows of a batch.
-            wait: seconds after which rows that have come are given as a batch, though there are fewer; None: never. It
-                has no effect where workers end together.
+            timeout: seconds after which rows that have come are given as a batch, though there are fewer; None: never.
+                It has no effect where workers end together.
             columns: the columns to decode; None: all. Others may hold anything: nulls, lists of any length, structs.
 
         Raises:
-            SpecError: `size` is no integer >= 1, `wait` no number of seconds, or `columns` no list of names.
+            SpecError: `size` is no integer >= 1, `timeout` no number of seconds, or `columns` no list of names.
             DataError: a column has nulls, or lists that differ in length; names it.
             FeedError: the feed has failed; with its reason.
         """
-        return self._column_batches(whole("size", size, 1), _wait_seconds(wait), _names(columns))
+        return self._column_batches(whole("size", size, 1), _seconds(timeout), _names(columns))
 
-    def rows(self, size: int, wait: float | None = None) -> Iterator[list[Any]]:
+    def rows(self, size: int, timeout: float | None = None) -> Iterator[list[Any]]:
         """Batches as lists of Python rows: those of an RDD as they were, those of a DataFrame as tuples.
 
-        `size`, `wait` and errors as for `batches`.
+        `size`, `timeout` and errors as for `batches`.
         """
-        return self._row_batches(whole("size", size, 1), _wait_seconds(wait))
+        return self._row_batches(whole("size", size, 1), _seconds(timeout))
 
     def dataset(self, size: int, framework: str = "tensorflow", columns: Sequence[str] | None = None) -> Any:
         """Batches as a `tf.data.Dataset` or a torch `IterableDataset` whose items are dicts from column to tensor.
@@ -141,17 +141,19 @@ class Feed:
         except OSError:  # the task has gone: Spark took it back, or wanted only some rows
             self._queue.abandon(stream)
 
-    def _column_batches(self, size: int, wait: float | None, names: Sequence[str] | None) -> Iterator[dict[str, Array]]:
-        while pieces := self._batch(size, wait):
+    def _column_batches(
+        self, size: int, timeout: float | None, names: Sequence[str] | None
+    ) -> Iterator[dict[str, Array]]:
+        while pieces := self._batch(size, timeout):
             columns = self._decode(partial(columns_of, names=names), pieces)
             # the program gets copies of pieces that are read again
             yield {name: part.copy() for name, part in columns.items()} if self._repeatable else columns
 
-    def _row_batches(self, size: int, wait: float | None) -> Iterator[list[Any]]:
-        while pieces := self._batch(size, wait):
+    def _row_batches(self, size: int, timeout: float | None) -> Iterator[list[Any]]:
+        while pieces := self._batch(size, timeout):
             yield self._decode(rows_of, pieces)
 
-    def _batch(self, size: int, wait: float | None) -> list[_Piece]:
+    def _batch(self, size: int, timeout: float | None) -> list[_Piece]:
         rule = self._queue.rule()
         is_repeat = False
         if rule != "allow":
@@ -160,8 +162,8 @@ class Feed:
                 self.terminate()
                 return []
             is_repeat = turn == "again"
-            wait = None
-        pieces = self._next_repeat() if is_repeat else self._gather(size, wait)
+            timeout = None
+        pieces = self._next_repeat() if is_repeat else self._gather(size, timeout)
         self._batch_number += bool(pieces)
         if rule == "cycle" and pieces and not is_repeat and self._repeat_bytes < REPEAT_BYTES:
             self._repeatable.append(pieces)
@@ -199,15 +201,15 @@ class Feed:
         self._repeats += 1
         return pieces
 
-    def _gather(self, size: int, wait: float | None) -> list[_Piece]:
+    def _gather(self, size: int, timeout: float | None) -> list[_Piece]:
         deadline = None
         while self._rows < size:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             item = self._queue.take(remaining)
             if item.block is not None:
                 self._add(item.block)
-                if wait is not None and deadline is None:
-                    deadline = time.monotonic() + wait
+                if timeout is not None and deadline is None:
+                    deadline = time.monotonic() + timeout
             elif item.kind == "lost":
                 self._pieces.clear()
                 self._rows = 0
@@ -238,15 +240,15 @@ class Feed:
 
 
 def _names(columns: Any) -> Sequence[str] | None:
-    if columns is None or (
-        isinstance(columns, (list, tuple)) and columns and all(isinstance(name, str) for name in columns)
-    ):
-        return columns
+    if columns is None:
+        return None
+    if names := column_names(columns):
+        return names
     raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
 
 
-def _wait_seconds(wait: Any) -> float | None:
-    return None if wait is None else seconds("wait", wait, zero=True, none="for any")
+def _seconds(timeout: Any) -> float | None:
+    return None if timeout is None else seconds("timeout", timeout, zero=True, none="for any")
 
 
 def _as_array(values: Any) -> Any:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.checks import closest
+from hopyard.checks import closest, names
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.example_proto import KINDS, message, parse
 from hopyard.text import shown
@@ -127,12 +127,12 @@ def listed(binary_features: Any) -> tuple[str, ...]:
             f"binary_features must be a list of names such as [{binary_features!r}], got {shown(binary_features)}"
         )
     try:
-        names = tuple(binary_features)
+        items = binary_features if hasattr(binary_features, "tolist") else list(binary_features)
     except Exception:  # noqa: BLE001 - the user's own __iter__
-        names = (None,)
-    if not all(isinstance(name, str) for name in names):
+        items = None
+    if (texts := names(items)) is None:
         raise SpecError(f"binary_features must be a list of names, got {shown(binary_features)}")
-    return names
+    return tuple(texts)
 
 
 def decode(records: Sequence[bytes], columns: pa.Schema, path: str, first: int) -> Any:

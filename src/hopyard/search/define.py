@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import floor, isfinite
 from typing import Any
 
-from hopyard.checks import whole
+from hopyard.checks import number, real, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.space import (
     Distribution,
@@ -20,7 +20,6 @@ from hopyard.space import (
     Uniform,
     choice,
     exclusive,
-    finite,
     parameter_name,
     plain,
     unpruned,
@@ -54,14 +53,15 @@ class Suggestions:
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> Any:
         """Return a real number from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
         label = f"suggest_float({name!r})"
-        low, high = finite(label, "low", low), finite(label, "high", high)
+        low, high = number(f"{label}: low", low), number(f"{label}: high", high)
         _ascending(label, low, high)
-        exclusive(label, low, step is not None, log)
+        log = exclusive(label, low, step is not None, log)
         if step is None:
             return self._suggest(label, name, Uniform(low, high, log=log))
-        if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step <= high - low:
+        width = real(step)
+        if not 0 < width <= high - low:
             raise SpecError(f"{label}: step must be a number > 0 and <= {numeral(high - low)}, got {shown(step)}")
-        return self._suggest(label, name, Steps(low, float(step), 1 + floor((high - low) / step + 1e-9)))
+        return self._suggest(label, name, Steps(low, width, 1 + floor((high - low) / width + 1e-9)))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
         """Return an integer from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
@@ -69,7 +69,7 @@ class Suggestions:
         low, high = whole(f"{label}: low", low), whole(f"{label}: high", high)
         _ascending(label, low, high)
         step = whole(f"{label}: step", step, 1, high - low)
-        exclusive(label, low, step != 1, log)
+        log = exclusive(label, low, step != 1, log)
         if step == 1:
             return self._suggest(label, name, RandInt(low, high + 1, log=log))
         return self._suggest(label, name, Steps(low, step, 1 + (high - low) // step))
@@ -79,7 +79,7 @@ class Suggestions:
         return self._suggest(f"suggest_categorical({name!r})", name, choice(choices))
 
     def _suggest(self, label: str, name: str, distribution: Distribution) -> Any:
-        parameter_name(name, label)
+        name = parameter_name(name, label)
         if (before := self._distributions.get(name)) is not None:
             if before != distribution:
                 raise SpecError(f"{label}: it was asked for before in this trial, with other values; give another name")
@@ -126,7 +126,8 @@ class Defined:
         if not isinstance(returned, dict):
             raise SpecError(f"space: the function must return a configuration, which is a dict, got {shown(returned)}")
         config = dict(trial._values)
-        for name, item in returned.items():
+        for key, item in returned.items():
+            name = scalar(key)
             value = plain(item, f"space, {plain(name, 'space, the name of a parameter')}")
             if name in config and config[name] != value:
                 raise SpecError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from hopyard.checks import no_such
+from hopyard.checks import no_such, sequence
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.search.bridge import SLACK, parameter_of
@@ -57,6 +57,7 @@ def enqueued(search: Search, space: Any, configs: Any) -> Search | Enqueued:
     """
     if configs is None:
         return search
+    configs = configs if isinstance(configs, Sequence) else sequence(configs)
     if not isinstance(configs, Sequence) or not all(isinstance(config, dict) for config in configs):
         raise SpecError(f"enqueue must be a list of configurations, which are dicts, got {shown(configs)}")
     if not configs:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopyard.checks import whole
+from hopyard.checks import sequence, whole
 from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.search.define import Defined, Searched, searched
@@ -75,9 +75,10 @@ class Configs:
     configs: Sequence[Config]
 
     def __post_init__(self) -> None:
-        configs = self.configs if isinstance(self.configs, Sequence) else ()
-        if not configs or not all(isinstance(config, dict) for config in configs):
+        configs = self.configs if isinstance(self.configs, Sequence) else sequence(self.configs)
+        if not isinstance(configs, Sequence) or not configs or not all(isinstance(config, dict) for config in configs):
             raise SpecError(f"Configs(…) must be given a list of at least one dict, got {shown(self.configs)}")
+        object.__setattr__(self, "configs", configs)
 
     def open(self, space: Any, seed: int) -> Listed:
         """Return the list itself."""

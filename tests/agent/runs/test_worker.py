@@ -575,6 +575,8 @@ def test_sums_are_exact_and_may_be_tensors_and_arrays() -> None:
     assert gather([{"bins": ([1, 2], 1)}, {"bins": (torch.tensor([1.0, 2.0]), 1)}]) == {"bins": ([2.0, 4.0], 2.0)}
     assert math.isnan(gather([{"loss": (math.nan, 1)}, {"loss": (1.0, 1)}])["loss"][0])
     assert gather([]) == {}
+    (name,) = gather([{np.str_("loss"): (np.float32(1), np.int64(2))}])
+    assert type(name) is str, "else no journal has it"
     with pytest.raises(ValueError, match="argument 2"):
         gather([{"bins": ([1, 2], 1)}, {"bins": ([1, 2, 3], 1)}])
 

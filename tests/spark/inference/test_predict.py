@@ -101,7 +101,7 @@ class TestPredict:
         run = fit(perceptron, tmp_path / "run")
         saved = run.best.save(tmp_path / "saved")
         rows = spread(spark, frame(), 1)  # each executor that has some imports PyTorch
-        df = predict(saved, rows, predictionCol="p")
+        df = predict(saved, rows, predictionCol=np.str_("p"))
         assert df.schema["p"].dataType.simpleString() == "array<float>"
         np.testing.assert_allclose(column(df, "p"), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
         (saved / "recipe.pkl").chmod(0o666)
@@ -315,7 +315,7 @@ class TestMapBatches:
 
     def test_columns_are_kept(self, spark: Any) -> None:
         df = spread(spark, frame(20))
-        made = map_batches(lambda block: {"twice": block["a"] * 2}, df, columns=["a"], keep=True)
+        made = map_batches(lambda block: {"twice": block["a"] * 2}, df, columns=np.array(["a"]), keep=np.True_)
         assert made.columns == [*df.columns, "twice"]
         np.testing.assert_allclose(column(made, "twice"), frame(20).a * 2)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pydoc
 import typing
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("pyspark")
@@ -63,3 +66,62 @@ def test_thresholds_that_are_refused(value: Any) -> None:
 def test_what_handle_invalid_takes() -> None:
     with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
         HopyardEstimator().setHandleInvalid("drop")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("featuresCol", "4", [4, np.int64(4), np.str_("4")]),
+        ("featuresCols", ["0", "1"], [np.array(["0", "1"]), pd.Index([0, 1]), range(2), ("0", np.str_("1"))]),
+        ("labelCol", "4", [4, np.str_("4")]),
+        ("weightCol", "4", [4, np.str_("4")]),
+        ("predictionCol", "p", [np.str_("p")]),
+        ("probabilityCol", "", [np.str_("")]),
+        ("rawPredictionCol", "4", [4, np.str_("4")]),
+        ("thresholds", [0.5, 1.0], [np.array([0.5, 1.0]), pd.Index([0.5, 1.0]), (np.float32(0.5), 1)]),
+        ("handleInvalid", "skip", [np.str_("skip")]),
+        ("outputs", "logits", [np.str_("logits")]),
+        ("metric", "loss", [np.str_("loss")]),
+        ("mode", "min", [np.str_("min")]),
+        ("validation", 0.25, [np.float32(0.25)]),
+        ("validationCol", "4", [4, np.str_("4")]),
+        ("keyCol", "4", [4, np.str_("4")]),
+        ("seed", 3, [np.int64(3)]),
+        ("partitions", 3, [np.uint8(3)]),
+        ("epochs", 3, [np.int64(3), np.array(3)]),
+        ("workers", 3, [np.int64(3)]),
+        ("store", "/store", [np.str_("/store")]),
+        ("heartbeatTimeout", 2.5, [np.float32(2.5)]),
+        ("stallTimeout", 2.0, [np.float32(2), np.int64(2), 2]),
+        ("unitTimeout", 2.5, [np.float64(2.5)]),
+        ("durableTimeout", 2.5, [np.float32(2.5)]),
+        ("runDirectory", "fits", [np.str_("fits")]),
+        ("standardize", True, [np.True_]),
+        ("standardize", ["0", "1"], [np.array(["0", "1"]), pd.Index([0, 1]), ("0", np.int64(1))]),
+    ],
+)
+def test_values_of_other_libraries_are_python_s(name: str, value: Any, others: list[Any]) -> None:
+    """A Param is written as JSON, which has no values of NumPy."""
+    for other in [value, *others]:
+        estimator = HopyardEstimator(**{name: other})
+        setter = getattr(HopyardEstimator(), f"set{name[0].upper()}{name[1:]}")(other)
+        by_map = estimator.copy({estimator.getParam(name): other})
+        for each in (estimator, setter, by_map):
+            stored = each.getOrDefault(name)
+            assert stored == value and type(stored) is type(value)
+            assert all(type(item) in (str, float) for item in (stored if isinstance(stored, list) else []))
+            assert json.loads(json.dumps(stored)) == value
+
+
+def test_each_param_is_tried_with_values_of_other_libraries() -> None:
+    (mark,) = test_values_of_other_libraries_are_python_s.pytestmark  # type: ignore[attr-defined]
+    tried = {name for name, *_ in mark.args[1]}
+    objects = {"recipe", "space", "config", "search", "stop", "parallel", "engine", "encode", "impute"}
+    assert tried | objects == TABLE.keys()
+
+
+@pytest.mark.parametrize("name", ["seed", "partitions", "epochs", "workers", "validation", "stallTimeout"])
+@pytest.mark.parametrize("value", [True, np.True_])
+def test_a_boolean_is_no_number(name: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=f"^{name} must be"):
+        HopyardEstimator(**{name: value})

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopyard.checks import whole, without_scheme
+from hopyard.checks import scalar, sequence, whole, without_scheme
 from hopyard.core.programs.events import Reported
 from hopyard.core.programs.feeding import feed_named
 from hopyard.errors import SpecError
@@ -114,7 +114,7 @@ class ProgramContext:
 
     def path(self, uri: str | os.PathLike[str]) -> str:
         """Return an absolute path or URL: relative paths are relative to the program's directory, others stay."""
-        text = without_scheme(os.fspath(uri))
+        text = without_scheme(str(os.fspath(uri)))
         if "://" in text or Path(text).is_absolute():
             return text
         return str(self.directory / text)
@@ -132,6 +132,9 @@ class ProgramContext:
         """
         if self.rank < 0:
             raise SpecError(f"{self.role} {self.index} has no shard: it is no worker")
+        data = scalar(data) if isinstance(data, str) else data
+        if getattr(data, "ndim", None) == 1:
+            data = sequence(data)
         if isinstance(data, str):
             files: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
             if not files:

@@ -25,6 +25,7 @@ from hopyard.agent.programs.channel import Pipe, down
 from hopyard.agent.programs.session import TaskSession
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
+from hopyard.errors import HopyardError
 from hopyard.system.network import interface_of
 from hopyard.text import escaped, message_of
 
@@ -161,14 +162,20 @@ def _load_main(session: TaskSession) -> Any:
 
 
 def _user_traceback(error: BaseException) -> list[str]:
-    """Return the traceback from the user's first line on, cut to a readable length."""
+    """Return the traceback from the user's first line on, cut to a readable length. That of an error of Hopyard ends
+    where the user's code called it: the message says what is wrong there."""
+    from hopyard.code import places  # takes 0.05 s, for errors alone
+
     trace = error.__traceback__
     own_files = (__file__, runpy.__file__, "<frozen runpy>")
     user_trace = trace
     while user_trace is not None and user_trace.tb_frame.f_code.co_filename in own_files:
         user_trace = user_trace.tb_next
     try:
-        lines = "".join(traceback.format_exception(type(error), error, user_trace or trace)).splitlines(keepends=True)
+        told = traceback.TracebackException(type(error), error, user_trace or trace)
+        if isinstance(error, HopyardError) and (count := places.before_hopyard(user_trace)):
+            del told.stack[count:]
+        lines = "".join(told.format()).splitlines(keepends=True)
     except Exception:  # noqa: BLE001 - the user's own __str__
         lines = [*traceback.format_tb(user_trace or trace), type(error).__name__]
     if len(lines) > TRACE_LINES:

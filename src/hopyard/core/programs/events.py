@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hopyard.checks import scalar
 from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Role, Task, roles_of, shares
 from hopyard.errors import JournalError, SpecError
@@ -81,6 +82,7 @@ def _until(until: object, roles: dict[str, Role]) -> str:
     """Return which tasks must end for the program to end. Without a chief, the task of rank 0 takes its part."""
     has_chief = any(name in roles for name in CHIEFS)
     target = "chief" if until is None and has_chief else "workers" if until is None else until
+    target = scalar(target)
     if not isinstance(target, str):
         target = ""
     if target == "all" or (target == "chief" and has_chief):

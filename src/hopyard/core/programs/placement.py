@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.checks import whole
+from hopyard.checks import scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.text import shown
 
@@ -68,18 +68,20 @@ def roles_of(roles: Any) -> dict[str, Role]:
     if not isinstance(roles, Mapping) or not roles:
         raise SpecError(f'roles must be a dict such as {{"chief": 1, "worker": 2, "ps": 1}}, got {shown(roles)}')
     parsed: dict[str, Role] = {}
-    for name, value in roles.items():
+    for name, value in [(scalar(name), sequence(value)) for name, value in roles.items()]:
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
             raise SpecError(f"roles: {name!r} is no name of a role; lower-case letters, digits and _ are allowed")
         if isinstance(value, Role):
             parsed[name] = value
-        elif isinstance(value, (tuple, list)) and len(value) == 2:
-            parsed[name] = _role(name, value, value[1], value[0])
+        elif isinstance(value, list) and len(value) == 2:
+            parsed[name] = _role(name, roles[name], value[1], value[0])
         elif isinstance(value, int) and not isinstance(value, bool):
             if value != 0:
                 parsed[name] = _role(name, value, value)
         else:
-            raise SpecError(f"roles[{name!r}] must be a number, a range (min, count) or hy.Role(…), got {shown(value)}")
+            raise SpecError(
+                f"roles[{name!r}] must be a number, a range (min, count) or hy.Role(…), got {shown(roles[name])}"
+            )
     chiefs = [name for name in CHIEFS if name in parsed]
     if not parsed:
         raise SpecError(f"roles must have at least one process, got {shown(dict(roles))}")

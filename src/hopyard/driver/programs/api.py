@@ -14,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from hopyard import __version__
-from hopyard.checks import environment, flag, one_of, path, seconds, whole
+from hopyard.checks import environment, flag, names, one_of, path, scalar, seconds, whole
 from hopyard.code.pickling import culprit
 from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
@@ -125,6 +125,7 @@ def launch(
         run_id=secrets.token_hex(8),
     )
     resume, tensorflow1 = flag("resume", resume), flag("tensorflow1", tensorflow1)
+    tensorboard = scalar(tensorboard)
     if not isinstance(tensorboard, bool):
         tensorboard = path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
@@ -206,13 +207,13 @@ def _script(path: Path, args: Any) -> bytes:
         raise SpecError(f"main must be the path of a Python script, got {shown(str(path))}: {why}") from error
     if source is None:
         raise SpecError(f"main must be the path of a Python script, got {shown(str(path))}: no such file")
-    if args is None:
-        args = []
-    if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(arg, str) for arg in args):
+    listed = list(args) if isinstance(args, Sequence) and not isinstance(args, str) else args
+    arguments = [] if listed is None else names(listed)
+    if arguments is None:
         raise SpecError(
             f'args of a script must be a list of strings (for example ["--steps", "100"]), got {shown(args)}'
         )
-    return dump((source, str(path.absolute()), list(args)), "the script")
+    return dump((source, str(path.absolute()), arguments), "the script")
 
 
 def _starting_agents(engine: Engine) -> AgentEngine:

@@ -89,7 +89,7 @@ class Program:
         """
         if timeout is not None:
             timeout = seconds("wait(timeout=)", timeout, zero=True, none="for any")
-        flag("wait(stream=)", stream)
+        stream = flag("wait(stream=)", stream)
         try:
             is_over = self._wait_and_print(timeout) if stream else self._loop.wait_for(_ended, timeout)
         except KeyboardInterrupt:
@@ -112,7 +112,7 @@ class Program:
         Args:
             grace: seconds that tasks have to end by themselves, once `ctx.stop_requested` is true.
         """
-        seconds("stop(grace=)", grace, zero=True, most=DAY)
+        grace = seconds("stop(grace=)", grace, zero=True, most=DAY)
         self._loop.stop("stopped by the user", grace)
         if not self._loop.wait_for(_ended, grace + 30.0):
             log.warning(

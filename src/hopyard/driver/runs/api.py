@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, one_of, scalar
+from hopyard.checks import flag, one_of, real
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -196,7 +196,7 @@ def fit(
     function = stop if isinstance(rule, Asked) else None
     inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
     better: Mode = "min" if mode is None else one_of("mode", mode, ("min", "max"))
-    objectives = () if metric is None else (Objective(scalar(metric), better),)
+    objectives = () if metric is None else (Objective(metric, better),)
     spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, Limits(stop))
     return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
 
@@ -252,8 +252,7 @@ def resume(
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
     """
-    for name, value in (("wait", wait), ("failed", failed), ("trust", trust)):
-        flag(name, value)
+    wait, failed, trust = flag("wait", wait), flag("failed", failed), flag("trust", trust)
     if recipe is not None and not failed:
         raise SpecError(
             f"recipe = {shown(recipe)}: only trials that failed begin anew with another recipe; give failed=True too"
@@ -265,9 +264,10 @@ def resume(
         "durable_timeout": durable_timeout,
     }
     changed: dict[str, Any] = {name: value for name, value in timeouts.items() if value is not None}
-    if isinstance(unit_timeout, float) and unit_timeout == math.inf:
+    if unit_timeout is not None and real(unit_timeout) == math.inf:
         changed["unit_timeout"] = None
-    Timeouts(**changed)
+    checked = Timeouts(**changed)
+    changed = {name: getattr(checked, name) for name in changed}
     changes = Changes(changed, failed, recipe, epochs, search, workers)
     if engine is not None:
         _engine(engine)

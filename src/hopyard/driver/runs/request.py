@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import one_of, path, scalar, whole
+from hopyard.checks import one_of, path, sequence, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
@@ -111,14 +111,15 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     Raises:
         SpecError: they are no such lists.
     """
-    if not isinstance(metric, (list, tuple)):
-        return (Objective(scalar(metric), mode),)
-    if not metric or not isinstance(mode, (list, tuple)) or len(mode) != len(metric):
+    metric, mode = sequence(metric), sequence(mode)
+    if not isinstance(metric, list):
+        return (Objective(metric, mode),)
+    if not metric or not isinstance(mode, list) or len(mode) != len(metric):
         raise SpecError(
             f"metric = {shown(metric)} and mode = {shown(mode)}: a list of metrics needs a list of as many modes, "
             'for example metric=["val_loss", "seconds"], mode=["min", "min"]'
         )
-    objectives = tuple([Objective(scalar(name), way) for name, way in zip(metric, mode, strict=True)])
+    objectives = tuple([Objective(name, way) for name, way in zip(metric, mode, strict=True)])
     if len(dict.fromkeys(each.metric for each in objectives)) < len(objectives):
         raise SpecError(f"metric = {shown(metric)}: each metric must be there once")
     if len(objectives) > 1 and objectives[0].metric == SECONDS:
@@ -179,9 +180,9 @@ def run_spec(
             best = f"{each.mode}imum"
             log.warning('mode = "%s": of metric = %r the %s is taken for the best', each.mode, each.metric, best)
     _check_cohorts(spec, learns(inputs.search))
-    if (reason := inexact(spec, learns(inputs.search), repeated)) and exact is True:
+    if (reason := inexact(spec, learns(inputs.search), repeated)) and spec.exact is True:
         raise Inexact(f"exact=True: {reason}")
-    if reason and exact == "warn":
+    if reason and spec.exact == "warn":
         log.warning("not exact: %s", reason)
     return spec
 

@@ -55,8 +55,7 @@ BY_VALUE = (*COMPARED, "search")
 def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) -> Run:
     """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
     `select` does."""
-    for name, value in (("resume", resume), ("wait", wait), ("trust", trust)):
-        flag(name, value)
+    resume, wait, trust = flag("resume", resume), flag("wait", wait), flag("trust", trust)
     inputs = request.inputs
     if resume and request.directory is None:
         raise SpecError("directory must be given with resume=True: it says which run goes on, got None")

@@ -175,7 +175,7 @@ class Trial:
         return replace(plan, recipe=assigned(plan.recipe, recipes))
 
     def _step(self, checkpoint: str) -> int:
-        one_of("checkpoint", checkpoint, ("best", "last"))
+        checkpoint = one_of("checkpoint", checkpoint, ("best", "last"))
         if checkpoint == "last" or self._record.best is None:
             return self._record.durable_step
         return (self._record.best + 1) * self._partitions

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hopyard.checks import scalar
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.callbacks import Hooks
@@ -71,8 +72,10 @@ class Model:
             raise SpecError(f"hopyard.keras.Model: {fault}")
         self._settings = global_settings()
         self.model = model
-        self.batch_size: int | None = batch_size
-        self.class_weight = None if class_weight is None else dict(class_weight)
+        self.batch_size: int | None = scalar(batch_size)
+        self.class_weight = None
+        if class_weight is not None:
+            self.class_weight = {scalar(label): scalar(weight) for label, weight in class_weight.items()}
         self._hooks = Hooks(model, callbacks)
         backend: Any = importlib.import_module(f"hopyard.frameworks.keras.loops.{keras.backend.backend()}")
         self._host: Callable[[Any], Any] = backend.host

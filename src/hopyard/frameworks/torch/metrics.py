@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hopyard.checks import whole
+from hopyard.checks import scalar, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Sums
 from hopyard.text import shown
@@ -59,6 +59,10 @@ class _Score:
     output: str | int | None = field(default=None, kw_only=True)
     label: str | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        for name in ("output", "label"):
+            object.__setattr__(self, name, scalar(getattr(self, name)))
+
     def __repr__(self) -> str:
         values = [(each.name, getattr(self, each.name)) for each in fields(self)]
         differing = [f"{name}={value!r}" for name, value in values if value != getattr(type(self), name)]
@@ -99,6 +103,7 @@ class AUC(_Score):
     bins: int = 512
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "bins", whole("AUC(bins=)", self.bins, 2))
 
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
@@ -135,6 +140,7 @@ class F1(_Score):
     classes: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "classes", whole("F1(classes=)", self.classes, 2))
 
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
@@ -175,6 +181,7 @@ class TopK(_Score):
     k: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "k", whole("TopK(k=)", self.k, 1))
 
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hopyard.checks import metric_fault, scalar
+from hopyard.checks import metric_fault, real, scalar
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
@@ -78,12 +78,12 @@ class Model:
         self.loss = loss
         self.metrics = {scalar(name): metric for name, metric in (metrics or {}).items()}
         self.scheduler = scheduler
-        self.scheduler_every = scheduler_every
-        self.batch_size: int | None = batch_size
-        self.clip_norm = clip_norm
+        self.scheduler_every = scalar(scheduler_every)
+        self.batch_size: int | None = scalar(batch_size)
+        self.clip_norm: float | None = None if clip_norm is None else real(clip_norm)
         self.autocast = _HALVES.get(autocast) if isinstance(autocast, str) else autocast
         self.augment = augment
-        for fault in _faults(self, autocast):
+        for fault in _faults(self, autocast, clip_norm):
             raise SpecError(f"hopyard.torch.Model: {fault}")
         first = next(module.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
@@ -343,7 +343,7 @@ def _wrong_types(module: Any, optimizer: Any, metrics: Any) -> Iterator[str]:
         yield f"metrics must be a dict from name to metric, or None, got {shown(metrics)}"
 
 
-def _faults(model: Model, autocast: Any) -> Iterator[str]:
+def _faults(model: Model, autocast: Any, clip_norm: Any) -> Iterator[str]:
     """Yield what is wrong with the arguments."""
     lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
     if lazy:
@@ -390,11 +390,11 @@ def _faults(model: Model, autocast: Any) -> Iterator[str]:
         yield "scheduler: it was made over another optimizer"
     if not isinstance(model.scheduler_every, str) or model.scheduler_every not in ("epoch", "batch"):
         yield f'scheduler_every must be "epoch" or "batch", got {shown(model.scheduler_every)}'
-    size, clip = model.batch_size, model.clip_norm
+    size = model.batch_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         yield f"batch_size must be an integer >= 1, or None, got {shown(size)}"
-    if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
-        yield f"clip_norm must be a number > 0, or None, got {shown(clip)}"
+    if model.clip_norm is not None and not model.clip_norm > 0:
+        yield f"clip_norm must be a number > 0, or None, got {shown(clip_norm)}"
     if autocast is not None and not any(model.autocast is half for half in _HALVES.values()):
         yield f'autocast must be "bfloat16", "float16" or None, got {shown(autocast)}'
     if model.augment is not None and not _takes_two(model.augment):

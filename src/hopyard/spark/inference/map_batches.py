@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from hopyard.checks import flag, no_such, sequence
+from hopyard.checks import column_names, flag, no_such
 from hopyard.driver.pickling import dump
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array
@@ -124,9 +124,9 @@ def map_batches(
     if not hasattr(df, "mapInArrow"):
         raise SpecError(f"df must be a Spark DataFrame, got {type(df).__name__}")
     alive(df)
-    flag("keep", keep)
-    listed = df.columns if columns is None else sequence(columns)
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+    keep = flag("keep", keep)
+    listed = df.columns if columns is None else column_names(columns)
+    if listed is None:
         raise SpecError(f"columns must be a list of names, or None for all, got {shown(columns)}")
     names = tuple(listed)
     if not names and not keep:

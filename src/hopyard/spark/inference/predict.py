@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from hopyard.checks import flag, one_of
+from hopyard.checks import column_name, flag, one_of
 from hopyard.data.apply import check_types
 from hopyard.driver.saved_model import TRANSFORM
 from hopyard.errors import SpecError
@@ -54,6 +54,7 @@ def predict(
             the column.
     """
     handleInvalid = one_of("handleInvalid", handleInvalid, get_args(Invalid))
+    predictionCol = column_name(predictionCol)
     if not isinstance(predictionCol, str) or not predictionCol or unwritable(predictionCol):
         raise SpecError(f"predictionCol must be text of at least one character, in UTF-8, got {shown(predictionCol)}")
     bundle = portable(model, checkpoint, flag("trust", trust))

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopyard.checks import whole
+from hopyard.checks import scalar, whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
 from hopyard.sparkapi.session import is_connect
@@ -111,7 +111,7 @@ def _megabytes(memory: object) -> int | None:
 
 def _check_config(config: Mapping[str, Setting]) -> dict[str, str]:
     checked = {}
-    for name, value in config.items():
+    for name, value in [(scalar(name), scalar(value)) for name, value in config.items()]:
         if not isinstance(name, str) or not name.startswith("spark."):
             raise SpecError(f"config: {shown(name)} is no setting of Spark: their names begin with 'spark.'")
         if name in REFUSED:

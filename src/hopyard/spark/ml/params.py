@@ -25,7 +25,7 @@ from pyspark.ml.param.shared import (
     HasThresholds,
 )
 
-from hopyard.checks import closest, fraction, one_of, whole
+from hopyard.checks import closest, column_name, column_names, fraction, one_of, real, scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Parallel
 from hopyard.ports import Engine, is_engine
@@ -103,35 +103,36 @@ class Row:
 
 
 def _text(name: str, value: Any) -> Any:
-    if isinstance(value, str) and value:
-        return value
+    text = scalar(value)
+    if isinstance(text, str) and text:
+        return text
     raise SpecError(f"{name} must be text that is not empty, got {shown(value)}")
 
 
-def _text_or_none(name: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return value
+def _column(name: str, value: Any) -> Any:
+    return _text(name, column_name(value))
+
+
+def _column_or_none(name: str, value: Any) -> Any:
+    text = column_name(value)
+    if isinstance(text, str):
+        return text
     raise SpecError(f'{name} must be text, "" for no such column, got {shown(value)}')
 
 
-def _names(name: str, value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
-        return list(value)
+def _columns(name: str, value: Any) -> Any:
+    if (names := column_names(value)) and all(names):
+        return names
     raise SpecError(f"{name} must be a list of column names, got {shown(value)}")
 
 
 def _thresholds(name: str, value: Any) -> Any:
-    numbers = [float(one) for one in value] if _are_numbers(value) else []
+    items = sequence(value)
+    numbers = [real(one) for one in items] if isinstance(items, list) else []
     if len(numbers) > 1 and all(isfinite(one) and one >= 0 for one in numbers) and numbers.count(0) <= 1:
         return numbers
     raise SpecError(
         f"{name} must be a list of numbers > 0, one for each class, of which one may be 0, got {shown(value)}"
-    )
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        hasattr(one, "__float__") and not isinstance(one, bool) for one in value
     )
 
 
@@ -145,10 +146,9 @@ def _fraction(name: str, value: Any) -> Any:
 
 def _seconds(field: str, name: str, value: Any) -> Any:
     try:
-        Timeouts(**{field: value})
+        return getattr(Timeouts(**{field: value}), field)
     except SpecError as error:
         raise SpecError(str(error).replace(field, name, 1)) from None
-    return value
 
 
 def _recipe(name: str, value: Any) -> Any:
@@ -160,6 +160,13 @@ def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value
     if isinstance(value, kinds):
         return value
     raise SpecError(f"{name} must be {expected}, got {shown(value)}")
+
+
+def _standardize(name: str, value: Any) -> Any:
+    items = sequence(value)
+    if isinstance(items, (bool, list)):
+        return [column_name(item) for item in items] if isinstance(items, list) else items
+    raise SpecError(f"{name} must be a boolean or a list, got {shown(value)}")
 
 
 def _search(name: str, value: Any) -> Any:
@@ -186,14 +193,14 @@ def _engine(name: str, value: Any) -> Any:
 OUTPUTS = ("auto", "logits", "probabilities", "values")
 
 TABLE: dict[str, Row] = {
-    "featuresCol": Row("column of features: a vector, or an array of numbers", _text, "features"),
-    "featuresCols": Row("columns of features, in the place of featuresCol", _names),
-    "labelCol": Row("column of the label", _text, "label"),
-    "weightCol": Row("column of row weights", _text),
-    "predictionCol": Row("new column: of classes the number as a double; else the output", _text, "prediction"),
-    "probabilityCol": Row('new column of class probabilities, a vector; "" for none', _text_or_none, "probability"),
+    "featuresCol": Row("column of features: a vector, or an array of numbers", _column, "features"),
+    "featuresCols": Row("columns of features, in the place of featuresCol", _columns),
+    "labelCol": Row("column of the label", _column, "label"),
+    "weightCol": Row("column of row weights", _column),
+    "predictionCol": Row("new column: of classes the number as a double; else the output", _column, "prediction"),
+    "probabilityCol": Row('new column of class probabilities, a vector; "" for none', _column_or_none, "probability"),
     "rawPredictionCol": Row(
-        'new column of raw predictions of classes, a vector; "" for none', _text_or_none, "rawPrediction"
+        'new column of raw predictions of classes, a vector; "" for none', _column_or_none, "rawPrediction"
     ),
     "thresholds": Row(
         "a number for each class: the class with the largest probability ÷ threshold is predicted", _thresholds
@@ -219,11 +226,11 @@ TABLE: dict[str, Row] = {
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
-    "validationCol": Row("column of true and false: the rows that validate", _text),
+    "validationCol": Row("column of true and false: the rows that validate", _column),
     "keyCol": Row(
         "column of a key, such as a user's number: rows of equal keys validate or train together, in one partition; by "
         "default rows of equal features do",
-        _text,
+        _column,
     ),
     "seed": Row("seed of everything random", partial(_whole, None), 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
@@ -258,9 +265,7 @@ TABLE: dict[str, Row] = {
         '("constant", value)',
         partial(_instance_of, Mapping, "a dict from feature to what stands for missing values"),
     ),
-    "standardize": Row(
-        "True, or a list of feature columns", partial(_instance_of, (bool, list), "a boolean or a list"), False
-    ),
+    "standardize": Row("True, or a list of feature columns", _standardize, False),
 }
 
 
