@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,15 @@ def test_outputs_that_cannot_be_joined_are_counted_apart() -> None:
     for width in (3, 3, 5):
         made.add(torch.tensor(0.0), 2.0, (torch.ones(2, width), [torch.ones(2)]), {"t": torch.ones(2)}, None)
     assert made.sums()["m"] == (2 * (3 + 3 + 5) + 6, 6.0)
+
+
+@pytest.mark.parametrize("value", [None, np.array(["x"] * 8), ["x"] * 8], ids=["None", "text", "a list of text"])
+def test_a_metric_of_no_numbers_is_named(value: Any) -> None:
+    with pytest.raises(SpecError, match="'odd' must give a tensor"):
+        tally({"odd": lambda outputs, targets: value}, [8])
+    update = SimpleNamespace(update=lambda outputs, targets: value, result=float)
+    with pytest.raises(SpecError, match="'odd': its update"):
+        tally({"odd": update}, [8])
 
 
 def test_wrong_metrics_are_named() -> None:

@@ -312,12 +312,22 @@ def _array(name: str, metric: Any, outputs: Any, targets: Any, weights: torch.Te
             "update(outputs, targets, weights)"
         )
     array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-    return np.asarray(array, dtype=np.float64).reshape(-1)
+    try:
+        if array is not None:  # which NumPy takes for NaN
+            return np.asarray(array, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        pass
+    raise SpecError(f"metric {name!r}: its update must give an array of numbers, gave {shown(value)}")
 
 
 def _sum(name: str, values: Any, weights: torch.Tensor | None, counts: tuple[int, list[float]]) -> float:
     """Return the sum of one value per row over a chunk, weighted where rows have weights."""
-    flat = torch.as_tensor(values).detach().reshape(-1).double()
+    if not isinstance(values, torch.Tensor):
+        try:
+            values = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError):
+            raise SpecError(f"metric {name!r} must give a tensor of one value per row, gave {shown(values)}") from None
+    flat = values.detach().reshape(-1).double()
     batches, rows = counts
     expected = round(sum(rows)) if weights is None else weights.numel()
     if flat.numel() != expected:
