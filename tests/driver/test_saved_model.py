@@ -166,7 +166,7 @@ def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run]
     folder = runs["array"].best.save(tmp_path / "model")
     (folder / "recipe.pkl").write_bytes(b"not a pickle")
     assert hy.load_model(folder, recipe=linear).model().steps
-    with pytest.raises(hy.RunDirectoryError, match="the recipe does not load"):
+    with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: .*does not load"):
         hy.load_model(folder)
 
 
@@ -189,7 +189,7 @@ def test_a_run_and_a_saved_model_are_told_apart(runs: dict[str, hy.Run], tmp_pat
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here; .* a run directory: hopyard\.load\("):
         hy.load_model(runs["array"].directory)
     folder = runs["array"].best.save(tmp_path / "model")
-    with pytest.raises(hy.RunDirectoryError, match=r"a saved model, not a run; hopyard\.load_model\("):
+    with pytest.raises(hy.RunDirectoryError, match=r"hopyard\.load_model\("):
         hy.load(folder)
 
 
@@ -271,7 +271,7 @@ def test_the_folder_alone_predicts_on_a_table(moody: hy.Run, tmp_path: Path) -> 
 def test_a_transform_is_not_opened_where_a_recipe_is_given(moody: hy.Run, tmp_path: Path) -> None:
     folder, rows = moody.best.save(tmp_path / "model"), frame(60, seed=3)
     (folder / "transform.pkl").chmod(0o666)
-    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: all users may write it"):
+    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: all users"):
         hy.load_model(folder)
     assert hy.load_model(folder, trust=True).model().steps
     (folder / "transform.pkl").write_bytes(b"not a pickle")
@@ -302,7 +302,7 @@ def test_folders_of_other_versions(moody: hy.Run, tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 1, "epoch": 1}))
     assert hy.load_model(folder).epoch == 2
     (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 3}))
-    with pytest.raises(hy.RunDirectoryError, match="a saved model of version 3, this Hopyard reads up to 2: upgrade"):
+    with pytest.raises(hy.RunDirectoryError, match=r"version 3, .*up to 2"):
         hy.load_model(folder)
 
 
@@ -312,19 +312,19 @@ def test_a_folder_that_is_not_whole(moody: hy.Run, tmp_path: Path, name: str) ->
     file = moody.best.save(tmp_path / "model") / name
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: changed since .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: changed since"):
         hy.load_model(file.parent)
     file.unlink()
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file"):
         hy.load_model(file.parent)
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file"):
         portable(file.parent, "best", False)  # what hy.spark.predict sends
     file.write_bytes(content)
     file.chmod(0o600)
     assert len(hy.load_model(file.parent).predict(frame(9)))
     from hopyard.frameworks.linear import Linear
 
-    with pytest.raises(hy.RunDirectoryError, match=r"do not fit the model .* give the recipe of"):
+    with pytest.raises(hy.RunDirectoryError, match=r"weights do not fit"):
         hy.load_model(file.parent, recipe=lambda config: Linear(2, 9, lr=0.1, batch_size=4))
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here"):
         hy.load_model(file)
