@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
+from hopyard.core.runs.machine import fold
 from hopyard.spark.inference.bundle import portable
-from jobs import CONFIGS, linear, select, table
+from jobs import CONFIGS, journal, linear, select, table
 
 
 def net(config: dict[str, Any]) -> Any:
@@ -62,7 +63,8 @@ def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, e
 
     run = select(tmp_path / "run", one_cycle, CONFIGS[:2], engine=engine)
     assert run.status == "completed"
-    assert [record.model.reads_epochs for record in run._records if record.model] == [True, True]
+    told = [trial.model for trial in fold(journal(run.directory)).trials.values()]
+    assert [model.reads_epochs for model in told if model] == [True, True]
     trainable = run.trials[0]._trained("last").built.trainable
     assert isinstance(trainable.scheduler, OneCycleLR)
     assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps

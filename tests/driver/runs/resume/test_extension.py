@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Extended
+from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import start
 from hopyard.driver.runs.resume.extension import Changes, members_of
 from hopyard.driver.runs.run import Run
@@ -45,7 +46,7 @@ def same(run: Run, whole: Run) -> None:
     assert [trial.history for trial in run.trials] == [trial.history for trial in whole.trials]
     assert [trial.epoch for trial in run.trials] == [trial.epoch for trial in whole.trials]
     assert (run.best.id, run.best.metrics) == (whole.best.id, whole.best.metrics)
-    assert run._machine.spec.epochs == whole._machine.spec.epochs
+    assert fold(journal(run.directory)).spec.epochs == fold(journal(whole.directory)).spec.epochs
     assert run.best.evaluate(dataset()) == whole.best.evaluate(dataset())
 
 
