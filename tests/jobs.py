@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import random
 import signal
@@ -23,12 +24,15 @@ import numpy as np
 
 import hopyard as hy
 from hopyard.core.runs.events import CODEC, Joined, Line
+from hopyard.driver.runs.about import about_of, states_url
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
+from hopyard.ports import Store
 from hopyard.spec import Batch
 from hopyard.store.arena import memory_name
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
+from hopyard.store.states import open_store
 
 WIDTH = 6
 CONFIGS = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
@@ -148,6 +152,26 @@ def digests(run: Run) -> list[str]:
 
 def journal(directory: Path) -> list[Line]:
     return list(read(Layout(directory).journal, CODEC))
+
+
+def states(directory: Path) -> Store:
+    """The store of its States."""
+    layout = Layout(directory)
+    return open_store(states_url(layout, about_of(layout)))
+
+
+def trials_of(directory: Path) -> list[dict[str, Any]]:
+    """What `hopyard show --json` says of each trial."""
+    from typer.testing import CliRunner
+
+    from hopyard.cli import app
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        done = CliRunner().invoke(app, ["show", str(directory), "--json"], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return json.loads(done.stdout)["trials"]
 
 
 def agents(directory: Path) -> list[int]:

@@ -71,7 +71,7 @@ def test_a_missing_column() -> None:
 
 
 def test_a_column_of_a_wrong_type() -> None:
-    with pytest.raises(hy.DataError, match=r"column 'a' of .* has type string, no number; for categories give encode="):
+    with pytest.raises(hy.DataError, match=r"'a' .* string.* encode="):
         arrow({**frame(), "a": ["x"] * 60})
 
 
@@ -118,7 +118,7 @@ def test_a_label_out_of_range_for_torch(tmp_path: Path) -> None:
 
 
 def test_no_data_set() -> None:
-    with pytest.raises(hy.SpecError, match=r"data must be a hy\.Dataset, for example hy\.Dataset\.numpy.* got ndarray"):
+    with pytest.raises(hy.SpecError, match=r"data must .* ndarray"):
         select(Path("never"), data=table()[0])
 
 
@@ -241,7 +241,7 @@ def test_a_config_that_kills_its_process_is_poison(tmp_path: Path, undisturbed: 
 
 
 def test_a_recipe_that_fails_for_all(tmp_path: Path) -> None:
-    with pytest.raises(hy.PreflightError, match=r"nothing was trained; preflight found 1 fault\(s\)") as caught:
+    with pytest.raises(hy.PreflightError, match=r"1 fault") as caught:
         select(tmp_path / "run", troubled, [{**config, "do": "build"} for config in CONFIGS])
     (fault,) = caught.value.faults
     assert re.fullmatch(r"trials 0, 1, 2: RuntimeError: no such optimizer \(jobs\.py, line \d+, in troubled\)", fault)
@@ -254,7 +254,7 @@ def test_all_trials_that_fail_after_preflight(tmp_path: Path) -> None:
         select(tmp_path / "run", troubled, [{**config, "at": 13, "do": "raise"} for config in CONFIGS])
     assert caught.value.exit_code == 1
     run = hy.load(tmp_path / "run")
-    with pytest.raises(hy.RunFailed, match="no trial has completed an epoch, or all failed:"):
+    with pytest.raises(hy.RunFailed, match="all failed:"):
         run.best  # noqa: B018
 
 
@@ -292,10 +292,10 @@ def test_a_model_that_does_not_take_its_state_back_is_found_before_anything_is_t
         def evaluate(self, batch: Any) -> Any:
             return self.train(batch)
 
-    for made, words in ((Forgetful, "load does not bring back"), (Restless, "evaluate changes the State")):
+    for made, words in ((Forgetful, "load does not bring"), (Restless, "evaluate changes the State")):
         with pytest.raises(hy.PreflightError, match=words):
             select(tmp_path / words[:4], lambda config, made=made: made(WIDTH, 2, lr=0.1, batch_size=16))
-    with pytest.raises(hy.PreflightError, match=r"return \{name: \(sum over the rows, rows\)\}, not None"):
+    with pytest.raises(hy.PreflightError, match=r"return \{name: .*not None"):
         select(tmp_path / "none", lambda config: Silent(WIDTH, 2, lr=0.1, batch_size=16))
 
 
@@ -333,7 +333,7 @@ def test_a_directory_where_nothing_was_trained_is_free(
 
 def test_an_existing_directory_without_resume(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(hy.RunDirectoryError, match=r"exists: give another, or resume=True") as caught:
+    with pytest.raises(hy.RunDirectoryError, match=r"exists.*resume=True") as caught:
         select(tmp_path)
     assert caught.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -351,7 +351,7 @@ def test_a_directory_in_use(tmp_path: Path) -> None:
     run = select(tmp_path / "run", troubled, [{**CONFIGS[0], "at": 13, "do": "hang"}], wait=False, **LOCAL)
     try:
         for attempt in (lambda: hy.resume(run.directory), lambda: select(run.directory, troubled, resume=True)):
-            with pytest.raises(hy.RunDirectoryError, match=r"in use by a live driver \(process \d+\)") as caught:
+            with pytest.raises(hy.RunDirectoryError, match=r"process \d+") as caught:
                 while True:
                     attempt()
             assert caught.value.exit_code == 2
@@ -397,7 +397,7 @@ def test_an_interrupted_run_goes_on(interrupted: Path, undisturbed: list[str]) -
 
 def test_select_with_resume_goes_on(interrupted: Path, undisturbed: list[str]) -> None:
     configs = [{**config, "once": str(interrupted.parent / "once")} for config in CONFIGS]
-    with pytest.raises(hy.RunDirectoryError, match=r"holds a run with epochs=2, not 3: give another directory"):
+    with pytest.raises(hy.RunDirectoryError, match=r"epochs=2, not 3"):
         select(interrupted, interrupting, configs, epochs=3, resume=True)
     with pytest.raises(hy.RunDirectoryError, match=r"whose trial 0 has .*, the search proposes"):
         select(interrupted, interrupting, CONFIGS, resume=True)
@@ -439,7 +439,7 @@ def test_a_journal_torn_in_its_first_line(interrupted: Path, undisturbed: list[s
     path = Layout(interrupted).journal
     path.write_bytes(path.read_bytes()[:40])
     for attempt in (hy.load, hy.resume):
-        with pytest.raises(hy.RunDirectoryError, match="the journal is empty, the driver ended before"):
+        with pytest.raises(hy.RunDirectoryError, match="journal is empty"):
             attempt(interrupted)
     assert digests(select(interrupted, resume=True)) == undisturbed
 
@@ -478,7 +478,7 @@ def test_a_run_of_another_python(interrupted: Path) -> None:
     with pytest.raises(hy.RunDirectoryError, match=r"written by Python 9\.\d+, this is 3\."):
         hy.resume(interrupted)
     about.write_text("{}")
-    with pytest.raises(hy.RunDirectoryError, match=r"run\.json: .*the run directory is not whole"):
+    with pytest.raises(hy.RunDirectoryError, match=r"run\.json: .*not whole"):
         hy.resume(interrupted)
 
 
@@ -492,7 +492,7 @@ def test_a_run_directory_that_cannot_be_written(interrupted: Path, attempt: Call
     lock = Layout(interrupted).lock
     lock.unlink()
     lock.mkdir()
-    with pytest.raises(hy.RunDirectoryError, match=r"no files can be written here: Is a directory.*copy") as caught:
+    with pytest.raises(hy.RunDirectoryError, match=r"Is a directory") as caught:
         attempt(interrupted)
     assert str(interrupted) in str(caught.value)
     assert lock.is_dir()
@@ -506,7 +506,7 @@ def test_rows_of_memory_that_are_gone_from_the_cache_are_named_again_by_the_scri
         select(tmp_path / "before", interrupting, configs, data=data)
     (tmp_path / "before").rename(tmp_path / "run")
     shutil.rmtree(data.prepare().path)
-    with pytest.raises(hy.DataError, match=r"arrays in memory of 240 rows .*\(to go on with a run, with resume=True\)"):
+    with pytest.raises(hy.DataError, match=r"240 rows .*resume=True"):
         hy.resume(tmp_path / "run")
     data = hy.Dataset.numpy(*table(seed=5), validation=0.25, partitions=4)
     assert select(tmp_path / "run", interrupting, configs, data=data, resume=True).status == "completed"
@@ -515,7 +515,7 @@ def test_rows_of_memory_that_are_gone_from_the_cache_are_named_again_by_the_scri
 @pytest.mark.parametrize("name", ["manifest.json", "run.json", "recipe.pkl"])
 def test_a_run_directory_that_is_not_whole(interrupted: Path, name: str) -> None:
     (interrupted / name).unlink()
-    with pytest.raises(hy.RunDirectoryError, match="the run directory is not whole: copy it again") as caught:
+    with pytest.raises(hy.RunDirectoryError, match="not whole") as caught:
         hy.resume(interrupted)
     assert str(interrupted / name) in str(caught.value)
 
@@ -523,11 +523,11 @@ def test_a_run_directory_that_is_not_whole(interrupted: Path, name: str) -> None
 def test_a_run_directory_that_is_not_whole_has_no_models(tmp_path: Path) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1]).directory
     (run / "manifest.json").write_text("{")
-    with pytest.raises(hy.RunDirectoryError, match=r"manifest\.json: Input data .*the run directory is not whole"):
+    with pytest.raises(hy.RunDirectoryError, match=r"manifest\.json: .*not whole"):
         hy.load(run).best.model()
     for name in ("manifest.json", "recipe.pkl", "run.json"):
         (run / name).unlink()
-        with pytest.raises(hy.RunDirectoryError, match=r"No such file or directory; the run directory is not whole"):
+        with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file"):
             hy.load(run).best.model()
 
 
@@ -541,7 +541,7 @@ def test_a_disk_that_is_full_for_the_journal(
     directory = small_disk("2m") / "run"
     room = directory.parent / "filler"
     configs = [{**c, "fill": str(room), "once": str(tmp_path / "once")} if n == 1 else c for n, c in enumerate(CONFIGS)]
-    with pytest.raises(hy.ResourceError, match=r"no room for the journal.*Nothing is lost") as caught:
+    with pytest.raises(hy.ResourceError, match=r"room for the journal") as caught:
         select(directory, filling, configs, store=tmp_path / "states", **LOCAL)
     assert caught.value.exit_code == 4
     assert gone(agents(directory))
@@ -565,11 +565,11 @@ def test_a_disk_that_has_no_room_for_the_first_line(
 
     with monkeypatch.context() as patch:
         patch.setattr("hopyard.store.journal.os.write", full)
-        with pytest.raises(hy.ResourceError, match=r"no room for the journal") as caught:
+        with pytest.raises(hy.ResourceError, match=r"room for the journal") as caught:
             select(tmp_path / "run")
     assert "start again, with resume=True" in str(caught.value)
     assert "hopyard resume" not in str(caught.value)
-    with pytest.raises(hy.RunDirectoryError, match="start the run again, with resume=True"):
+    with pytest.raises(hy.RunDirectoryError, match="resume=True"):
         hy.resume(tmp_path / "run")
     assert digests(select(tmp_path / "run", resume=True)) == undisturbed
 
@@ -653,7 +653,7 @@ def filling(config: dict[str, Any]) -> Any:
 
 def test_a_model_for_a_recipe(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(hy.SpecError, match="recipe is a model, a Linear"):
+    with pytest.raises(hy.SpecError, match=r"recipe .* Linear"):
         select(tmp_path / "run", torch.nn.Linear(2, 2))
 
 

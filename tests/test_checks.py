@@ -36,7 +36,7 @@ from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
 from hopyard.text import escaped, escaped_json, escaped_tree, shown, unwritable
-from jobs import CONFIGS, WIDTH, dataset, linear, select
+from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, trials_of
 
 ODD = "caf\udce9"
 """A Latin-1 file name, as os.fsdecode gives it."""
@@ -169,16 +169,12 @@ def test_the_words_of_an_error_are_no_commands_to_a_terminal(
 ) -> None:
     configs = [{"lr": 0.1, "fails": "train"}, *CONFIGS[1:], {"lr": 0.1, "fails": "build"}]
     run = select(tmp_path / "run", commanding, configs)
-    for record in (run._records[0], run._records[4]):
-        assert r"moved\x00 and \x1b[2Jcleared" in record.error
-    texts = (
-        run._records[0].error
-        + run._records[0].trace
-        + run._records[4].error
-        + run.report()
-        + "".join(capsys.readouterr())
-    )
-    assert r"\x1b[2Jcleared" in run._records[0].trace
+    said = "".join(capsys.readouterr())
+    trained, built = (trials_of(run.directory)[n] for n in (0, 4))
+    for trial in (trained, built):
+        assert r"moved\x00 and \x1b[2Jcleared" in trial["error"]
+    assert r"\x1b[2Jcleared" in trained["trace"]
+    texts = trained["error"] + trained["trace"] + built["error"] + run.report() + said
     assert not [character for character in COMMANDS if character in texts and ord(character) < 32]
 
 
@@ -283,7 +279,7 @@ def test_an_error_with_such_text_is_its_trials_and_is_read_everywhere(tmp_path: 
     assert "FileNotFoundError" in run.trials[1].error and "caf\\udce9" in run.trials[1].error
     assert hy.load(run.directory).trials[1].error == run.trials[1].error
     assert "caf\\udce9" in (run.directory / "report.txt").read_text()
-    lost = [line for line in run._lines() if type(line).__name__ == "Lost"]
+    lost = [line for line in journal(run.directory) if type(line).__name__ == "Lost"]
     assert lost == []
 
 
@@ -331,7 +327,7 @@ def test_an_answer_that_is_too_large_ends_its_trial_with_the_name(tmp_path: Path
     run = select(tmp_path / "run", Growing, [{"grows": False}, {"grows": True}], engine=local)
     assert [trial.status for trial in run.trials] == ["completed", "failed"]
     assert "metric 'big' is an array of 9,000,000 numbers" in run.trials[1].error
-    assert [line.fault for line in run._lines() if isinstance(line, Failed)] == ["user"]
+    assert [line.fault for line in journal(run.directory) if isinstance(line, Failed)] == ["user"]
 
 
 def test_a_manifest_that_is_too_large_names_the_column() -> None:

@@ -74,7 +74,7 @@ def test_a_member_that_is_killed_costs_no_bit(
 
 
 def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> None:
-    with pytest.raises(hy.RunFailed, match="the moon is in the wrong house"):
+    with pytest.raises(hy.RunFailed, match="the moon"):
         fit(tmp_path / "run", config=trouble(1, 7, "raise"))
     (failed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Failed)]
     assert failed.fault == "user" and failed.slot == 1 and "the moon" in failed.trace
@@ -92,7 +92,7 @@ def test_a_driver_that_is_killed_costs_no_bit(tmp_path: Path, undisturbed: dict[
     process.communicate(timeout=100)
     assert process.returncode == -signal.SIGKILL
     assert gone(agents(tmp_path / "run"), 5.0)
-    with pytest.raises(hy.SpecError, match="a gang of 2 workers needs an engine with as many: 'local' has 1"):
+    with pytest.raises(hy.SpecError, match=r"gang of 2.* 'local' has 1"):
         hy.resume(tmp_path / "run", engine=hy.Local(1, devices=None))
     run = hy.resume(tmp_path / "run", engine=hy.Local(2, devices=None))
     assert digests(run) == undisturbed["parameters"]
@@ -103,13 +103,13 @@ def test_another_number_of_workers_goes_on_from_what_was_trained(tmp_path: Path)
     """All-reduce gives what one worker does, up to rounding, so a run whose gang changes does too."""
     alone = fit(tmp_path / "alone", epochs=3, engine=hy.Inline(), parallel=hy.Hopper())
     first = fit(tmp_path / "run")
-    with pytest.raises(hy.SpecError, match="a gang of 3 workers needs an engine with as many: 'local' has 2"):
+    with pytest.raises(hy.SpecError, match=r"gang of 3.* 'local' has 2"):
         hy.resume(first.directory, epochs=3, workers=3)
     run = hy.resume(first.directory, epochs=3, workers=1, engine=hy.Inline())
     assert run.best.history[3] == pytest.approx(alone.best.history[3], rel=1e-9)
     (resumed,) = [line for line in journal(run.directory) if isinstance(line, Resumed)]
     assert resumed.members == 1
-    with pytest.raises(hy.SpecError, match="has changed how many workers train together"):
+    with pytest.raises(hy.SpecError, match="changed how many"):
         replay(run.directory)
     with pytest.raises(hy.SpecError, match=r"workers = 2: .* has ended \(completed\), and trains nothing more"):
         hy.resume(run.directory, workers=2)
@@ -185,24 +185,22 @@ def test_a_gang_that_may_get_smaller_goes_on_without_a_lost_member(tmp_path: Pat
     assert run.best.history[2] == pytest.approx(alone.best.history[2], rel=1e-9)
     assert [line.members for line in journal(run.directory) if isinstance(line, Shrunk)] == [1]
     assert fit(tmp_path / "run", config=config, parallel=parallel, resume=True).status == "completed"
-    with pytest.raises(hy.RunDirectoryError, match="holds a run with parallel="):
+    with pytest.raises(hy.RunDirectoryError, match="with parallel="):
         fit(tmp_path / "run", 3, hy.AllReduce(3, min_workers=1), config, resume=True)
-    with pytest.raises(hy.SpecError, match="min_workers= and the loss of a worker has changed how many"):
+    with pytest.raises(hy.SpecError, match=r"min_workers= .*changed how many"):
         replay(run.directory)
 
 
 def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:
     engine = hy.Local(2, devices=None)
-    with pytest.raises(hy.PreflightError, match="Linear cannot train in a gang: models of torch"):
+    with pytest.raises(hy.PreflightError, match=r"Linear .* gang"):
         hy.fit(
             linear, {"lr": 0.1}, dataset(), epochs=1, engine=engine, parallel=hy.AllReduce(), directory=tmp_path / "run"
         )
 
 
 def test_one_process_is_no_gang() -> None:
-    with pytest.raises(
-        hy.SpecError, match="a gang of 2 workers needs an engine with as many: 'inline' has 1, as its only"
-    ):
+    with pytest.raises(hy.SpecError, match=r"gang of 2.* 'inline' has 1"):
         hy.fit(linear, {"lr": 0.1}, dataset(), epochs=1, engine=hy.Inline(), parallel=hy.AllReduce(2))
 
 

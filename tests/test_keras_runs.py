@@ -106,7 +106,7 @@ def two(folder: Path) -> Run:
     engine = local(2, TRACES=str(folder / "traces"))
     run = select(folder / "two", zoo, ZOO, engine=engine, parallel=hy.Hopper("off"), wait=False)
     try:
-        lines = until(run._lines, units(len(ZOO) + 6))
+        lines = until(lambda: journal(run.directory), units(len(ZOO) + 6))
         slot = [line.slot for line in lines if isinstance(line, Dispatch)][-1]
         (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
         os.kill(pid, signal.SIGKILL)
@@ -132,7 +132,7 @@ def test_every_kind_of_model_trains(one: Run) -> None:
 
 def fingerprints(run: Run) -> list[dict[str, Any]]:
     """Of its workers."""
-    return [line.fingerprint for line in run._lines() if isinstance(line, Joined)]
+    return [line.fingerprint for line in journal(run.directory) if isinstance(line, Joined)]
 
 
 def test_two_workers_of_which_one_is_killed_give_the_bits_of_one(
@@ -141,7 +141,7 @@ def test_two_workers_of_which_one_is_killed_give_the_bits_of_one(
     """And forks those of a new process."""
     assert digests(two) == digests(one)
     assert [trial.history for trial in two.trials] == [trial.history for trial in one.trials]
-    lines = two._lines()
+    lines = journal(two.directory)
     (lost,) = [line for line in lines if isinstance(line, Lost)]
     assert "SIGKILL" in lost.reason
     assert {line.slot for line in lines if isinstance(line, Dispatch)} >= {0, 1}
@@ -272,7 +272,7 @@ def test_an_architecture_is_traced_once_by_each_worker(two: Run, folder: Path) -
     assert set(found.values()) == {1}
     by_worker = Counter((pid, name) for pid, name, _ in map(str.split, found))
     assert max(by_worker.values()) <= 4  # plain-8, plain-12, schedule-8, callback-8
-    lines = two._lines()
+    lines = journal(two.directory)
     (slot,) = {0, 1} - {line.slot for line in lines if isinstance(line, Lost)}  # the other one was killed early
     (pid,) = [line.pid for line in lines if isinstance(line, Joined) and line.slot == slot]
     assert by_worker[str(pid), "train_step"] and by_worker[str(pid), "test_step"]

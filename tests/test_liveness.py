@@ -223,7 +223,7 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
     process.kill()
     process.communicate(timeout=60)
     Path(name).unlink()  # it sleeps once more
-    with pytest.raises(hy.SpecError, match=r"stall_timeout must be a finite number of seconds > 0, got -1$"):
+    with pytest.raises(hy.SpecError, match=r"stall_timeout must .* -1$"):
         hy.resume(tmp_path / "run", stall_timeout=-1)
     run = hy.resume(tmp_path / "run", stall_timeout=STALL)
     assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
+from hopyard.core.runs.machine import fold
 from hopyard.driver.logs import last_lines
 from hopyard.views.live import Table
-from jobs import dataset, linear
+from jobs import dataset, journal, linear
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/x][bold red]\u202egpj.exe\u200b[link=http://x]\b\n\tbest  completed  9/9"
 ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e]")
@@ -80,9 +81,10 @@ def test_what_python_prints(run: hy.Run) -> None:
 def test_the_live_table(run: hy.Run, terminal: bool) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=400, height=50, color_system=None)
-    view = Table(run._machine.spec, console=console)
-    machine = run._machine
-    view.see(run._lines(), machine)
+    lines = journal(run.directory)
+    machine = fold(lines)
+    view = Table(machine.spec, console=console)
+    view.see(lines, machine)
     view.close(machine)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "")  # rich's own
     assert "[/x][bold red]" in harmless(shown)

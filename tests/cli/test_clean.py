@@ -107,11 +107,11 @@ def test_rows_at_a_path_are_looked_at_when_it_is_named(home: Path) -> None:
     assert call().stdout == "nothing to remove\n"
     found = call(path, "--yes", "--older-than", "1w")
     assert "2 of 4 removed" in found.stdout
-    assert "it may be written right now" in found.stdout
+    assert "written right now" in found.stdout
     assert {folder.name for folder in path.iterdir()} == {young, half, "mine"}
     found = call(path, "--yes")
     assert "0 of 2 removed" in found.stdout
-    assert "it is not a day old; --older-than 0 removes it" in found.stdout
+    assert "--older-than 0" in found.stdout
     assert "1 of 2 removed" in call(path, "--yes", "--older-than", "0").stdout
     assert {folder.name for folder in path.iterdir()} == {half, "mine"}
 

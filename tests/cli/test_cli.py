@@ -251,11 +251,11 @@ def test_logs_say_when_there_is_nothing(runs):
     for log in (runs / "done" / "logs").iterdir():
         log.write_text("")
     found = call("logs", "done")
-    assert (found.exit_code, found.stdout) == (0, "") and "no worker has printed anything" in found.stderr
-    assert "an inline run has no logs" not in found.stderr
+    assert (found.exit_code, found.stdout) == (0, "") and "printed anything" in found.stderr
+    assert "inline run" not in found.stderr
     for log in (runs / "done" / "logs").iterdir():
         log.unlink()
-    assert "an inline run has no logs" in call("logs", "done").stderr
+    assert "inline run" in call("logs", "done").stderr
 
 
 @pytest.mark.slow
@@ -429,9 +429,9 @@ def test_a_script_as_a_distributed_program(tmp_path):
     assert "rank 1 of 2 ['--steps', '3']" in call("logs", tmp_path / "programs/good").output
     script.write_text("import time; time.sleep(1000)")
     done = call(*roles, tmp_path / "programs/long", "--max-time", "3", script)
-    assert done.exit_code == 1 and "it took longer than max_time=3 seconds" in done.output
+    assert done.exit_code == 1 and "max_time=3 seconds" in done.output
     shown = call("show", tmp_path / "programs/long").output
-    assert "train.py: failed" in shown and "it took longer than max_time=3 seconds" in shown
+    assert "train.py: failed" in shown and "max_time=3 seconds" in shown
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, 
     monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "completed"))
     done = call("launch", "--engine", "spark", "--roles", "worker=2", script(""))
     assert done.exit_code == 0
-    assert "no master is named, so these are 2 executors of this machine" in done.stderr
+    assert "2 executors of this machine" in done.stderr
     assert seen == [{"cores": 1, "executors": 2}, (session, 2), "stopped"]
 
 

@@ -135,7 +135,7 @@ def test_what_cannot_go_by_value_goes_by_name_and_is_said(
     )
     with caplog.at_level(logging.WARNING):
         data = dumps(own.recipe)
-    assert "locked_lib cannot be pickled by value (TypeError: cannot pickle '_thread.lock' object)" in caplog.text
+    assert "locked_lib cannot be pickled" in caplog.text
     assert "own_code" not in caplog.text
     assert by_name(locked.recipe, "locked_lib")
     del sys.modules["own_code"]

@@ -106,7 +106,7 @@ def test_a_cluster_that_does_not_end_is_stopped_after_the_timeout(sc: Any) -> No
         time.sleep(600)
 
     cluster = TFCluster.run(sc, main, None, 2, 0)
-    with pytest.raises(ResourceError, match="did not end within timeout=1 seconds and was stopped"):
+    with pytest.raises(ResourceError, match="timeout=1 "):
         cluster.shutdown(timeout=1)
     assert cluster.program.status == "stopped"
 
@@ -142,7 +142,7 @@ def test_all_rows_of_all_epochs_and_calls_come_once_each(sc: Any, tmp_path: Path
 
 def test_the_first_versions_reserve_and_then_start_and_no_number_of_epochs_is_ten(sc: Any, tmp_path: Path) -> None:
     cluster = TFCluster.reserve(sc, 2, 0, False, SPARK)
-    with pytest.raises(SpecError, match=r"cluster\.train: the cluster has not been started; call cluster\.start"):
+    with pytest.raises(SpecError, match=r"cluster\.train: .*cluster\.start"):
         cluster.train(sc.parallelize(range(3)), 1)
     cluster.start(consumer, {"folder": str(tmp_path)})
     cluster.train(sc.parallelize([(n, "a") for n in range(30)], 3))

@@ -40,7 +40,7 @@ def test_a_list_is_a_command_line() -> None:
 
 
 def test_another_thing_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"Namespace\(…\) must be given a dict, a Namespace .*, got 3"):
+    with pytest.raises(SpecError, match=r"Namespace\(…\) must .* 3"):
         Namespace(3)
 
 

@@ -85,7 +85,7 @@ def test_values_that_are_not_allowed(options: dict[str, Any], words: str) -> Non
         ({"label": "yy"}, "did you mean 'y'"),
         ({"validation": "tt"}, "no column 'tt'"),
         ({"validation": "a"}, "true and false"),
-        ({"features": ["a", "b"]}, r"""'b' .* string, no number; for categories give encode=\{'b': "one-hot"\}"""),
+        ({"features": ["a", "b"]}, r"""'b' .* string, .*encode=\{'b': "one-hot"\}"""),
         ({"features": "b"}, "one-hot"),
         ({"label": "b"}, r"""for classes give encode=\{'b': "index"\}"""),
         ({"weight": "b"}, "'b'"),
@@ -161,14 +161,14 @@ def test_half_precision_has_infinities_too(cache: Path, features: Any) -> None:
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ([1.0, 0.0, -0.5, -2.0], r"'w', row 2 of .*: -0\.5 is below 0; a weight must be a number >= 0"),
+        ([1.0, 0.0, -0.5, -2.0], r"'w', row 2 of .*: -0\.5 .*>= 0"),
         ([1, 0, 2, -3], r"'w', row 3 of .*: -3 is below 0"),
         ([1.0, 0.0, -1e-300, 2.0], r"'w', row 2 of .*: -1e-300 is below 0"),
-        ([0.0] * 4, "'w': all training rows have the weight 0"),
-        ([False] * 4, "'w': all training rows have the weight 0"),
-        ([1e-50] * 4, "'w': all training rows have the weight 0"),  # 0 in float32, as it is trained with
-        ([1.0, 2.0, 0.0, 0.0], "'w': all validation rows have the weight 0"),
-        ([0.0, 0.0, 1.0, 2.0], "'w': all training rows have the weight 0"),
+        ([0.0] * 4, "'w': all training rows"),
+        ([False] * 4, "'w': all training rows"),
+        ([1e-50] * 4, "'w': all training rows"),  # 0 in float32, as it is trained with
+        ([1.0, 2.0, 0.0, 0.0], "'w': all validation rows"),
+        ([0.0, 0.0, 1.0, 2.0], "'w': all training rows"),
     ],
 )
 def test_weights_that_are_none(cache: Path, weights: list[Any], said: str) -> None:
@@ -211,7 +211,7 @@ def test_some_rows_may_weigh_nothing(cache: Path) -> None:
     alone = arrow(table.set_column(1, "w", pa.array([0.0] * 4)), label=None, weight="w", partitions=1)
     with pytest.raises(DataError, match="all validation rows"):
         arrow(table, label=None, weight="w", partitions=1, validation=alone).prepare(cache)
-    with pytest.raises(DataError, match=r"'w', row 1 .counted after the transform. of .*: -1\.0 is below 0"):
+    with pytest.raises(DataError, match=r"'w', row 1 .*after the transform.*: -1\.0 "):
         turned = pa.table({"a": [9.0, 1.0, 2.0], "w": [1.0, 1.0, -1.0]})
         arrow(turned, label=None, weight="w", transform=lambda batch: batch.slice(1)).prepare(cache)
 
@@ -236,7 +236,7 @@ MASKED = np.ma.masked_equal(np.array([[1.0, 2.0], [3.0, -9999.0], [5.0, -9999.0]
     ],
 )
 def test_masked_values_are_nulls(cache: Path, make: Any, name: str) -> None:
-    with pytest.raises(DataError, match=rf"'{name}': 2 of its rows hold null.*first is row 1 of") as caught:
+    with pytest.raises(DataError, match=rf"'{name}': 2 of .* null.* row 1 of") as caught:
         make().prepare(cache)
     assert list(cache.glob("*/manifest.json")) == [], caught.value
 
@@ -245,7 +245,7 @@ def test_a_masked_label_far_behind_is_a_null_too(cache: Path, monkeypatch: pytes
     """A masked item is a float to NumPy, whatever the others are."""
     monkeypatch.setattr("hopyard.data.sources.of.ROWS", 2)
     items = Broken((0.5, label) for label in np.ma.masked_equal([0, 1, 1, 7], 7))
-    with pytest.raises(DataError, match=r"'targets': 1 of its rows hold null.*first is row 3 of"):
+    with pytest.raises(DataError, match=r"'targets': 1 of .* null.* row 3 of"):
         Dataset.torch(items, partitions=1).prepare(cache)
 
 
@@ -265,7 +265,7 @@ def test_masked_items_leave_integers_as_they_are(cache: Path) -> None:
 
 def test_masked_arrays_in_cells_are_not_taken() -> None:
     cells = [np.array([1.0, 2.0]), np.ma.masked_equal([1.0, -9999.0], -9999.0)]
-    with pytest.raises(DataError, match="column 'm', row 1: a mask hides a part of this cell; fill it"):
+    with pytest.raises(DataError, match=r"'m', row 1: .*mask"):
         Dataset.pandas(pd.DataFrame({"m": cells}), features="m")
 
 
@@ -324,7 +324,7 @@ def test_pandas_nan_and_mixed_types(cache: Path) -> None:
     ],
 )
 def test_a_frame_that_is_no_table_says_what_helps(frame: Any, mend: str) -> None:
-    with pytest.raises(DataError, match=f"data frame cannot be used: .*; {mend}"):
+    with pytest.raises(DataError, match=f"data frame .*; {mend}"):
         Dataset.pandas(frame, features="a")
 
 
@@ -341,7 +341,7 @@ def test_a_column_that_nothing_names_may_hold_anything(cache: Path) -> None:
 
 def test_sparse_matrices_are_not_taken(cache: Path) -> None:
     sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3))
-    words = r" is a sparse csr_matrix, which is not taken; give its \.toarray\(\)"
+    words = r".* sparse csr_matrix, .*\.toarray\(\)"
     with pytest.raises(DataError, match="'inputs'" + words):
         Dataset.numpy(sparse, np.zeros(3))
     with pytest.raises(DataError, match="the data" + words):
@@ -364,7 +364,7 @@ def test_too_few_rows(cache: Path, rows: int) -> None:
 
 
 def test_too_few_validation_rows(cache: Path) -> None:
-    with pytest.raises(DataError, match="validation rows cannot fill partitions=2"):
+    with pytest.raises(DataError, match=r"validation rows .*partitions=2"):
         arrow(validation=1e-9, partitions=2).prepare(cache)
     with pytest.raises(DataError, match="0 training rows"):
         arrow(validation="t").prepare(cache)
@@ -411,10 +411,10 @@ def test_corrupt_files(tmp_path: Path, cache: Path) -> None:
     data = bytearray(path.read_bytes())
     data[20_000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"f\.parquet cannot be read as Parquet.*CRC"):
+    with pytest.raises(DataError, match=r"f\.parquet .*CRC"):
         Dataset.parquet(path, features="a").prepare(cache)
     path.write_bytes(b"PAR1" + bytes(2000) + whole[2004:])
-    with pytest.raises(DataError, match=r"f\.parquet cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"f\.parquet .*Parquet"):
         Dataset.parquet(path, features="a").prepare(cache)
     path.write_bytes(whole)
     there = Dataset.parquet(path, features="a")
@@ -487,7 +487,7 @@ def test_a_transform_that_cannot_be_seen(cache: Path, caplog: pytest.LogCaptureF
     data = arrow(transform=locked)
     assert data.prepare(cache).key == data.prepare(cache).key
     (said,) = caplog.messages
-    assert "what it does cannot be seen (lock: a lock, TypeError: cannot pickle" in said
+    assert "(lock: a lock, TypeError" in said
     assert arrow(transform=locked).prepare(cache).key != data.prepare(cache).key
 
 
@@ -499,9 +499,9 @@ def test_a_transform_that_cannot_be_seen(cache: Path, caplog: pytest.LogCaptureF
         (np.float64(1), None, "single value"),
         (np.zeros((3, 0)), None, "without values"),
         (np.zeros(3, complex), None, "complex128"),
-        (np.array(["a", "b"]), None, "'inputs' is an array of text"),
-        (np.zeros(2), np.array(["a", "b"]), "'targets' is an array of text"),
-        (np.zeros(2), {"mood": ["a", "b"]}, "'mood' is an array of text"),
+        (np.array(["a", "b"]), None, "'inputs' .*text"),
+        (np.zeros(2), np.array(["a", "b"]), "'targets' .*text"),
+        (np.zeros(2), {"mood": ["a", "b"]}, "'mood' .*text"),
         (np.zeros(3), [1, [2], 3], "no array|inhomogeneous|shape"),
         (np.array([object()]), None, "object"),
     ],
@@ -518,7 +518,7 @@ class Broken(list[Any]):
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([], "items must have rows, got .*, of length 0"),
+        ([], "items must .* length 0"),
         ([(1, 2, 3, 4)], "4 parts"),
         ([(np.zeros(2), 1), (np.zeros(3), 1)], "item 1: 'inputs' has shape"),
         ([{"a": 1}], "features="),

@@ -103,9 +103,9 @@ def test_a_column_may_be_label_and_weight_as_well(cache: Path, read: Any) -> Non
 
 
 def test_names_that_are_equal_as_text_are_refused() -> None:
-    with pytest.raises(SpecError, match="inputs have two keys that are '1' as text"):
+    with pytest.raises(SpecError, match=r"inputs .* '1'"):
         Dataset.numpy({1: np.zeros(2), "1": np.ones(2)})
-    with pytest.raises(SpecError, match="items have two keys that are '1' as text"):
+    with pytest.raises(SpecError, match=r"items .* '1'"):
         Dataset.torch([{1: 0.0, "1": 1.0}], features=["1"])
     with pytest.raises(DataError, match="has 2 columns named '1'"):
         Dataset.pandas(pd.DataFrame([[0.0, 1.0]], columns=["1", 1]), features=["1"])
@@ -570,7 +570,7 @@ def test_files_that_lack_a_column(tmp_path: Path, cache: Path) -> None:
     assert rows == {0: [[-1, -1]], 1: [[-1, -1]], 2: [[1.5, -1]], 3: [[2.5, -1]], 4: [[3.5, 7]]}
     columns = pa.schema({"y": pa.int64(), "none": pa.string(), "a": pa.float64(), "b": pa.int64()})
     assert all(schema.equals(columns) for schema in seen)
-    with pytest.raises(DataError, match=r"0\.parquet and so on has no columns 'a', 'b'"):
+    with pytest.raises(DataError, match=r"0\.parquet .*columns 'a', 'b'"):
         Dataset.parquet(tmp_path, **options)
     for encode in ({}, {"none": "one-hot"}):
         with pytest.raises(DataError, match=r"2\.parquet has no column 'none'"):

@@ -90,22 +90,22 @@ def test_a_second_data_set_goes_by_its_names_too(users: pa.Table, cache: Path, r
     ("change", "error", "message"),
     [
         ({"key": "nobody"}, DataError, "has no column 'nobody'"),
-        ({"key": 3.5}, SpecError, r"key must be the name of a column or a list of such names, got 3\.5"),
+        ({"key": 3.5}, SpecError, r"key must .* 3\.5"),
         ({"key": []}, SpecError, r"key must be .*, got \[\]"),
         (
             {"assign": "contiguous"},
             SpecError,
-            r"key = \['user'\] says which rows lie together: leave out assign='contiguous'",
+            r"key = \['user'\] .*assign='contiguous'",
         ),
         (
             {"partitions": 60},
             DataError,
-            r"got none of 300 rows: .*equal key=\['user'\] go together, and there are 50 different ones; give fewer",
+            r"none of 300 rows: .*key=\['user'\] .* 50 different",
         ),
         (
             {"key": "flag", "seed": 0},
             DataError,
-            r"validation = 0\.3 chose \d+ of 300 rows: .* 2 different ones; give key= columns of more different values",
+            r"validation = 0\.3 chose \d+ of 300 rows: .* 2 different .*key=",
         ),
         (
             {"key": "late", "validation": 0.1},
@@ -113,7 +113,7 @@ def test_a_second_data_set_goes_by_its_names_too(users: pa.Table, cache: Path, r
             r"key=\['late'\] .* 4 different ones; give key= .*, or name a column",
         ),
         ({"transform": lambda batch: batch.drop_columns(["user"])}, DataError, "the transform's result .* 'user'"),
-        ({"key": "struct"}, DataError, r"column 'struct' of .* has type struct<.*of which rows cannot be named"),
+        ({"key": "struct"}, DataError, r"column 'struct' of .* struct<"),
     ],
 )
 def test_what_cannot_be_is_refused(users: pa.Table, cache: Path, change: Any, error: Any, message: str) -> None:

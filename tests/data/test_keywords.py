@@ -45,7 +45,7 @@ def test_signature_and_help_show_each_keyword_with_its_default(name: str) -> Non
 def test_wrong_keywords() -> None:
     with pytest.raises(TypeError, match=r"Dataset\.parquet takes no argument 'featurs'.*'features'"):
         hy.Dataset.parquet("x", featurs=["a"])
-    with pytest.raises(TypeError, match=r"Dataset\.pandas: missing a required argument: 'features'"):
+    with pytest.raises(TypeError, match=r"Dataset\.pandas: .*'features'"):
         hy.Dataset.pandas(None)
     with pytest.raises(TypeError, match=r"Dataset\.numpy takes no argument 'encode'"):
         hy.Dataset.numpy(np.zeros((3, 1)), encode={})

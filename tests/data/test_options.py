@@ -84,9 +84,9 @@ def test_a_tuple_of_two_texts_is_no_pair() -> None:
 
 
 def test_a_label_is_no_feature_unless_all_features_are_labels(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="label names 'y', which is a feature too"):
+    with pytest.raises(SpecError, match="label names 'y'"):
         Dataset.pandas(FRAME, features=["a", "c", "y"], label="y")
-    with pytest.raises(SpecError, match="label names 'c', which is a feature too"):
+    with pytest.raises(SpecError, match="label names 'c'"):
         Dataset.pandas(FRAME, features=["a", "c"], label=["y", "c"])
     Dataset.pandas(FRAME, features={"x": ["a"], "z": "c"}, label=["y", "c"])  # a decoder
     same = Dataset.pandas(FRAME, features=["a", "c"], label=["c", "a"], partitions=2).prepare(
@@ -98,9 +98,7 @@ def test_a_label_is_no_feature_unless_all_features_are_labels(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["features", "label", "key"])
 @pytest.mark.parametrize("given", [FRAME["a"], FRAME["b"], FRAME["y"], FRAME[["a", "c"]], FRAME["a"].to_numpy()])
 def test_values_are_no_names(name: str, given: Any) -> None:
-    with pytest.raises(
-        SpecError, match=f"^{name} must be the name of a column or a list of such names, got values, a "
-    ):
+    with pytest.raises(SpecError, match=f"^{name} must be .*got values, a "):
         Dataset.pandas(FRAME, **{**PLAIN, name: given})
     with pytest.raises(SpecError, match=rf"^{name}\[0\] must be the name"):
         Dataset.pandas(FRAME, **{**PLAIN, name: [given]})

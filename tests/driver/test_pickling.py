@@ -85,7 +85,7 @@ def test_the_variable_that_is_large_is_named() -> None:
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     path = tmp_path / "recipe.pkl"
-    with pytest.raises(hy.RunDirectoryError, match="No such file or directory; the run directory is not whole"):
+    with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: No such file"):
         load(path, PYTHON)
     path.write_bytes(b"cnowhere_to_be_found\nrecipe\n.")
     with pytest.raises(hy.RunDirectoryError, match="does not load: ModuleNotFoundError"):

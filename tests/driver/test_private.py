@@ -100,7 +100,7 @@ def test_values_of_env_are_in_no_file_and_are_asked_for_again(tmp_path: Path, mo
     lines = layout.journal.read_bytes().splitlines(keepends=True)
     layout.journal.write_bytes(b"".join(lines[: len(lines) // 2]))
     before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
-    with pytest.raises(hy.SpecError, match=r"env= with HOPYARD_TEST_KEY, and values of env= are in no file; set"):
+    with pytest.raises(hy.SpecError, match=r"env= with HOPYARD_TEST_KEY, "):
         hy.resume(layout.root)
     with pytest.raises(hy.SpecError, match="env= with HOPYARD_TEST_KEY"):
         replay(layout.root)

@@ -223,8 +223,8 @@ def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], ca
         while READY not in (heard := it.hear()):
             assert heard
             count += len(heard)
-    assert f"dropped a message: no message of format {WIRE} from an agent" in caplog.text
-    assert f"dropped a message: no head of a message of format {WIRE}" in caplog.text
+    assert f"no message of format {WIRE}" in caplog.text
+    assert "message: no head" in caplog.text
     assert count < 500
 
 
@@ -351,7 +351,7 @@ def test_too_few_open_files_for_the_workers_are_refused_at_once(
 ) -> None:
     monkeypatch.setattr("hopyard.driver.router.allow_files", lambda count: allowed)
     if refused:
-        with pytest.raises(ResourceError, match="2 workers need 74 open files in this process, which may open 73 more"):
+        with pytest.raises(ResourceError, match=r"2 workers .*74 open files .*73 more"):
             Wire()
     else:
         Wire().close()

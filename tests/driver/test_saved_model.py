@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pytest
 
 import hopyard as hy
+from hopyard.core.runs.machine import fold
 from hopyard.spark.inference.bundle import portable
-from jobs import CONFIGS, linear, select, table
+from jobs import CONFIGS, journal, linear, select, table
 
 
 def net(config: dict[str, Any]) -> Any:
@@ -62,7 +63,8 @@ def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, e
 
     run = select(tmp_path / "run", one_cycle, CONFIGS[:2], engine=engine)
     assert run.status == "completed"
-    assert [record.model.reads_epochs for record in run._records if record.model] == [True, True]
+    told = [trial.model for trial in fold(journal(run.directory)).trials.values()]
+    assert [model.reads_epochs for model in told if model] == [True, True]
     trainable = run.trials[0]._trained("last").built.trainable
     assert isinstance(trainable.scheduler, OneCycleLR)
     assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps
@@ -166,7 +168,7 @@ def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run]
     folder = runs["array"].best.save(tmp_path / "model")
     (folder / "recipe.pkl").write_bytes(b"not a pickle")
     assert hy.load_model(folder, recipe=linear).model().steps
-    with pytest.raises(hy.RunDirectoryError, match="the recipe does not load"):
+    with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: .*does not load"):
         hy.load_model(folder)
 
 
@@ -189,7 +191,7 @@ def test_a_run_and_a_saved_model_are_told_apart(runs: dict[str, hy.Run], tmp_pat
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here; .* a run directory: hopyard\.load\("):
         hy.load_model(runs["array"].directory)
     folder = runs["array"].best.save(tmp_path / "model")
-    with pytest.raises(hy.RunDirectoryError, match=r"a saved model, not a run; hopyard\.load_model\("):
+    with pytest.raises(hy.RunDirectoryError, match=r"hopyard\.load_model\("):
         hy.load(folder)
 
 
@@ -271,7 +273,7 @@ def test_the_folder_alone_predicts_on_a_table(moody: hy.Run, tmp_path: Path) -> 
 def test_a_transform_is_not_opened_where_a_recipe_is_given(moody: hy.Run, tmp_path: Path) -> None:
     folder, rows = moody.best.save(tmp_path / "model"), frame(60, seed=3)
     (folder / "transform.pkl").chmod(0o666)
-    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: all users may write it"):
+    with pytest.raises(hy.RunDirectoryError, match=r"transform\.pkl: all users"):
         hy.load_model(folder)
     assert hy.load_model(folder, trust=True).model().steps
     (folder / "transform.pkl").write_bytes(b"not a pickle")
@@ -302,7 +304,7 @@ def test_folders_of_other_versions(moody: hy.Run, tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 1, "epoch": 1}))
     assert hy.load_model(folder).epoch == 2
     (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 3}))
-    with pytest.raises(hy.RunDirectoryError, match="a saved model of version 3, this Hopyard reads up to 2: upgrade"):
+    with pytest.raises(hy.RunDirectoryError, match=r"version 3, .*up to 2"):
         hy.load_model(folder)
 
 
@@ -312,19 +314,19 @@ def test_a_folder_that_is_not_whole(moody: hy.Run, tmp_path: Path, name: str) ->
     file = moody.best.save(tmp_path / "model") / name
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: changed since .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: changed since"):
         hy.load_model(file.parent)
     file.unlink()
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file"):
         hy.load_model(file.parent)
-    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file .* copy or save the whole folder again"):
+    with pytest.raises(hy.RunDirectoryError, match=f"{name}: No such file"):
         portable(file.parent, "best", False)  # what hy.spark.predict sends
     file.write_bytes(content)
     file.chmod(0o600)
     assert len(hy.load_model(file.parent).predict(frame(9)))
     from hopyard.frameworks.linear import Linear
 
-    with pytest.raises(hy.RunDirectoryError, match=r"do not fit the model .* give the recipe of"):
+    with pytest.raises(hy.RunDirectoryError, match=r"weights do not fit"):
         hy.load_model(file.parent, recipe=lambda config: Linear(2, 9, lr=0.1, batch_size=4))
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here"):
         hy.load_model(file)

@@ -65,7 +65,7 @@ def test_a_run(tmp_path: Path, loosen: Callable[[Path], None]) -> None:
             attempt()
     for verb in ("resume", "replay"):
         outcome = CliRunner().invoke(app, [verb, str(layout.root)])
-        assert outcome.exit_code != 0 and "opening a pickle runs its code" in outcome.output
+        assert outcome.exit_code != 0 and "pickle" in outcome.output and "--trust" in outcome.output
     assert not sign.exists() and layout.journal.read_bytes() == before
     layout.recipe.write_bytes(own)
     assert hy.load(layout.root, trust=True)._inputs.data.prepare().digest == dataset().prepare().digest
@@ -116,7 +116,7 @@ def test_a_run_in_a_folder_that_others_may_write_says_so_when_it_begins(
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
     select(tmp_path / "run")
-    assert "all users may write its folder (mode 0777), so whoever goes on with this run must give" in caplog.text
+    assert "its folder (mode 0777)" in caplog.text
 
 
 def test_what_only_reads_needs_no_trust(tmp_path: Path) -> None:

@@ -53,16 +53,16 @@ def test_how_hosts_are_named() -> None:
 @pytest.mark.parametrize(
     ("hosts", "more", "message"),
     [
-        ("a,b", {}, r"Hosts\(hosts\) must be a list of hosts .*, got 'a,b'"),
-        ([], {}, r"Hosts\(hosts\) must be a list of hosts"),
-        (["a", 3], {}, r"Hosts\(hosts\) must be a list of hosts"),
+        ("a,b", {}, r"Hosts\(hosts\) must .*, got 'a,b'"),
+        ([], {}, r"Hosts\(hosts\) must be"),
+        (["a", 3], {}, r"Hosts\(hosts\) must be"),
         (["-oProxyCommand=x"], {}, r"got '-oProxyCommand=x'"),
         (["x@-oProxyCommand=y"], {}, r"got 'x@-oProxyCommand=y'"),
-        (["a\0:1"], {}, r"Hosts\(hosts\) must be a list of hosts"),
+        (["a\0:1"], {}, r"Hosts\(hosts\) must be"),
         (["a b"], {}, "got 'a b'"),
         (["a:0"], {}, "got 'a:0'"),
         (["a", "a:2"], {}, r"'a' appears twice; a:4 are four workers"),
-        (["a"], {"workers": 2}, r'the number stands with it: "a:4"'),
+        (["a"], {"workers": 2}, r'"a:4"'),
         (["a"], {"threads": 0}, r"Hosts\(threads=\) must be .*, got 0"),
         (["a"], {"ssh": ""}, r"Hosts\(ssh=\) must be a command"),
         (["a"], {"ssh": "ssh 'x"}, r"Hosts\(ssh=\): .* is no command"),
@@ -71,10 +71,10 @@ def test_how_hosts_are_named() -> None:
         (["a"], {"address": ""}, r"Hosts\(address=…\) must be .*, got ''"),
         (["a"], {"python": ""}, r"Hosts\(python=\) must be the path"),
         (["a"], {"env": {"A": 1}}, r"Hosts\(env=\)\['A'\], of type int"),
-        (None, {}, "either a list of hosts"),
-        (["a"], {"join": "x"}, "either a list of hosts"),
+        (None, {}, "either a list"),
+        (["a"], {"join": "x"}, "either a list"),
         (None, {"join": "x"}, "say how many workers"),
-        (None, {"join": "x", "workers": 1, "port": 3}, "the ticket has address and port"),
+        (None, {"join": "x", "workers": 1, "port": 3}, "address and port"),
     ],
 )
 def test_values_that_are_not_allowed(hosts: Any, more: dict[str, Any], message: str) -> None:
@@ -177,7 +177,7 @@ def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
         hy.SpecError, match=r"a is reached from 10\.0\.0\.1, c is reached from 192\.168\.0\.1: give addr"
     ):
         hy.Hosts(["a", "c"]).address  # noqa: B018
-    with pytest.raises(hy.SpecError, match=r"d is no name that this host can look up.*give address="):
+    with pytest.raises(hy.SpecError, match=r": d is no name .*address="):
         hy.Hosts(["a", "d"]).address  # noqa: B018
 
 
@@ -212,7 +212,7 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
         tickets.read(path)
     path.chmod(0o600)
     path.write_text("[]")
-    with pytest.raises(hy.UsageError, match=r"pool\.ticket: this is no ticket"):
+    with pytest.raises(hy.UsageError, match=r"pool\.ticket: .*no ticket"):
         hy.Hosts(join=path, workers=2).address  # noqa: B018
     with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
         tickets.read(tmp_path / "none")
@@ -232,7 +232,7 @@ def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("address", ["", "head lab"])
 def test_a_ticket_is_refused_an_address_that_cannot_be_dialled(tmp_path: Path, address: str) -> None:
     refused = CliRunner().invoke(app, ["ticket", str(tmp_path / "pool.ticket"), "--address", address])
-    assert refused.exit_code == 2 and "--address must be a name or address" in refused.stderr
+    assert refused.exit_code == 2 and "--address must be" in refused.stderr
     assert not (tmp_path / "pool.ticket").exists()
 
 
@@ -287,7 +287,7 @@ def test_doctor_looks_at_hosts(tmp_path: Path, ssh: str) -> None:
     found = examine_hosts(hy.Hosts(["a:1", "b:2"], ssh=ssh, port=free_ports()))
     assert [finding.name for finding in found] == ["a", "b", "ssh", "reach"]
     assert all(finding.ok for finding in found)
-    assert found[1].text.startswith("2 workers; ") and "all dial this host at 127.0.0.1" in found[3].text
+    assert found[1].text.startswith("2 workers; ") and "this host at 127.0.0.1" in found[3].text
     (*_, reach) = examine_hosts(hy.Hosts(["a:1"], ssh=ssh, address="192.0.2.1"))  # of a network for examples
     assert not reach.ok
 
@@ -355,9 +355,7 @@ exit 3;; *) exec sh -c "$1"; esac
     agents = hy.Hosts(["beta:1"], ssh=str(path), address="127.0.0.1").open(launch(tmp_path))
     try:
         agents.start(0)
-        with pytest.raises(
-            hy.ResourceError, match=r"beta: \S+ cannot reach the driver at 127\.0\.0\.1:1 \(.*refused\): give"
-        ):
+        with pytest.raises(hy.ResourceError, match=r"beta: \S+ cannot reach .*127\.0\.0\.1:1 \(.*refused\)"):
             for _ in range(1000):
                 agents.lost()
                 time.sleep(0.01)
@@ -404,7 +402,7 @@ def test_nothing_stays_when_the_driver_or_the_line_is_killed(tmp_path: Path, ssh
         hy.resume(tmp_path / "run")
     else:
         assert process.returncode == 0, errors
-        assert "it is logged in to again" in errors
+        assert "logged in to again" in errors
     assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline"))
     assert not alive(agents(tmp_path / "run"))
 

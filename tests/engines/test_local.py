@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 
 import hopyard as hy
 from hopyard.engines import local
-from hopyard.engines.local import Processes, cores, gpus
+from hopyard.engines.local import cores, gpus
 from hopyard.ports import LaunchInfo
+from jobs import alive
 
 pytestmark = pytest.mark.cold
 
@@ -74,44 +77,78 @@ def test_inline_takes_no_such_threads(threads: object) -> None:
         hy.Inline(threads=threads)  # type: ignore[arg-type]
 
 
-def test_devices_are_given_out_in_turn_and_given_back() -> None:
-    launch = LaunchInfo(lambda slot: b"\n", lambda slot: Path())
-    agents = Processes(hy.Local(workers=4, devices=[0, 0, 1, 1]), launch)
-    for slot in range(4):
-        agents._devices[slot] = agents._free_device()
-    assert agents._devices == {0: "0", 1: "0", 2: "1", 3: "1"}
-    del agents._devices[1]
-    assert agents._free_device() == "0"
-    assert agents.device(0) == "cuda"
-    assert agents.device(9) == "cpu"
+class Sleepers:
+    """Workers that say what GPU they have and what process they are, and sleep."""
+
+    def __init__(self, engine: hy.Local, logs: Path) -> None:
+        self._logs = logs
+        self.agents = engine.open(LaunchInfo(lambda slot: b"", lambda slot: logs / str(slot)))
+
+    def start(self, slot: int) -> tuple[str, int]:
+        """Start one. Returns its GPU and the number of its process."""
+        self.agents.start(slot)
+        end = time.monotonic() + 30.0
+        while not (said := (self._logs / str(slot)).read_text()).endswith("\n"):
+            assert time.monotonic() < end
+            time.sleep(0.002)
+        gpu, pid = said.strip().split("/")
+        return gpu, int(pid)
 
 
-def test_more_workers_than_devices_share_them() -> None:
-    launch = LaunchInfo(lambda slot: b"\n", lambda slot: Path())
-    engine = hy.Local(workers=2, devices=[0, 1])
-    object.__setattr__(engine, "devices", ("0",))
-    agents = Processes(engine, launch)
-    agents._devices[0] = agents._free_device()
-    assert agents._free_device() == "0"
+@pytest.fixture
+def sleepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[hy.Local], Sleepers]]:
+    monkeypatch.setattr(local, "AGENT", ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES/$$"; exec sleep 1000'])
+    made: list[Sleepers] = []
+
+    def make(engine: hy.Local) -> Sleepers:
+        made.append(Sleepers(engine, tmp_path / "logs"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.agents.close()
 
 
+@pytest.mark.slow
+def test_devices_are_given_out_in_turn_and_given_back(sleepers: Callable[[hy.Local], Sleepers]) -> None:
+    four = sleepers(hy.Local(workers=4, devices=[0, 0, 1, 1]))
+    started = [four.start(slot) for slot in range(4)]
+    assert [gpu for gpu, _ in started] == ["0", "0", "1", "1"]
+    four.agents.end(1)
+    assert four.start(4)[0] == "0"
+    os.kill(started[2][1], signal.SIGKILL)  # nobody orders it
+    while not four.agents.lost():
+        time.sleep(0.01)
+    assert four.start(5)[0] == "1"
+    assert [four.agents.device(slot) for slot in (0, 1, 2, 4, 9)] == ["cuda", "cpu", "cpu", "cuda", "cpu"]
+
+
+@pytest.mark.slow
+def test_more_workers_than_devices_share_them(
+    sleepers: Callable[[hy.Local], Sleepers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    two = sleepers(hy.Local(workers=2))
+    assert [two.start(slot)[0] for slot in (0, 1)] == ["7", "7"]
+    assert [two.agents.device(slot) for slot in (0, 1)] == ["cuda", "cuda"]
+
+
+@pytest.mark.slow
 def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sleepers: Callable[[hy.Local], Sleepers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In uninterruptible sleep, as on a file server that is away."""
     monkeypatch.setattr(local, "END_SECONDS", 0.05)
-    monkeypatch.setattr(local, "AGENT", ["sleep", "1000"])
-    agents = hy.Local(workers=1, devices=None).open(LaunchInfo(lambda slot: b"", lambda slot: tmp_path / "log"))
-    assert isinstance(agents, Processes)
-    agents.start(0)
-    (sleeper,) = agents._running.values()
+    one = sleepers(hy.Local(workers=1, devices=None))
+    _, pid = one.start(0)
     with monkeypatch.context() as patch:
         patch.setattr("hopyard.engines.processes.kill_group", lambda pid: None)
-        agents.end(0)
-        assert agents.lost() == [] and agents._dying == [sleeper]
-    sleeper.kill()
+        one.agents.end(0)
+        assert one.agents.lost() == [] and alive([pid])
+    os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 10.0
-    while agents._dying:
-        assert agents.lost() == [] and time.monotonic() < until
+    while Path(f"/proc/{pid}").exists():  # until somebody has waited for it
+        assert one.agents.lost() == [] and time.monotonic() < until
         time.sleep(0.01)
-    agents.close()
+    one.agents.close()
+    assert "has not ended" not in caplog.text

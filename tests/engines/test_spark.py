@@ -270,9 +270,7 @@ def test_who_of_this_process_holds_the_slots_is_named(tmp_path: Path, spark: Any
 
 
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
-    with pytest.raises(
-        hy.ResourceError, match=r"cannot reach the driver at nobody\.invalid:\d+ .*give hy\.Spark\(host="
-    ):
+    with pytest.raises(hy.ResourceError, match=r"cannot reach .*nobody\.invalid:\d+ .*hy\.Spark\(host="):
         select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="nobody.invalid"))
 
 
@@ -294,7 +292,7 @@ def test_executors_whose_python_lacks_hopyard(tmp_path: Path, spark: Any, monkey
     bare.write_text(f'#!/bin/sh\nPYTHONPATH={parts} exec {sys.executable} -S -m pyspark.daemon "$3"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
-    with pytest.raises(hy.ResourceError, match="not installed in the executors' Python") as caught:
+    with pytest.raises(hy.ResourceError, match="executors' Python") as caught:
         select(tmp_path / "run", engine=hy.Spark(spark, workers=1))
     for words in (f"which is {str(bare)!r}", "PYSPARK_PYTHON", "not activated", f"for example {sys.executable}"):
         assert words in str(caught.value)
@@ -575,7 +573,7 @@ def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hopyard.engines.spark_jobs.RELEASE_SECONDS", 0.3)
     os.kill(bare.worker[1], signal.SIGSTOP)
     try:
-        with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not end the tasks that hold"):
+        with pytest.raises(ResourceError, match=r"slots (0, )?1: Spark did not"):
             bare.agents.release_cores([0, 1])
     finally:
         os.kill(bare.worker[1], signal.SIGCONT)

@@ -112,7 +112,7 @@ class TestItsLife:
         engine = hy.Spark(spark, workers=3, driver_workers=1) if beside else hy.Spark(spark, workers=2)
         roles = {"worker": 2, "ps": 1} if beside else ROLES
         program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
-        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=8 seconds"):
+        with pytest.raises(hy.ProgramFailed, match="max_time=8 "):
             program.wait(120)
         assert program.status == "failed"
         pids = [int(path.read_text() or 0) for path in (tmp_path / "program" / "notes").glob("*-pid")]
@@ -122,14 +122,14 @@ class TestItsLife:
     def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _never_enough, max_time=15.0, grace=0.5)
         large = spark.range(0, 2_000_000, 1, 8).selectExpr("REPEAT('x', 1000) AS a")  # few fill what may wait
-        with pytest.raises(hy.ProgramFailed, match="it took longer than max_time=15 seconds"):
+        with pytest.raises(hy.ProgramFailed, match="max_time=15 "):
             program.feed(large)
         assert slots_are_free(spark)
 
     def test_fewer_slots_than_roles(self, spark: Any, tmp_path: Path) -> None:
         engine = hy.Spark(spark, workers=3, start_timeout=4.0)
         program = launch(spark, tmp_path, roles={"worker": 3}, engine=engine)
-        with pytest.raises(hy.ResourceError, match="need 3 processes, and after 4 seconds there were slots for 2"):
+        with pytest.raises(hy.ResourceError, match=r"3 processes, .*4 seconds .*slots for 2"):
             program.wait(60)
         assert slots_are_free(spark)
 
@@ -148,10 +148,10 @@ class TestFeeding:
     def test_a_failing_worker_fails_the_feed_with_its_error(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.collects, {"fail_at": 1000})
         began = time.monotonic()
-        with pytest.raises(hy.ProgramFailed, match="ValueError: row of the wrong kind"):
+        with pytest.raises(hy.ProgramFailed, match="ValueError: row of"):
             program.feed(frame(spark, 2_000_000, 8))
         assert time.monotonic() - began < 60
-        with pytest.raises(hy.ProgramFailed, match="row of the wrong kind"):
+        with pytest.raises(hy.ProgramFailed, match="wrong kind"):
             program.wait(30)
         assert slots_are_free(spark)
 
@@ -162,7 +162,7 @@ class TestFeeding:
 
     def test_a_worker_that_never_reads(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.idle)
-        with pytest.raises(hy.HopyardError, match="has taken no row for 2 seconds"):
+        with pytest.raises(hy.HopyardError, match="no row for 2 seconds"):
             program.feed(frame(spark, 100, 2), timeout=2.0)
         program.stop()
         assert slots_are_free(spark)
@@ -225,7 +225,7 @@ class TestKills:
     def test_killed_while_it_answers(self, spark: Any, tmp_path: Path, who: str, told: str) -> None:
         program = launch(spark, tmp_path, _doubles, {"kill": who})
         answers = program.infer(frame(spark, 2_000_000, 8), schema="b long")
-        with pytest.raises(Exception, match=r"worker [01] of the program has ended"):
+        with pytest.raises(Exception, match=r"worker [01] .*has ended"):
             answers.collect()
         failed = time.time()
         with pytest.raises(hy.ProgramFailed, match=rf"worker 1 failed: .*{told}") as caught:

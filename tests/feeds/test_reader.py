@@ -74,7 +74,7 @@ def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
 def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
-    with feed_server(tmp_path) as server, pytest.raises(SpecError, match="size must be an integer >= 1"):
+    with feed_server(tmp_path) as server, pytest.raises(SpecError, match=r"size must .*>= 1"):
         fed(server).batches(size)
 
 
@@ -108,9 +108,7 @@ def test_columns_that_are_not_named_may_hold_anything(tmp_path: Path) -> None:
         feed = fed(server, [batch])
         batches = feed.batches(2, columns=["a"])
         assert {name: array.tolist() for name, array in next(batches).items()} == {"a": [1, 2]}
-        with pytest.raises(
-            DataError, match=r"column 'b' .*null.* name the columns that you read, batches\(…, columns=\[…\]\)"
-        ):
+        with pytest.raises(DataError, match=r"column 'b' .*null.*columns=\[…\]"):
             next(feed.batches(1))
 
 
@@ -123,7 +121,7 @@ def test_of_python_rows_too(tmp_path: Path) -> None:
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, [numbers(0, 3)])
-        with pytest.raises(SpecError, match="columns must be a list of names, or None for all, got 'y'"):
+        with pytest.raises(SpecError, match=r"columns must .* 'y'"):
             feed.batches(2, columns="y")
         with pytest.raises(DataError, match="feed 'train' has no column 'z'; there are: 'x', 'y'"):
             next(feed.batches(2, columns=["y", "z"]))
@@ -180,7 +178,7 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        (column([1.0, None]), "column 'c' of feed 'train': 1 of 2 rows hold null, first row 1"),
+        (column([1.0, None]), "column 'c' of feed 'train': 1 of 2 rows .*row 1"),
         (column([[1.0, None]], pa.list_(pa.float64())), "column 'c'.*null"),
         (column([[1], [1, 2]]), "column 'c' .*differ in length"),
         (column([[1, 2]]) + column([[1, 2, 3]]), "column 'c'.*differ in shape"),
@@ -335,7 +333,7 @@ def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bo
         feed = Feed(server.queue("infer"))
         if reads:
             next(feed.batches(2))
-        words = r"worker 0 has neither taken nor answered a row for 0.3 seconds, .* ctx.feed\('infer'\) and answer"
+        words = r"worker 0 .* 0\.3 seconds, .* ctx\.feed\('infer'\)"
         with pytest.raises(HopyardError, match=words):
             found.result(10)
         with pytest.raises(HopyardError, match=words):
@@ -390,7 +388,7 @@ def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
 def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
-    words = r"must be one value for each row, in their order, got .* values to a batch of 2 rows \(partition 6\)"
+    words = r"one value for each .* values .* 2 rows \(partition 6\)"
     with feed_server(tmp_path) as server:
         found = asked(server, 6, [numbers(0, 4)])
         feed = Feed(server.queue("infer"))
@@ -412,9 +410,9 @@ def test_an_inference_after_the_program_is_told_so(tmp_path: Path) -> None:
         next(Feed(server.queue("infer")).batches(2))
         server.finish()
         for found in (under_way, asked(server, 1, [numbers(0, 4)])):
-            with pytest.raises(HopyardError, match="takes no more rows for inference"):
+            with pytest.raises(HopyardError, match="no more rows"):
                 found.result(5)
-    with pytest.raises(ConnectionError, match="use it before the program ends"):
+    with pytest.raises(ConnectionError, match="before the program ends"):
         asked(server, 2, [numbers(0, 4)]).result(5)
 
 
@@ -466,7 +464,7 @@ def test_answers_as_columns() -> None:
     assert answered([([1.0, 0.0], "x"), ([0.0, 1.0], "y")], 2, two).to_pydict() == expected
     with pytest.raises(DataError, match=r"columns \['p'\], the schema has \['p', 't'\]"):
         answered({"p": [1]}, 1, two)
-    with pytest.raises(DataError, match="answer 'p' does not fit type double"):
+    with pytest.raises(DataError, match=r"'p' .*type double"):
         answered(["x"], 1, one)
 
 
@@ -528,7 +526,7 @@ def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
         server.queue("train").uneven = "cycle"
         server.queue("train").allow(Count(3, False))
         server.queue("train").end()
-        with pytest.raises(DataError, match="this worker got no rows"):
+        with pytest.raises(DataError, match="got no rows"):
             next(Feed(server.queue("train")).batches(10))
 
 
@@ -687,9 +685,9 @@ def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: py
         )
         server.queue("train").allow(Count(1, False))
         monkeypatch.setattr("os.preadv", lambda *_: 0)
-        with pytest.raises(HopyardError, match=r"could not be read back from .* set TMPDIR"):
+        with pytest.raises(HopyardError, match=r"read back .*TMPDIR"):
             next(Feed(server.queue("train")).batches(300))
-        with pytest.raises(HopyardError, match="could not be read back"):
+        with pytest.raises(HopyardError, match="be read back"):
             send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 1, 0, [numbers(0, 1)])
 
 

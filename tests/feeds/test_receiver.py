@@ -199,7 +199,7 @@ def test_who_answers_without_the_token_is_not_believed(tmp_path: Path) -> None:
         done = later(answer)
         from hopyard.feeds.protocol import machine
 
-        with pytest.raises(ConnectionError, match="does not know the token"):
+        with pytest.raises(ConnectionError, match="token"):
             connect(Endpoint(machine(), path), TOKEN, {})
         done.result(5)
 
@@ -246,7 +246,7 @@ def test_a_partition_that_is_computed_otherwise_fails_the_feed(tmp_path: Path, a
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN)
         send_partition(route, 3, 0, BLOCKS)
-        with pytest.raises(FeedError, match="partition 3 was computed twice with different rows"):
+        with pytest.raises(FeedError, match=r"partition 3 .*different rows"):
             send_partition(route, 3, 1, again)
         with pytest.raises(DataError, match="cache or checkpoint"):
             y(Feed(server.queue("train")))
@@ -376,9 +376,9 @@ def test_a_worker_that_dies_is_named_at_once(tmp_path: Path, near: bool) -> None
         assert not sent.done()
         os.kill(worker.pid, signal.SIGKILL)
         began = time.monotonic()
-        with pytest.raises(ConnectionError, match=r"worker 0 of the program has ended.* partition 7 of feed 'train'"):
+        with pytest.raises(ConnectionError, match=r"worker 0 .*has ended.* partition 7 of feed 'train'"):
             sent.result(20)
-        with pytest.raises(ConnectionError, match="worker 0 of the program has ended"):
+        with pytest.raises(ConnectionError, match=r"worker 0 .*has ended"):
             send_partition(route, 8, 0, BLOCKS)
         assert time.monotonic() - began < 20
 

@@ -215,7 +215,7 @@ def test_another_order_in_another_attempt_fails_the_job_and_says_why(spark: Any,
 
         yield from pour_all(shuffled())
 
-    with pytest.raises(Exception, match="partition 0 was computed twice with different rows"):
+    with pytest.raises(Exception, match=r"partition 0 .*different rows"):
         spark.range(0, 100, 1, 1).mapInArrow(work, FEEDING).collect()
 
 
@@ -263,7 +263,7 @@ def test_inference_of_a_dataframe(spark: Any, servers: list[FeedServer]) -> None
     for server in servers:
         server.finish()
     assert [one.result(5) for one in found] == [None, None]
-    with pytest.raises(Exception, match="takes no more rows for inference"):
+    with pytest.raises(Exception, match="no more rows"):
         frame.count()
 
 
@@ -285,7 +285,7 @@ def test_inference_with_a_wrong_answer_fails_the_job_and_says_why(spark: Any, se
             feed.answer(batch["id"][:-1])
 
     serve(servers, "infer", work)
-    with pytest.raises(Exception, match="got 9 values to a batch of 10 rows"):
+    with pytest.raises(Exception, match=r"9 values .*10 rows"):
         spark.range(0, 100, 1, 2).mapInArrow(inferring(route(servers, "infer"), "a long"), "a long").collect()
 
 

@@ -402,7 +402,7 @@ def test_counts_are_not_refused() -> None:
 @pytest.mark.parametrize("metric", [Peak, Running, Ratio, Moving, Highest])
 def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: Callable[[], Any]) -> None:
     trainable = model(partial(sparse, [metric()]))
-    wanted = rf"metric 'peak' \({type(metric()).__name__}\) cannot be added up over partitions: after two batches"
+    wanted = rf"metric 'peak' \({type(metric()).__name__}\) cannot be added up"
     with pytest.raises(SpecError, match=wanted):
         trainable.train(next(iter(feed(1))))
 
@@ -418,7 +418,7 @@ def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: Callable[[],
 )
 def test_more_than_one_number_is_refused(kind: str, metric: Callable[[], Any]) -> None:
     trainable = Model(made(lambda: NETS[kind][0]([metric()])))
-    with pytest.raises(SpecError, match=r"metric 'many' \(\w+\) must give one number, gives several"):
+    with pytest.raises(SpecError, match=r"metric 'many' \(\w+\) .*several"):
         trainable.train(next(iter(feed_of(*labels(kind)))))
 
 

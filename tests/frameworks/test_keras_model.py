@@ -477,7 +477,7 @@ def test_what_cannot_hop_is_noted() -> None:
     trainable.train_partition(feed(1))
     trainable.evaluate_partition(feed(1))
     variable, generator = trainable.nondeterminism
-    assert "of which Keras knows nothing, so it is no part of the State" in variable
+    assert "Keras knows nothing" in variable
     assert "TensorFlow's own generator (RandomStandardNormal)" in generator
 
 
@@ -738,7 +738,7 @@ def test_a_model_that_waits_for_data() -> None:
         return with_loss(Late())
 
     unseen = Model(made(net))
-    with pytest.raises(SpecError, match="the model has no variables yet, because it has seen no data"):
+    with pytest.raises(SpecError, match="no variables yet"):
         unseen.state()
     whole, fitted = model(net), model(net)
     given = feed(1, draws=None)
@@ -857,14 +857,14 @@ def test_a_fixed_number_of_rows_in_a_batch() -> None:
 def test_class_weight_needs_one_label() -> None:
     trainable = Model(made(forked), class_weight={0: 2.0})
     x, y, _ = forked_rows()
-    with pytest.raises(SpecError, match=r"the data must have exactly one label, has 2"):
+    with pytest.raises(SpecError, match=r"one label, has 2"):
         trainable.train_partition(feed_of(x, y))
-    with pytest.raises(SpecError, match="must have exactly one label, has none"):
+    with pytest.raises(SpecError, match="one label, has none"):
         Model(made(plain), class_weight={0: 2.0}).train_partition(feed_of(data(1, 8)[0], None))
 
 
 def test_a_model_is_told_of_data_that_it_cannot_take() -> None:
-    with pytest.raises(SpecError, match=r"takes rows of shape \(4,\), those of the data have shape \(5,\)"):
+    with pytest.raises(SpecError, match=r"shape \(4,\), .*shape \(5,\)"):
         Model(made(plain)).set_schema({"inputs": ((5,), "float32")}, TARGETS)
 
 

@@ -170,7 +170,7 @@ def test_without_classes_the_weights_are_those_of_the_rows() -> None:
     ("labels", "given"), [(None, "none"), ({"a": Y, "b": Y}, "2"), ((Y, Y, Y), "3")], ids=["none", "dict", "tuple"]
 )
 def test_classes_need_one_label(labels: Any, given: str) -> None:
-    with pytest.raises(SpecError, match=f"class_weight: the data must have exactly one label, has {given}$"):
+    with pytest.raises(SpecError, match=f"class_weight: .*one label, has {given}$"):
         weigh(labels, None, {0: 1.0})
 
 

@@ -230,12 +230,12 @@ def wider() -> keras.Model:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (mlp, r"the State has 3 variables of the model, the built one 9: the recipe must build the same"),
+        (mlp, r"State has 3 variables of the model, .* 9"),
         (
             wider,
-            r"model variable '.*kernel' has shape \(4, 4\), the State's has \(4, 3\): the recipe must build the same",
+            r"model variable '.*kernel' has shape \(4, 4\), .*\(4, 3\)",
         ),
-        (partial(small, optimizer="adam"), r"the State has 4 variables of the optimizer, the built one 6"),
+        (partial(small, optimizer="adam"), r"State has 4 variables of the optimizer, .* 6"),
     ],
     ids=["number", "shape", "optimizer"],
 )
@@ -268,7 +268,7 @@ def test_a_state_without_the_epochs_of_callbacks_is_refused() -> None:
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
     one, two = model(small), model(small, 5, callbacks=[schedule])
     before = bits(two)
-    with pytest.raises(SpecError, match="the State is of a model without callbacks"):
+    with pytest.raises(SpecError, match="model without callbacks"):
         restore(two, decode(encode(capture(one))))
     assert bits(two) == before
 

@@ -187,7 +187,7 @@ def test_a_metric_of_no_numbers_is_named(value: Any) -> None:
 
 
 def test_wrong_metrics_are_named() -> None:
-    with pytest.raises(SpecError, match=r"'mean' must give one value per row, gave 1 for 8 rows \(2 batches joined\)"):
+    with pytest.raises(SpecError, match=r"'mean' .* 1 for 8 rows \(2 batches joined\)"):
         tally({"mean": lambda outputs, targets: outputs.mean()}, [5, 3])
 
     class Unweighted:

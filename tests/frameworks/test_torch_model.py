@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -144,9 +145,9 @@ def test_equal_weights_are_as_none() -> None:
 def test_losses_of_the_wrong_shape() -> None:
     feed = rows(4)
     feed.weights = np.ones(50, np.float32)
-    with pytest.raises(SpecError, match=r'rows have weights, gave shape \(\) for 16 rows; .*reduction="none"'):
+    with pytest.raises(SpecError, match=r'weights, .*shape \(\) for 16 rows; .*reduction="none"'):
         linear().train_partition(feed)
-    with pytest.raises(SpecError, match=r"its mean or one value per row, gave shape \(16, 5\) for 16 rows"):
+    with pytest.raises(SpecError, match=r"shape \(16, 5\) for 16 rows"):
         linear(loss=lambda outputs, targets: outputs).train_partition(rows(4))
     sums = linear(loss=nn.CrossEntropyLoss(reduction="none")).train_partition(rows(4))
     assert sums["loss"] == pytest.approx(linear().train_partition(rows(4))["loss"])
@@ -312,7 +313,7 @@ def test_state_of_a_loss_and_extra_state_are_kept() -> None:
 def test_a_state_of_another_build_is_refused() -> None:
     data = decode(encode(capture(linear())))
     wide = nn.Linear(20, 6)
-    with pytest.raises(SpecError, match=r"parameter 'bias' .* shape \(5,\).*\(6,\).*recipe must build the same"):
+    with pytest.raises(SpecError, match=r"parameter 'bias' .* shape \(5,\).*\(6,\)"):
         restore(Model(wide, torch.optim.SGD(wide.parameters()), F.cross_entropy), data)
     half = nn.Linear(20, 5).double()
     with pytest.raises(SpecError, match=r"dtype torch\.float32"):
@@ -322,7 +323,7 @@ def test_a_state_of_another_build_is_refused() -> None:
         restore(Model(deep, torch.optim.SGD(deep.parameters()), F.cross_entropy), data)
     net = nn.Linear(20, 5)
     groups = [{"params": [net.weight]}, {"params": [net.bias]}]
-    with pytest.raises(SpecError, match="1 param groups, the built one 2"):
+    with pytest.raises(SpecError, match=r"1 param groups, .* 2"):
         restore(Model(net, torch.optim.SGD(groups), F.cross_entropy), data)
 
 
@@ -424,7 +425,7 @@ def test_labels_out_of_range_are_found_before_training() -> None:
     batch = next(iter(rows(1)))
     model = linear()
     assert model.label_fault(batch, 0, 4) == ""
-    assert "label 12 has none; give the model 13 outputs" in model.label_fault(batch, 0, 12)
+    assert re.search("label 12 has none; .*13 outputs", model.label_fault(batch, 0, 12))
     assert "label -1 has none" in model.label_fault(batch, -1, 4)
 
 

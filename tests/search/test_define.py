@@ -121,7 +121,7 @@ def test_what_is_tried_first_has_what_the_function_returns() -> None:
     """Bug: it had the parameters alone."""
     first = enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3, "units1": 4}])
     assert first.configs == ({"depth": 2, "units0": 3, "units1": 4, "units": [3, 4]},)
-    with pytest.raises(SpecError, match="has no 'units1', for which the space asks: give all parameters"):
+    with pytest.raises(SpecError, match="no 'units1'"):
         enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3}])
     with pytest.raises(SpecError, match="no parameter 'width'"):
         enqueued(hy.Random(1), deep, [{"depth": 1, "units0": 3, "width": 1}])
@@ -153,18 +153,18 @@ def breaks(trial: Suggestions) -> None:
     [
         (lambda t: {"lr": 2 * t.suggest_float("lr", 0.5, 1)}, "returns lr=.*, but .* suggested as .*; give"),
         (lambda t: None, "asked for no parameter"),
-        (lambda t: [t.suggest_float("lr", 0, 1)], r"the function must return a configuration, which is a dict, got \["),
+        (lambda t: [t.suggest_float("lr", 0, 1)], r"must return a configuration, .*got \["),
         (lambda t: {"net": object()}, "space, net: .* is a object"),
-        (lambda t: t.suggest_float("lr", 1, 0), r"suggest_float\('lr'\): low must be below high, got 1 and 0"),
+        (lambda t: t.suggest_float("lr", 1, 0), r"suggest_float\('lr'\): low .* 1 and 0"),
         (lambda t: t.suggest_float("lr", -1e308, 1e308), "the range from -1e\\+308 to 1e\\+308 is wider than"),
         (lambda t: t.suggest_float("lr", 0, 1, log=True), "low must be > 0 with log=True, got 0"),
         (lambda t: t.suggest_float("lr", 1, 2, log=True, step=0.5), "step and log = True are given"),
-        (lambda t: t.suggest_float("lr", 0, 1, step=0), "step must be a number > 0 and <= 1, got 0"),
-        (lambda t: t.suggest_int("n", 0.5, 1), r"suggest_int\('n'\): low must be an integer, got 0.5"),
-        (lambda t: t.suggest_int("n", 0, 4, step=9), "step must be an integer from 1 to 4, got 9"),
-        (lambda t: t.suggest_categorical("act", []), "must be given a list of at least one value"),
-        (twice, "it was asked for before in this trial, with other values"),
-        (breaks, "the function raised after it was told {'lr': .*}: AttributeError: .*, and no 'report'"),
+        (lambda t: t.suggest_float("lr", 0, 1, step=0), "step must .*<= 1, got 0"),
+        (lambda t: t.suggest_int("n", 0.5, 1), r"suggest_int\('n'\): low must .* 0\.5"),
+        (lambda t: t.suggest_int("n", 0, 4, step=9), "step must .*from 1 to 4, got 9"),
+        (lambda t: t.suggest_categorical("act", []), "at least one value"),
+        (twice, "'lr'.*asked for before"),
+        (breaks, "{'lr': .*}: AttributeError: .*'report'"),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_how(function: Any, text: str) -> None:
@@ -188,7 +188,7 @@ def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(kind: str, sea
         return {"lr": trial.suggest_float("lr", 0.1, 0.2)}
 
     space = function if kind == "function" else hy.Space(lr=lambda config: calls.append(1) or len(calls))  # type: ignore[func-returns-value]
-    with pytest.raises(SpecError, match=r"called again with these values they asked for .* must depend on what they"):
+    with pytest.raises(SpecError, match=r"called again with"):
         hy.select(
             linear, space, dataset(), search=search, epochs=1, metric="loss", mode="min", engine=hy.Inline(),
             directory=tmp_path / "run", exact=True,
@@ -202,9 +202,9 @@ def test_what_optuna_has_beside_says_what_there_is() -> None:
 
 
 def test_a_grid_cannot_know_its_points() -> None:
-    with pytest.raises(SpecError, match=r"hy.Grid\(\) lists all points beforehand, which a function does not tell"):
+    with pytest.raises(SpecError, match=r"hy\.Grid\(\)"):
         hy.Grid().open(layers, 0)
-    with pytest.raises(SpecError, match=r"space must be a hy\.Space, or a function of a trial"):
+    with pytest.raises(SpecError, match=r"space must be"):
         hy.Random(1).open(hy.Space, 0)
 
 
@@ -216,5 +216,5 @@ def test_a_space_that_prunes_says_what_to_do_in_its_place(kind: str) -> None:
     def prunes(*arguments: Any) -> Any:
         raise optuna.TrialPruned
 
-    with pytest.raises(SpecError, match=r": TrialPruned; a space says what is tried and cannot leave a trial out"):
+    with pytest.raises(SpecError, match=r": TrialPruned; \w"):
         (Defined(prunes) if kind == "function" else hy.Space(lr=prunes)).walk(lambda name, distribution: 0)

@@ -88,11 +88,9 @@ def test_a_run_that_goes_on_from_another_repeats_none_of_its_trials(tmp_path: Pa
 
 
 def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
-    with pytest.raises(SpecError, match="directions are minimize, minimize, those of the run's metric= and mode= min"):
+    with pytest.raises(SpecError, match=r"minimize, minimize, .* min"):
         hy.Optuna(study=studied(("minimize", "minimize")), trials=2).open(SPACE, 0)
-    with pytest.raises(
-        SpecError, match=r"none of the study's 30 trials is of the run's space: the last one has {'rate'"
-    ):
+    with pytest.raises(SpecError, match=r"30 trials .*space: .*{'rate'"):
         hy.Optuna(study=studied(name="rate"), trials=2).open(SPACE, 0)
 
 

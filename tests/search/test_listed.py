@@ -89,7 +89,7 @@ def test_numbers_of_numpy_are_as_python_s():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Random(10**9), r"Random: trials must be an integer from 1 to 1000000, got 1000000000"),
+        (lambda: Random(10**9), r"Random: trials must .* 1000000, got 1000000000"),
         (lambda: Random(0), r"Random: trials must be .*, got 0"),
         (lambda: Random(True), r"Random: trials must be .*, got True"),
         (lambda: Random(1.5), r"Random: trials .*got 1\.5"),

@@ -87,7 +87,7 @@ def test_the_parameter_that_decides_is_the_important_one() -> None:
     space = hy.Space(a=hy.uniform(0, 1), b=hy.uniform(0, 1))
     shares = importance_of(study_of("run", LOSS, space, [result("completed", c["a"] + 1, c) for c in configs]))
     assert list(shares) == ["a", "b"] and shares["a"] > 0.7 and sum(shares.values()) == pytest.approx(1)
-    with pytest.raises(UsageError, match=r"needs at least 4 trials that ended with a finite value.* there are 3"):
+    with pytest.raises(UsageError, match=r"at least 4 trials .* 3"):
         importance_of(study_of("run", LOSS, space, [result("completed", 1.0, c) for c in configs[:3]]))
 
 

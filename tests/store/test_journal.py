@@ -152,7 +152,7 @@ def test_without_room_nothing_of_an_append_is_there(tmp_path: Path, monkeypatch:
         return write(file, data[: len(data) // 2])
 
     monkeypatch.setattr("hopyard.store.journal.os.write", full)
-    with pytest.raises(ResourceError, match=r"no room for the journal.*hopyard resume") as caught:
+    with pytest.raises(ResourceError, match=r"room for the journal.*hopyard resume") as caught:
         journal.append(LINES[1:])
     assert caught.value.exit_code == 4
     monkeypatch.undo()

@@ -37,9 +37,7 @@ def test_no_run_is_said(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_cannot_be_looked_at() -> None:
     """As another user's, but an error that root sees too."""
-    with pytest.raises(
-        RunDirectoryError, match="File name too long; it must be a run directory that this user may read"
-    ):
+    with pytest.raises(RunDirectoryError, match="File name too long"):
         find("x" * 300)
 
 

@@ -52,7 +52,7 @@ def test_recipe_of_config_or_of_config_and_context() -> None:
         ("linear", r"recipe must be .*, got 'linear'"),
         (
             type("Model", (), {"__module__": "keras.src.models.model"})(),
-            r"recipe is a model, a Model: .* returns it comp",
+            r"recipe .*a Model: .*comp",
         ),
         (lambda: None, r"<lambda>\(\): a recipe takes"),
         (lambda a, b, c: None, r"<lambda>\(a, b, c\): a recipe takes"),
@@ -138,10 +138,10 @@ def test_to_show_a_context_does_not_count_as_asking_for_the_epochs() -> None:
 
 def test_a_context_is_read_only() -> None:
     ctx = hy.RecipeContext("cpu", {}, None, 0, 0, (16,), 3)
-    with pytest.raises(hy.SpecError, match=r"ctx\.epochs = 7: the number of epochs is set by select\(epochs=\)"):
+    with pytest.raises(hy.SpecError, match=r"ctx\.epochs = 7: .*select\(epochs=\)"):
         ctx.epochs = 7  # type: ignore[misc]
     for name in ("seed", "width"):
-        with pytest.raises(hy.SpecError, match=rf"ctx\.{name} = 1: a recipe's context is read only"):
+        with pytest.raises(hy.SpecError, match=rf"ctx\.{name} = 1: .*read only"):
             setattr(ctx, name, 1)
     assert ctx == copy.deepcopy(ctx) == pickle.loads(pickle.dumps(ctx)) and ctx.epochs == 3
 
@@ -166,7 +166,7 @@ def test_the_config_is_a_copy() -> None:
     ("made", "message"),
     [
         (None, r"returned None \(is a `return` missing\?\), which cannot train"),
-        (3, r"returned a builtins\.int, which cannot train \(no state, load, train, evaluate\)"),
+        (3, r"builtins\.int, .*\(no state, load, train, evaluate\)"),
     ],
 )
 def test_what_cannot_train_is_refused(made: Any, message: str) -> None:

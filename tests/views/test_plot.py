@@ -145,10 +145,8 @@ def test_a_run_draws_its_rungs(tmp_path: Path) -> None:
     assert drawn["rungs"] == [[1.0, "4 → 2", 0], [2.0, "2 → 1", 0]]
     assert [each["far"] for each in drawn["curves"]] == [4.0, 2.0, 1.0, 1.0]
     assert hy.load(run.directory).plot(tmp_path / "again.html").read_text() == page.read_text()
-    with pytest.raises(
-        SpecError, match=r"a.jpg'\): its name must end with .html, .png, .pdf, .svg$"
-    ):  # bug: it was HTML
+    with pytest.raises(SpecError, match=r"a\.jpg'\): .*\.html, \.png, \.pdf, \.svg$"):  # bug: it was HTML
         run.plot(tmp_path / "a.jpg")
     assert run.plot(tmp_path / "A.PDF").read_bytes().startswith(b"%PDF")
-    with pytest.raises(SpecError, match=r"plot\(path='.*none/a.html'\): No such file or directory; give a file in"):
+    with pytest.raises(SpecError, match=r"plot\(path='.*none/a\.html'\): No such file"):
         run.plot(tmp_path / "none" / "a.html")

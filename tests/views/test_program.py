@@ -49,7 +49,7 @@ def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> No
 def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "program.jsonl"
     path.write_bytes(b'{"type":"Launched","at":1.0,"format":2,"purpose":{"roles":[]}}\n{"type":"Renamed"}\n')
-    with pytest.raises(JournalError, match=r"has format 2, this Hopyard reads up to 1: it was written by a newer"):
+    with pytest.raises(JournalError, match=r"format 2, .*up to 1"):
         list(read(path, CODEC))
 
 

@@ -204,7 +204,7 @@ def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
     monkeypatch.setattr(it.store, "get", get)
     failed = it.train(2, 1, at=Ref(0, 1, 7))
     assert (failed.fault, failed.missing) == ("store", None)
-    assert "State 0-1-7 cannot be read from store:" in failed.error
+    assert "State 0-1-7 cannot be read" in failed.error
 
 
 def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]) -> None:
@@ -216,7 +216,7 @@ def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]
     it.worker._built.clear()
     failed = it.train(2, 1, at=Ref(0, 1, 7), digest="0" * 64)
     assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 7))
-    assert "the stored State 0-1-7 is damaged: its digest is" in failed.error
+    assert "State 0-1-7 is damaged" in failed.error
 
 
 def test_an_epochs_end_is_stored_always(bench: Callable[..., Bench]) -> None:
@@ -330,7 +330,7 @@ def test_whose_fault_it_was(bench: Callable[..., Bench], error: Exception, fault
 def test_a_loss_that_is_not_finite_ends_the_unit(bench: Callable[..., Bench]) -> None:
     failed = bench(troubled).train(1, 2, config={**CONFIG, "at": 1, "do": "nan"})
     assert failed.fault == "user"
-    assert "the loss is nan in trial 0, epoch 1, partition 2: this configuration diverged" in failed.error
+    assert "nan in trial 0, epoch 1, partition 2" in failed.error
     assert not failed.trace  # bug: reports had a traceback of our own lines for each such trial
 
 
@@ -362,7 +362,7 @@ def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Ben
     reported = "the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'; give one of these"
     assert checked.faults == (f"metric = 'val_auc': {reported}",)
     (fault,) = bench(slot=1, metric="auc", validation=0).worker.check(0, CONFIG).faults
-    assert "no validation data, so no val_… metrics" in fault
+    assert "no validation data" in fault
 
 
 def test_preflight_says_what_the_recipe_raised(bench: Callable[..., Bench]) -> None:
@@ -467,8 +467,8 @@ def test_a_net_that_was_built_outside_of_the_recipe_is_refused_in_preflight(
     """Else each trial would go on with the weights of the one before it in the same worker."""
     it = bench(built_outside()[name])
     (fault,) = it.worker.check(0, CONFIG).faults
-    assert fault.startswith("the recipe returns the same parameters each time it is called")
-    assert "build the net (and the optimizer) inside the recipe, or copy.deepcopy(net) there" in fault
+    assert "same parameters" in fault
+    assert "copy.deepcopy(net)" in fault
 
 
 def test_a_worker_that_has_checked_nothing_finds_it_when_it_builds_the_second_model(
@@ -478,7 +478,7 @@ def test_a_worker_that_has_checked_nothing_finds_it_when_it_builds_the_second_mo
     assert isinstance(it.train(1, 0), Done)
     second = it.train(2, 0, trial=1)
     assert isinstance(second, Failed)
-    assert second.fault == "user" and "the same parameters each time" in second.error
+    assert second.fault == "user" and "same parameters" in second.error
 
 
 @pytest.mark.parametrize("name", built_inside())
@@ -509,7 +509,7 @@ def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[.
             return {**super().evaluate(batch), name: (1.0, 1.0)}
 
     (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
-    assert f"the recipe reports a metric named '{name}'" in fault
+    assert f"metric named '{name}'" in fault
 
 
 def test_preflight_names_the_attribute_that_a_step_changes(bench: Callable[..., Bench]) -> None:

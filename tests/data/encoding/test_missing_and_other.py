@@ -124,9 +124,7 @@ def test_other_values_without_missing_ones_and_missing_ones_without_others(tmp_p
     assert {"nowhere", "paris"} < set(manifest.vocabularies["city"])  # no row lacks its city, one may when predicting
     place = manifest.vocabularies["city"].index("nowhere")
     assert apply(manifest, [{"city": None}]).inputs[0].tolist().index(1.0) == place
-    with pytest.raises(
-        DataError, match=r"'atlantis' is not among .*hy\.Categories\(…\), which keeps a category for other"
-    ):
+    with pytest.raises(DataError, match=r"'atlantis' is not among .*hy\.Categories\(…\)"):
         apply(manifest, [{"city": "atlantis"}])
 
 
@@ -169,11 +167,11 @@ def test_training_rows_without_any_value(tmp_path: Path) -> None:
     for named, said in (
         (
             {"features": ["a"], "impute": {"a": "mean"}},
-            "column 'a': the value of every training row is missing, so there",
+            "column 'a': .*every training row",
         ),
         (
             {"features": ["a"], "impute": {"a": 3}, "standardize": True},
-            "column 'a': the value of every training row is",
+            "column 'a': .*every training row",
         ),
         ({"features": "c", "impute": {"c": "most_frequent"}, "encode": {"c": "index"}}, "column 'c': .*most frequent"),
     ):
@@ -215,7 +213,7 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"impute": "mean"}, "impute must be .*, got 'mean'"),
-        ({"impute": {"q": 0}}, "impute names 'q', which is no feature; there are: 'age', 'kids', 'city'"),
+        ({"impute": {"q": 0}}, "impute names 'q', .*: 'age', 'kids', 'city'"),
         ({"impute": {"n": 0}}, "impute names 'n', a label"),
         ({"impute": {"age": "median"}}, r"impute\['age'\] must be .*, got 'median'"),
         ({"impute": {"age": math.nan}}, r"impute\['age'\] must be .*, got nan"),
@@ -224,11 +222,11 @@ def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
         ({"impute": {"age": ("constant", "x")}}, r"impute\['age'\] must be"),
         (
             {"impute": {"city": "oslo"}},
-            r"impute\['city'\] = 'oslo': for a category that is text give \(\"constant\", 'oslo'\)",
+            r"impute\['city'\] = 'oslo': .*\(\"constant\", 'oslo'\)",
         ),
         (
             {"impute": {"city": ("constant", "x")}, "encode": {"city": ["oslo"]}},
-            r"impute\['city'\] = 'x' is none of the values that encode= lists",
+            r"impute\['city'\] = 'x' .*encode=",
         ),
         ({"features": ["age"], "label": "city"}, r"encode\['city'\] .* 'city' is a label"),
     ],
@@ -263,13 +261,11 @@ def test_categories_that_are_none(make: Any, said: str) -> None:
 
 def test_columns_that_cannot_be_filled(tmp_path: Path) -> None:
     rows = pa.table({"n": [1, None], "l": [[1.0], None], "y": [0, 1]})
-    with pytest.raises(
-        DataError, match=r"impute names 'n' .* int64 and keeps it, as a feature by itself: put it into a"
-    ):
+    with pytest.raises(DataError, match=r"impute names 'n' .* int64 and keeps it"):
         Dataset.arrow(rows, features="n", label="y", impute={"n": 0})
     with pytest.raises(DataError, match=r"impute\['n'\] = '\?', and column 'n' of .* has type int64: give a value of"):
         Dataset.arrow(rows, features="n", label="y", encode={"n": "index"}, impute={"n": ("constant", "?")})
-    with pytest.raises(DataError, match=r"impute names 'l' .*list<.*only columns of one number a row"):
+    with pytest.raises(DataError, match=r"impute names 'l' .*list<"):
         Dataset.arrow(rows, features=["l"], label="y", impute={"l": 0})
     filled = Dataset.arrow(rows, features=["n"], label="y", impute={"n": 7}, partitions=1).prepare(tmp_path)
     assert apply(filled, rows).inputs.tolist() == [[1.0], [7.0]]
@@ -288,7 +284,7 @@ def test_bad_values_are_told_with_what_fills_them(tmp_path: Path) -> None:
     )
     options: dict[str, Any] = {"encode": {"b": "index", "c": "one-hot"}, "label": "y", "partitions": 1}
     columns = {"m": ["a", "n", "b", "c"], "k": "k"}
-    with pytest.raises(DataError, match="values that cannot be trained on") as caught:
+    with pytest.raises(DataError, match="cannot be trained on") as caught:
         Dataset.arrow(rows, features=columns, **options).prepare(tmp_path)
     advice = (
         "fill null and NaN of features by impute={'a': \"mean\" or 0, 'n': \"mean\" or 0, "
@@ -322,7 +318,7 @@ def test_text_is_never_a_number_in_predict(tmp_path: Path, rows: Any, others: An
     options: dict[str, Any] = {"encode": {"kind": hy.Categories()}, "partitions": 1}
     manifest = Dataset.arrow(rows, features=["kind"], label="y", **options).prepare(tmp_path)
     assert apply(manifest, rows).inputs.shape == (4, 4)
-    with pytest.raises(DataError, match=r"column 'kind', row 0 of the table: .* such values are never equal"):
+    with pytest.raises(DataError, match=r"'kind', row 0 of .* never equal"):
         apply(manifest, others, targets=False)
 
 

@@ -145,8 +145,8 @@ def test_where_the_numbers_are_lost_order_is_trusted_and_said_once(
         assert made.inputs.tolist() == np.column_stack([A, b]).tolist()  # what the model would see without a number
     (record,) = caplog.records
     assert (record.levelno, record.name) == (logging.WARNING, "hopyard.data.apply")
-    assert "does not give back the column that numbers the rows" in record.getMessage()
-    assert "taken to stand in the order of the rows that went in" in record.getMessage()
+    assert "column that numbers" in record.getMessage()
+    assert "stand in the order" in record.getMessage()
 
 
 def test_no_error_shows_the_column_that_numbers_the_rows(manifest: Manifest) -> None:
@@ -177,7 +177,7 @@ def test_rows_that_are_seen_to_move_are_not_trusted(
 ) -> None:
     tracker = RowTracker(MOVING[name])
     for _ in range(2):
-        with pytest.raises(DataError, match=r"gives rows in another order.*column that numbers.*keep the columns"):
+        with pytest.raises(DataError, match=r"another order.*column that numbers"):
             apply(manifest, TABLE, tracker, targets=False)
     assert caplog.records == []
     assert apply(manifest, TABLE, tracker, targets=True).rows == ROWS  # their order does not matter
@@ -196,7 +196,7 @@ def test_rows_of_other_values_are_not_taken_for_rows_that_move(
     transform: Transform, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert apply(manifest, TABLE, transform, targets=False).places is None
-    assert "taken to stand in the order" in caplog.text
+    assert "stand in the order" in caplog.text
 
 
 @pytest.mark.parametrize("name", TRUSTED)
@@ -206,7 +206,7 @@ def test_where_the_numbers_are_lost_no_row_may_be(
     def transform(batch: Any) -> Any:
         return TRUSTED[name](positive(batch))
 
-    with pytest.raises(DataError, match=rf"made {len(LEFT)} rows of {ROWS}, and nobody can tell which"):
+    with pytest.raises(DataError, match=rf"made {len(LEFT)} rows of {ROWS}, "):
         apply(manifest, TABLE.to_reader(max_chunksize=7), transform, targets=False)
     assert apply(manifest, TABLE, transform, targets=True).rows == len(LEFT)  # which they are does not matter
     assert caplog.records == []
@@ -222,7 +222,7 @@ def test_rows_that_come_and_go_in_turn_are_not_taken_for_all(
             return some
         return some.slice(1) if number % 2 else pa.concat_batches([some, some.slice(0, 1)])
 
-    with pytest.raises(DataError, match=f"made {ROWS} rows of {ROWS}, and nobody can tell which"):
+    with pytest.raises(DataError, match=f"made {ROWS} rows of {ROWS}, "):
         apply(manifest, TABLE.to_reader(max_chunksize=4), transform, targets=False)
     assert caplog.records == []
 
@@ -230,7 +230,7 @@ def test_rows_that_come_and_go_in_turn_are_not_taken_for_all(
 def test_a_transform_that_does_not_treat_rows_restarts_alone_is_not_followed(manifest: Manifest) -> None:
     unique = frame(lambda rows: rows.drop_duplicates(ignore_index=True))
     same = pa.concat_tables([TABLE.slice(0, 4), TABLE.slice(0, 4)]).combine_chunks()
-    with pytest.raises(DataError, match="made 4 rows of 8, and nobody can tell which"):
+    with pytest.raises(DataError, match="made 4 rows of 8, "):
         apply(manifest, same, unique, targets=False)
 
 
@@ -242,7 +242,7 @@ def test_doubled_rows_are_refused(keep: bool, targets: bool, manifest: Manifest)
         return pa.concat_batches([batch, batch.slice(2, 1)])
 
     which = "row 2 is there 2 times; " if keep else ""
-    with pytest.raises(DataError, match=rf"made {ROWS + 1} rows of {ROWS}: {which}predict and evaluate need at most"):
+    with pytest.raises(DataError, match=rf"made {ROWS + 1} rows of {ROWS}: {which}predict and evaluate"):
         apply(manifest, TABLE, transform, targets=targets)
 
 
@@ -286,7 +286,7 @@ def test_a_bad_value_is_told_before_lost_numbers(manifest: Manifest) -> None:
     table = TABLE.set_column(0, "a", pa.array(np.where(np.arange(ROWS) == 6, np.nan, A)))
     with pytest.raises(DataError, match=r"'a': 1 of its rows.*\n?.*row 4 .counted after the transform"):
         apply(manifest, table, lambda batch: batch.filter(pc.not_equal(batch["a"], -2)).slice(1), targets=False)
-    with pytest.raises(DataError, match="transform raised ZeroDivisionError on a batch of the table, rows from 0"):
+    with pytest.raises(DataError, match=r"transform .*ZeroDivisionError.* rows from 0"):
         apply(manifest, TABLE, lambda batch: 1 / 0, targets=False)
 
 

@@ -248,7 +248,7 @@ def test_rows_that_move_at_each_pass_are_refused(spark: Any, store: Path, tmp_pa
 
     df = spark.range(0, 100, 1, 2).selectExpr("id % 2 AS x")
     data = hy.Dataset.spark(df, features="x", partitions=2, path=store, transform=fewer_each_time)
-    with pytest.raises(DataError, match="gave other rows, or gave them in other partitions, each of 4 times"):
+    with pytest.raises(DataError, match=r"gave other rows.* 4 times"):
         data.prepare()
     assert left(store) == []
 
@@ -276,7 +276,7 @@ def test_a_split_that_cannot_be_is_refused(spark: Any, store: Path) -> None:
         hy.Dataset.spark(df, validation=0.2, partitions=1, **options).prepare()
     with pytest.raises(
         DataError,
-        match=r"partition \d of 8 for training got none of 400 rows: .* 3 different ones; give fewer partitions=",
+        match=r"partition \d of 8 .* 400 rows: .* 3 different .*partitions=",
     ):
         hy.Dataset.spark(df, partitions=8, **options).prepare()
     assert left(store) == []
@@ -294,9 +294,7 @@ def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path
         numbered(spark, 100, 1).select("x", F.lit("a").alias("name")), features=["x", "name"], path=store,
         partitions=2, encode={"name": "index"}, transform=another_time,
     )  # fmt: skip
-    with pytest.raises(
-        DataError, match=r"gave 100 rows when its categories were found and 99 when they were written: it is not"
-    ):
+    with pytest.raises(DataError, match=r"100 rows .*categories.* 99 "):
         data.prepare()
     assert left(store) == [] and "not deterministic" not in caplog.text
     _say_not_deterministic.cache_clear()
@@ -361,7 +359,7 @@ def test_weights_that_are_none(spark: Any, store: Path) -> None:
 
     with pytest.raises(DataError, match=r"weight column 'w', row 0 of Spark partition 2: -1\.0 is below 0"):
         data(F.when(F.col("n") == 10, -1.0).otherwise(1.0)).prepare()
-    with pytest.raises(DataError, match="'w': all validation rows have the weight 0"):
+    with pytest.raises(DataError, match="'w': all validation rows"):
         data(F.col("n") % 2).prepare()
     assert left(store) == []
     assert data((F.col("n") > 17).cast("double")).prepare().weighted
@@ -549,7 +547,7 @@ def test_prepare_writes_once_and_a_pickle_has_the_url_alone(spark: Any, store: P
     again = hy.Dataset.open(moved / Path(str(data.url)).name).prepare()
     assert again.digest == manifest.digest
     assert sorted(v for columns in opened(again) for v in columns.targets.tolist()) == list(range(100))
-    with pytest.raises(DataError, match=r"no data set at .*manifest\.json.*prepare\(\) in the process that has"):
+    with pytest.raises(DataError, match=r"manifest\.json.*prepare\(\)"):
         pickle.loads(pickled).prepare()
 
 
@@ -612,12 +610,12 @@ def test_a_name_of_rows_of_other_columns_is_refused(spark: Any, store: Path) -> 
     digest = made(df).prepare().digest
     assert made(df.withColumn("more", F.lit(1))).prepare().digest == digest  # a column that is not read
     changed = made(df.withColumn("x", F.col("x").cast("float")))
-    with pytest.raises(SpecError, match=r"name = 'x': .* than df has now: column 'x' has type float, it had double\. "):
+    with pytest.raises(SpecError, match=r"name = 'x': .*column 'x' .* float,.* double"):
         changed.prepare()
     keeps = {"transform": lambda batch: batch.select(["x"])}
     made(df, validation=df, **keeps).prepare()
     renamed = df.withColumnRenamed("n", "m")
-    with pytest.raises(SpecError, match=r"validation= has now: column 'n' is gone, .*; column 'm' is new, of type big"):
+    with pytest.raises(SpecError, match=r"validation= .*'n' is gone, .*'m' is new, .* big"):
         made(df, validation=renamed, **keeps).prepare()
     assert len(list(store.iterdir())) == 2
 
@@ -641,7 +639,7 @@ def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Pat
     rows = [(Vectors.dense([1.0, 2.0]), 0), (None, 1)]
     schema = T.StructType([T.StructField("v", VectorUDT()), T.StructField("y", T.IntegerType())])
     df = spark.createDataFrame(rows, schema).repartition(2, "y")
-    with pytest.raises(DataError, match=r"column 'v': 1 of its rows hold null"):
+    with pytest.raises(DataError, match=r"'v': 1 of .* null"):
         hy.Dataset.spark(df, features="v", label="y", partitions=1, path=store).prepare()
 
 
@@ -749,7 +747,7 @@ V = Vectors.dense
         ([[V([1, 2])], [V([1, 2, 3])]], r"column 'v': rows of shape \(3,\) in Spark partition 1 but \(2,\) in Spark"),
         ([[[1.0]], [[2.0, 3.0]]], r"column 'v': rows of shape \(2,\) in Spark partition 1 but \(1,\) in Spark"),
         ([[V([1, 2]), None]], "column 'v': 1 of its rows .*row 1 of Spark partition 0"),
-        ([[1.0], []], "partition . of 2 for training got none of 1 rows: a hash of .* draws it; give"),
+        ([[1.0], []], "partition . of 2 .*none of 1 rows: .* draws it"),
     ],
 )  # fmt: skip
 def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str) -> None:
@@ -768,7 +766,7 @@ def test_a_bad_second_frame(spark: Any, store: Path) -> None:
     df = numbered(spark)
     for second, message in (
         (df.drop("x"), "the validation= DataFrame has no column 'x'"),
-        (df.withColumn("x", F.col("n")), "'x' has type int64 in the validation= DataFrame but double in the first"),
+        (df.withColumn("x", F.col("n")), "'x' has type int64 .*validation= .*double"),
     ):
         with pytest.raises(DataError, match=message):
             hy.Dataset.spark(df, features="x", validation=second, path=store)
@@ -797,7 +795,7 @@ def test_a_cluster_of_other_hosts_needs_a_store(spark: Any) -> None:
     spark.conf.set(refusing, "false")
     spark.conf.set("spark.master", "yarn")
     try:
-        with pytest.raises(SpecError, match=r"path = None: the executors of this session \(yarn\) may run on other"):
+        with pytest.raises(SpecError, match=r"path = None: .*\(yarn\)"):
             hy.Dataset.spark(numbered(spark), features="x")
     finally:
         spark.conf.set("spark.master", before)
@@ -822,7 +820,7 @@ def test_a_failed_job_leaves_nothing(spark: Any, store: Path) -> None:
         return float(n)
 
     df = numbered(spark, 100, 2).withColumn("x", F.udf(fails, "double", useArrow=False)("n"))
-    with pytest.raises(PySparkException, match="the moon is in the wrong house"):
+    with pytest.raises(PySparkException, match="the moon"):
         hy.Dataset.spark(df, features="x", partitions=2, path=store).prepare()
     assert left(store) == [] and list(store.iterdir()) == []
 
@@ -858,10 +856,10 @@ def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -
 
 
 def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"no data set at {tmp_path}/none: there is no manifest.json"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/none: .*manifest\.json"):
         hy.Dataset.open(tmp_path / "none")
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"manifest.json: cannot be read as a manifest"):
+    with pytest.raises(DataError, match=r"manifest\.json: cannot be read"):
         hy.Dataset.open(tmp_path)
     for version, message in (
         (FORMAT + 1, f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"),
@@ -871,7 +869,7 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             hy.Dataset.open(tmp_path)
     entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()
-    with pytest.raises(DataError, match="is an entry of a cache"):
+    with pytest.raises(DataError, match="entry of a cache"):
         hy.Dataset.open(entry.path)
 
 

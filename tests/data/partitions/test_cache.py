@@ -246,7 +246,7 @@ def test_arrays_and_frames_are_those_of_the_first_prepare(cache: Path) -> None:
     array[3] = frame.loc[3, "a"] = 0.5
     assert [data.prepare(cache).digest for data in several] == first
     assert Dataset.numpy(array, partitions=1).prepare(cache).digest != first[0]
-    with pytest.raises(DataError, match="changed after they were first read: make the Dataset again"):
+    with pytest.raises(DataError, match="changed after"):
         several[0].prepare(cache / "another")
 
 
@@ -260,11 +260,11 @@ def test_keys_of_manifests_are_no_paths(tmp_path: Path, key: str) -> None:
     assert Dataset.open(folder).prepare().stored is not None
     (folder / "manifest.json").write_text(json.dumps(told | {"key": key}))
     for read in (lambda: Dataset.open(folder), lambda: Manifest.load(folder / "manifest.json")):
-        with pytest.raises(DataError, match=r"cannot be read as a manifest: .*`\$.key`"):
+        with pytest.raises(DataError, match=r"cannot be read .*`\$.key`"):
             read()
     told["stored"]["index"] = key and f"{key}/x"
     (folder / "manifest.json").write_text(json.dumps(told))
-    with pytest.raises(DataError, match=r"cannot be read as a manifest: .*`\$.stored.index`"):
+    with pytest.raises(DataError, match=r"cannot be read .*`\$.stored.index`"):
         Dataset.open(folder)
 
 
@@ -551,7 +551,7 @@ def test_a_pickle_leaves_the_rows_behind(cache: Path, files: Path) -> None:
     data = arrays(rows=20_000)
     pickled = cloudpickle.dumps(data)
     assert len(pickled) < 5000
-    with pytest.raises(DataError, match="in the memory of the process that named them"):
+    with pytest.raises(DataError, match="memory of the process"):
         cloudpickle.loads(pickled).prepare(cache)
     manifest = data.prepare(cache)
     assert cloudpickle.loads(pickled).prepare(cache) == manifest

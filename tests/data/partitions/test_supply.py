@@ -64,7 +64,7 @@ def test_what_cannot_be_brought(manifest: Manifest, tmp_path: Path, monkeypatch:
         raise FileNotFoundError(name)
 
     supply(there, gone)
-    with pytest.raises(DataError, match=r"has no rows of train partition 0, and the driver has them no longer"):
+    with pytest.raises(DataError, match=r"train partition 0"):
         open_partition(there, "train", 0)
 
     def damaged(name: str) -> memoryview:
@@ -87,5 +87,5 @@ def test_a_host_that_sees_the_entry_asks_nobody(manifest: Manifest) -> None:
     ["../../secret", "train-00000/../../manifest.json", "train-00009/inputs-0.npy", "manifest.json", "", "/etc/x"],
 )
 def test_no_other_file_is_served(manifest: Manifest, name: str) -> None:
-    with pytest.raises(FileNotFoundError, match="is no file of a partition"):
+    with pytest.raises(FileNotFoundError, match="no file of"):
         serve(manifest, name)

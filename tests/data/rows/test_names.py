@@ -135,7 +135,7 @@ def test_batches_do_not_matter(cuts: list[int], size: int) -> None:
 
 
 def test_a_type_without_a_value_is_refused() -> None:
-    with pytest.raises(DataError, match=r"column 'c' of t has type struct<a: int64>, of which rows cannot be named"):
+    with pytest.raises(DataError, match=r"'c' of t .* struct<a: int64>"):
         names(pa.array([{"a": 1}]))
 
 

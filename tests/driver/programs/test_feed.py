@@ -92,7 +92,7 @@ class TestFeed:
     def test_names_that_are_none(self, tmp_path: Path) -> None:
         with launch(tmp_path) as program:
             for name in ("", "\ud800", None):
-                with pytest.raises(hy.SpecError, match="must be text that is not empty"):
+                with pytest.raises(hy.SpecError, match=r"name=.* must be"):
                     program.feed(ROWS, name=name)  # type: ignore[arg-type]
             with pytest.raises(hy.SpecError, match="several columns named a"):
                 program.feed(pa.table([[1], [2]], names=["a", "a"]))
@@ -118,7 +118,7 @@ class TestFeed:
         program.feed([{"a": 1}], uneven="min")
         assert program.wait(60).status == "completed"
         assert sum(values(program, "rows")) == 0
-        assert "has ended without a batch, as worker 1 had none" in caplog.text
+        assert "worker 1 had none" in caplog.text
 
     def test_a_script_is_fed(self, tmp_path: Path) -> None:
         (script := tmp_path / "train.py").write_text(
@@ -130,7 +130,7 @@ class TestFeed:
         program.feed(ROWS)
         assert program.wait(60).status == "completed"
         assert sum(values(program, "rows")) == 10_000
-        with pytest.raises(hy.SpecError, match="this process is no task of a program"):
+        with pytest.raises(hy.SpecError, match=r"hy\.context\(\)"):
             hy.context()
 
     def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ class TestFeed:
 
     def test_a_failing_worker_fails_the_feed_with_its_error(self, tmp_path: Path) -> None:
         program = launch(tmp_path, args={"fail_at": 500})
-        with pytest.raises(hy.ProgramFailed, match="ValueError: row of the wrong kind"):
+        with pytest.raises(hy.ProgramFailed, match="ValueError: row of"):
             program.feed(ROWS, epochs=100)
 
     def test_enough_is_enough(self, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ class TestFeed:
         assert program.wait(60).status == "completed"
 
     def test_a_worker_that_never_reads(self, tmp_path: Path) -> None:
-        refused = pytest.raises(hy.FeedError, match=r"worker \d has taken no row for 1 seconds")
+        refused = pytest.raises(hy.FeedError, match=r"worker \d .* no row for 1 seconds")
         with launch(tmp_path, programs.idle) as program, refused:
             program.feed(ROWS, timeout=1.0)
 
@@ -216,8 +216,8 @@ class TestFeed:
             for how, words in (
                 ({"epochs": -1}, r"feed\(epochs=\) must be an integer >= 0, got -1"),
                 ({"uneven": "max"}, '"allow", "min" or "cycle"'),
-                ({"name": ""}, "text that is not empty"),
-                ({"timeout": 0}, r"feed\(timeout=\) must be a finite number of seconds > 0"),
+                ({"name": ""}, "must be text"),
+                ({"timeout": 0}, r"feed\(timeout=\) must"),
             ):
                 with pytest.raises(hy.SpecError, match=words):
                     program.feed(ROWS, **how)

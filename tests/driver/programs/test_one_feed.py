@@ -191,9 +191,9 @@ def test_names_of_feeds_are_texts(loop: ProgramLoop, tmp_path: Path, name: Any) 
     feeds = feeding(loop, tmp_path)
     rdd = SimpleNamespace(mapPartitionsWithIndex=None)
     for ask in (feeds.end, lambda name: feeds.infer(rdd, schema=None, name=name, timeout=None)):
-        with pytest.raises(SpecError, match="must be text that is not empty"):
+        with pytest.raises(SpecError, match=r"name=.* must be"):
             ask(name)
-    with pytest.raises(SpecError, match="must be text that is not empty"):
+    with pytest.raises(SpecError, match=r"name=.* must be"):
         call(feeds, Rows(loop, "A"), end=True, name=name)
 
 
@@ -316,7 +316,7 @@ def test_a_program_that_had_enough(loop: ProgramLoop, tmp_path: Path) -> None:
 def test_a_feed_that_has_ended_takes_no_more(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     call(feeds, Rows(loop, "A"), end=True)
-    with pytest.raises(SpecError, match="this feed has ended; give end=False"):
+    with pytest.raises(SpecError, match=r"ended.* end=False"):
         call(feeds, Rows(loop, "B"), end=True)
     assert call(feeds, Rows(loop, "B"), end=True, name="other") == 5
 

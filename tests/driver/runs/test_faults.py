@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -19,6 +20,7 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Deferred, Failed, Interrupted, Retried, StoreAway, StoreBack
+from hopyard.core.runs.machine import fold
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs.replay import replay
 from hopyard.driver.runs.run import Run
@@ -27,7 +29,21 @@ from hopyard.frameworks.linear import Linear
 from hopyard.spec import RunSpec
 from hopyard.store.states import FsspecStore, LocalStore
 from hopyard.system import oom
-from jobs import CONFIGS, WIDTH, dataset, digests, driver, first_time, journal, linear, memory, script, select
+from jobs import (
+    CONFIGS,
+    WIDTH,
+    dataset,
+    digests,
+    driver,
+    first_time,
+    journal,
+    linear,
+    memory,
+    script,
+    select,
+    states,
+    trials_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -175,7 +191,7 @@ def test_a_worker_starts_while_the_store_is_away(tmp_path: Path) -> None:
     configs = [{**CONFIGS[0], "folder": str(tmp_path)}]
     run = select(tmp_path / "run", without_store, configs, engine=hy.Local(workers=1))
     helper.join()
-    assert run.status == "completed" and run._records[0].strikes == {}
+    assert run.status == "completed" and fold(journal(tmp_path / "run")).trials[0].strikes == {}
     assert digests(run) == clean(tmp_path, configs=CONFIGS[:1])
 
 
@@ -249,7 +265,7 @@ def test_shared_memory_that_is_removed_while_the_run_runs_costs_no_trial(tmp_pat
     configs = [{"lr": 0.1, "folder": str(tmp_path)}]  # so that the other worker validates: each epoch's end hops
     run = select(tmp_path / "run", logged_out, configs, engine=hy.Local(workers=2), **more)
     assert (tmp_path / "once").exists()
-    assert run.status == "completed" and run._records[0].strikes == {}
+    assert run.status == "completed" and fold(journal(tmp_path / "run")).trials[0].strikes == {}
     assert digests(run) == clean(tmp_path, configs=CONFIGS[:1], **more)
     assert not memory(tmp_path)
     missed = [line for line in journal(tmp_path / "run") if isinstance(line, Failed)]
@@ -283,8 +299,8 @@ def test_memory_that_runs_out_twice_ends_the_trial_until_it_is_asked_for_again(t
     configs[1]["times"] = 2  # the second batch meets the second of it
     run = select(tmp_path / "run", starved, configs, engine=hy.Local(workers=2))
     assert run.status == "partial"
-    record = run._records[1]
-    assert (record.status, record.fault) == ("failed", "memory") and "smaller batch_size" in record.error
+    trial = trials_of(tmp_path / "run")[1]
+    assert (trial["status"], trial["fault"]) == ("failed", "memory") and "smaller batch_size" in trial["error"]
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     run = hy.resume(tmp_path / "run", failed=True)
     wanted = clean(tmp_path)
@@ -344,9 +360,10 @@ def test_a_recipe_that_raises_what_ctrl_c_raises_ends_its_trial(tmp_path: Path) 
     configs = [{"lr": 0.1, "where": "train"}, {"lr": 0.1, "where": "build"}, *CONFIGS[1:]]
     run = select(tmp_path / "run", interrupting, configs, engine=hy.Local(workers=1))
     assert [trial.status for trial in run.trials] == ["failed", "failed", "completed", "completed", "completed"]
-    for record in (run._records[0], run._records[1]):
-        assert record.fault == "user" and "KeyboardInterrupt: by the recipe" in record.error
-    assert "raise KeyboardInterrupt" in run._records[0].trace
+    trained, built, *_ = trials_of(tmp_path / "run")
+    for trial in (trained, built):
+        assert trial["fault"] == "user" and "KeyboardInterrupt: by the recipe" in trial["error"]
+    assert "raise KeyboardInterrupt" in trained["trace"]
     assert not [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
 
 
@@ -378,10 +395,11 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     poison.touch()
     configs = [{"lr": 0.1, "poison": str(poison)}, *CONFIGS[1:]]
     run = select(tmp_path / "run", poisonous, configs, engine=hy.Local(workers=2))
-    assert run.status == "partial" and run._records[0].fault == "system" and "poison" in run._records[0].error
+    assert run.status == "partial" and "poison" in run.trials[0].error
+    assert trials_of(tmp_path / "run")[0]["fault"] == "system"
     again = hy.resume(tmp_path / "run")
     assert again.status == "partial"  # nothing was trained
-    assert run._records[0].durable_step > 0  # its State was kept
+    assert [ref for ref in states(tmp_path / "run").refs() if ref.trial == 0]  # its State was kept
     assert "hopyard resume" in run.report() and "--failed" in run.report()
     rows, needing = dataset().prepare().path, str((tmp_path / "run").resolve())
     assert needing in needed(rows)
@@ -392,7 +410,7 @@ def test_a_poisoned_trial_goes_on_when_its_cause_is_gone(tmp_path: Path) -> None
     poison.unlink()
     run = hy.resume(tmp_path / "run", failed=True)
     assert run.status == "completed" and digests(run) == wanted
-    assert run._records[0].strikes == {} and needing not in needed(rows)
+    assert fold(journal(tmp_path / "run")).trials[0].strikes == {} and needing not in needed(rows)
     (asked,) = [line for line in journal(tmp_path / "run") if isinstance(line, Retried)]
     assert (asked.trial, asked.recipe) == (0, "")
     assert replay(tmp_path / "run", engine=hy.Inline()).different == []
@@ -420,7 +438,7 @@ def test_a_trial_that_its_recipe_ended_begins_anew_with_another(
     assert [trial.status for trial in run.trials] == ["completed", "failed", "completed", "completed"]
     first = digests(run)
     run = hy.resume(directory, failed=True)
-    assert run.status == "partial" and "trial 1 was ended by errors of its recipe" in caplog.text
+    assert run.status == "partial" and "trial 1 was ended" in caplog.text
     run = hy.resume(directory, failed=True, recipe=mended)
     assert run.status == "completed"
     wanted = clean(tmp_path)
@@ -449,7 +467,7 @@ def laden(load: bytes, config: dict[str, Any]) -> Linear:
 @pytest.mark.parametrize(
     ("recipe", "engine", "error"),
     [
-        (smaller, Closed(), "no worker can be started"),
+        (smaller, Closed(), "can be started"),
         (partial(laden, bytes(LIMIT // 2)), hy.Inline(), "recipe: its pickle has"),
     ],
 )
@@ -459,7 +477,8 @@ def test_a_recipe_with_which_no_trial_began_anew_trains_nothing(
     """Bug: the next plain resume went on from States of the old recipe with the new one, or raised its error again."""
     configs = [{"folder": str(tmp_path), "times": 0, **config} for config in CONFIGS]
     configs[1]["times"] = 2
-    assert select(tmp_path / "run", starved, configs, engine=hy.Inline())._records[1].fault == "memory"
+    select(tmp_path / "run", starved, configs, engine=hy.Inline())
+    assert trials_of(tmp_path / "run")[1]["fault"] == "memory"
     with pytest.raises(hy.HopyardError, match=error):
         hy.resume(tmp_path / "run", failed=True, recipe=recipe, engine=engine)
     run = hy.resume(tmp_path / "run", failed=True, engine=hy.Inline())
@@ -486,7 +505,7 @@ def test_resume_says_what_it_was_asked_wrongly(tmp_path: Path) -> None:
     select(tmp_path / "run")
     with pytest.raises(SpecError, match="failed=True too"):
         hy.resume(tmp_path / "run", recipe=linear)
-    with pytest.raises(SpecError, match="recipe must be a function"):
+    with pytest.raises(SpecError, match=r"recipe must .* 3"):
         hy.resume(tmp_path / "run", failed=True, recipe=3)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="True or False"):
         hy.resume(tmp_path / "run", failed="yes")  # type: ignore[arg-type]
@@ -584,5 +603,5 @@ def test_an_error_that_has_no_text_ends_its_own_trial(tmp_path: Path, engine: An
 
     run = select(tmp_path / "run", recipe, CONFIGS[:2], engine=engine)
     assert [trial.status for trial in run.trials] == ["completed", "failed"]
-    assert "Mute: (its text cannot be had: RuntimeError)" in run.trials[1].error
-    assert run._records[1].fault == "user"
+    assert re.search(r"Mute: \(.*RuntimeError\)", run.trials[1].error)
+    assert trials_of(tmp_path / "run")[1]["fault"] == "user"

@@ -154,9 +154,9 @@ def test_a_worker_killed_from_outside_at_any_time(tmp_path: Path, undisturbed: l
     """Not at a batch: as soon as the first is there."""
     run = select(tmp_path / "run", engine=hy.Local(2, devices=None), parallel=hy.Hopper("off"), wait=False)
     end = time.monotonic() + 30
-    while not (pids := [line.pid for line in run._lines() if isinstance(line, Joined)]):
+    while not (pids := [line.pid for line in journal(run.directory) if isinstance(line, Joined)]):
         assert time.monotonic() < end
         time.sleep(0.005)
     os.kill(pids[0], signal.SIGKILL)
     assert digests(run.wait()) == undisturbed
-    assert [line for line in run._lines() if isinstance(line, Lost)]
+    assert [line for line in journal(run.directory) if isinstance(line, Lost)]

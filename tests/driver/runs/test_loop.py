@@ -187,7 +187,7 @@ def test_without_room_nothing_is_sent_and_all_is_closed(
         return [done(it.link.work[-1])]
 
     it.link.receives.append(now_full)
-    with pytest.raises(ResourceError, match="no room for the journal"):
+    with pytest.raises(ResourceError, match="room for the journal"):
         it.loop.run()
     assert len(it.link.work) == 1
     assert it.link.closed == 1
@@ -300,7 +300,7 @@ def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage
 
 def test_what_no_worker_can_start_with_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
     it = stage([Unfit(0, "the recipe does not load there: ModuleNotFoundError: No module named 'flights'")])
-    with pytest.raises(PreflightError, match="a worker cannot start: the recipe does not load there: ModuleNotFound"):
+    with pytest.raises(PreflightError, match=r"cannot start: .*ModuleNotFound"):
         it.loop.run()
 
 
@@ -317,14 +317,14 @@ def test_a_host_where_no_worker_can_start_costs_its_slots_and_not_the_run(stage:
 
 def test_no_host_where_a_worker_can_start_any_more_ends_the_driver(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "no room for States in /dev/shm", host=True)])
-    with pytest.raises(ResourceError, match=r"no room for States.*No other worker is left; nothing is lost"):
+    with pytest.raises(ResourceError, match=r"no room for States.*No other worker"):
         it.loop.run()
 
 
 def test_no_host_where_a_worker_can_start_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
     first, last = (Unfit(slot, "no room for States in /dev/shm", host=True) for slot in (0, 1))
     it = stage([first], [last], workers=2)
-    with pytest.raises(PreflightError, match="a worker cannot start: no room for States"):
+    with pytest.raises(PreflightError, match=r"cannot start: .*for States"):
         it.loop.run()
 
 
@@ -343,7 +343,7 @@ def test_faults_of_all_trials_are_reported_together(stage: Callable[..., Stage])
     with pytest.raises(PreflightError) as caught:
         it.loop.run()
     assert caught.value.faults == ["trials 0, 2: no", f"trial 1, config {it.machine.trials[1].config}: never"]
-    assert "nothing was trained; preflight found 2 fault(s)" in str(caught.value)
+    assert "2 fault" in str(caught.value)
     assert not it.link.work
     assert it.lines()[-1] == Finished(at=it.lines()[-1].at, status="failed")
 
@@ -451,7 +451,7 @@ def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Call
 
 def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:
     it = defective(stage, exact=True)
-    with pytest.raises(Inexact, match="trial 0, step 2 was done again and gave another State"):
+    with pytest.raises(Inexact, match=r"trial 0, step 2 .*another State"):
         it.loop.run()
     assert it.link.closed == 1
     assert [type(line) for line in it.lines()[-2:]] == [Durable, Interrupted]
@@ -461,7 +461,7 @@ def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.Log
     it = defective(stage, exact="warn")
     with caplog.at_level(logging.ERROR):
         it.loop.run()
-    assert "defect: trial 0, step 2 was done again and gave another State" in caplog.text
+    assert "defect: trial 0, step 2 " in caplog.text
 
 
 def test_slots_are_numbered_on_after_a_resume(tmp_path: Path) -> None:
@@ -564,14 +564,12 @@ def test_a_host_that_cannot_keep_its_rows_costs_its_slots_and_not_the_run(
     assert it.machine.status == "completed" and it.machine.trials[0].strikes == {}
     (lost,) = [line for line in it.lines() if isinstance(line, Lost)]
     assert (lost.slot, lost.fault) == (0, "data") and "/cache" in lost.reason
-    assert [r.message for r in caplog.records if "no room for the data cache in /cache" in r.message]
+    assert [r.message for r in caplog.records if "data cache in /cache" in r.message]
 
 
 def test_the_last_worker_without_room_for_its_rows_ends_the_run(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], [NoRoom(0, "host here: no room for the data cache in /cache", "rows")])
-    with pytest.raises(
-        ResourceError, match=r"host here: no room for the data cache in /cache\. No other worker is left"
-    ):
+    with pytest.raises(ResourceError, match=r"host here: .*/cache\. No other worker"):
         it.loop.run()
 
 
@@ -708,7 +706,7 @@ def test_a_store_that_stalls_does_not_stop_the_run(
         it.loop._deletions.add(ref)
     it.loop.run()
     assert it.machine.status == "completed" and asked == refs[:1]
-    assert "stay in the store for now" in caplog.text
+    assert "stay in the store" in caplog.text
     let_go.set()
 
 
@@ -731,7 +729,7 @@ def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
     began = time.monotonic()
     it.loop.run()
     assert it.machine.status == "completed" and time.monotonic() - began < 4
-    assert "stay in the store for now" in caplog.text
+    assert "stay in the store" in caplog.text
     let_go.set()
     assert it.loop._deletions._thread is not None
     it.loop._deletions._thread.join(10.0)

@@ -143,13 +143,13 @@ def test_one_metric_is_in_the_journal_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "mode", "text"),
     [
-        ([], [], r"metric = \[\] and mode = \[\]: a list of metrics needs a list of as many modes"),
-        (["a", "b"], "min", "a list of metrics needs a list of as many modes"),
-        (["a", "b"], ["min"], "a list of metrics needs a list of as many modes"),
-        (["a", "a"], ["min", "min"], "each metric must be there once"),
-        (["a", 3], ["min", "min"], r'metric must be the name of a metric \(for example "val_loss"\), got 3'),
+        ([], [], r"metric = \[\] and mode = \[\]: .*as many modes"),
+        (["a", "b"], "min", "as many modes"),
+        (["a", "b"], ["min"], "as many modes"),
+        (["a", "a"], ["min", "min"], "each metric .*once"),
+        (["a", 3], ["min", "min"], r"metric must .* 3"),
         (["a", "b"], ["min", "least"], 'mode must be "min" or "max", got \'least\''),
-        (["seconds", "a"], ["min", "min"], '"seconds" has no value for an epoch; name another one first'),
+        (["seconds", "a"], ["min", "min"], '"seconds" has no value'),
     ],
 )
 def test_lists_that_say_nothing_are_refused(tmp_path: Path, metric: Any, mode: Any, text: str) -> None:
@@ -159,13 +159,13 @@ def test_lists_that_say_nothing_are_refused(tmp_path: Path, metric: Any, mode: A
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Inexact, match='the objective "seconds" differs from run to run'):
+    with pytest.raises(Inexact, match='objective "seconds"'):
         search(tmp_path / "run", metric=["val_loss", "seconds"], exact=True)
-    with pytest.raises(SpecError, match=r"hy\.CMA learns from one metric, metric= has 2; hy.TPE"):
+    with pytest.raises(SpecError, match=r"hy\.CMA .*metric= has 2"):
         search(tmp_path / "run", search=hy.CMA(3))
     with pytest.raises(PreflightError, match="metric = 'val_width': the recipe reports"):
         search(tmp_path / "other", metric=["val_loss", "val_width"])
-    with pytest.raises(SpecError, match="metric = 'val_size', but the data has no validation rows"):
+    with pytest.raises(SpecError, match=r"metric = 'val_size', .*validation"):
         hy.select(Sized, SPACE, dataset(validation=0), search=hy.Random(1), epochs=1, metric=["loss", "val_size"],
                   mode=["min", "min"], engine=hy.Inline(), directory=tmp_path / "none")  # fmt: skip
 

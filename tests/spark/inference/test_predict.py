@@ -105,7 +105,7 @@ class TestPredict:
         assert df.schema["p"].dataType.simpleString() == "array<float>"
         np.testing.assert_allclose(column(df, "p"), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
         (saved / "recipe.pkl").chmod(0o666)
-        with pytest.raises(hy.RunDirectoryError, match=r"all users may write it .* trust=True"):
+        with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: .* trust=True"):
             predict(saved, rows)
         df = predict(saved, rows, trust=True)
         np.testing.assert_allclose(column(df), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
@@ -124,7 +124,7 @@ class TestPredict:
         with pytest.raises(RunDirectoryError, match=r"recipe= was given: give hy\.load_model\(…, transform=…\) too"):
             predict(hy.load_model(saved, recipe=classes), spread(spark, holed))
         (saved / "transform.pkl").chmod(0o666)
-        with pytest.raises(RunDirectoryError, match=r"transform\.pkl: all users may write it .* trust=True"):
+        with pytest.raises(RunDirectoryError, match=r"transform\.pkl: .* trust=True"):
             predict(saved, spread(spark, holed))
 
     def test_other_columns_may_have_any_name(self, spark: Any, run: hy.Run) -> None:
@@ -261,11 +261,11 @@ class TestPredict:
         with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
             predict(run, df, handleInvalid="drop")
         for name in (None, "", "\ud800"):
-            with pytest.raises(SpecError, match="predictionCol must be text of at least one character, in UTF-8"):
+            with pytest.raises(SpecError, match="predictionCol must be"):
                 predict(run, df, predictionCol=name)
         with pytest.raises(SpecError, match=r"named 'Prediction', and there is 'prediction' already"):
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
-        with pytest.raises(SpecError, match="a bare model does not know"):
+        with pytest.raises(SpecError, match="bare model"):
             predict(object(), df)
         with pytest.raises(RunDirectoryError, match=r"config.json cannot be read"):
             predict(tmp_path, df)
@@ -338,7 +338,7 @@ class TestMapBatches:
 
         from pyspark.errors import PythonException
 
-        with pytest.raises(PythonException, match=r"KeyError: 'm'\n(.*\n)*.*the function gets the columns 'n', "):
+        with pytest.raises(PythonException, match=r"KeyError: 'm'\n(.*\n)*.*columns 'n', "):
             map_batches(wrong, df, "n long").collect()
 
         def of_its_own(block: Any) -> Any:
@@ -353,7 +353,7 @@ class TestMapBatches:
         df = spark.createDataFrame([(1, [1.0]), (None, [1.0, 2.0])], "n long, x array<double>").coalesce(1)
         with pytest.raises(PythonException, match=r"partition 0, block 0: column 'n' of the block: 1 of 2 rows hold"):
             map_batches(lambda block: block, df, columns=["n"])
-        with pytest.raises(PythonException, match=r"column 'x' of the block: rows differ in length"):
+        with pytest.raises(PythonException, match=r"column 'x' .* length"):
             map_batches(lambda block: block, df, "x array<double>", columns=["x"]).collect()
         with pytest.raises(SpecError, match=r"df is a stream, .* give schema="):
             map_batches(lambda block: block, spark.readStream.format("rate").load())
@@ -363,5 +363,5 @@ class TestMapBatches:
             map_batches(lambda block: block, df.where("false"))
         with pytest.raises(PythonException, match=r"with keep=True all need 2"):
             map_batches(lambda b: {"z": [1]}, df, "z long", columns=[], keep=True).collect()
-        with pytest.raises(SpecError, match="a new column is to be named 'N', and there is 'n' already"):
+        with pytest.raises(SpecError, match=r"named 'N', .*'n' already"):
             map_batches(lambda b: {"N": [1, 2]}, df, "N long", columns=[], keep=True).collect()

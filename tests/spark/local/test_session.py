@@ -268,7 +268,7 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     for path in (tmp_path / "bin" / "spark-submit", tmp_path / "jars" / "spark-core_2.13-4.0.1.jar"):
         path.parent.mkdir()
         path.touch()
-    with pytest.raises(UsageError, match=r"is Spark 4\.0\.1, and the pyspark of this Python is 4\..*pyspark==4\.0\.1"):
+    with pytest.raises(UsageError, match=r"is Spark 4\.0\.1, .*pyspark==4\.0\.1"):
         launch.pyspark({"SPARK_HOME": str(tmp_path)})
     number = launch.pyspark({}).number
     (tmp_path / "jars" / "spark-core_2.13-4.0.1.jar").rename(
@@ -276,7 +276,7 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     )
     assert launch.pyspark({"SPARK_HOME": str(tmp_path)}).home == tmp_path
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pyspark is not installed: pip install 'hopyard\[spark-local\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'hopyard\[spark-local\]'"):
         launch.pyspark({})
 
 
@@ -435,7 +435,7 @@ def test_an_active_session_is_used(spark, recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match=r"spark\.master is local-cluster\[2,1,1024\], not local\[2\].*stop\(\)"):
         assert hopyard.spark.session(cores=2).sparkContext is spark.sparkContext
-    with pytest.warns(UserWarning, match=r"spark\.ui\.enabled is false, not true; spark\.nothing is None, not 1"):
+    with pytest.warns(UserWarning, match=r"spark\.ui\.enabled .*false, .*true; spark\.nothing .*None, .*1"):
         hopyard.spark.session(config={"spark.ui.enabled": True, "spark.nothing": 1})
     with pytest.warns(UserWarning, match=r"spark\.driver\.memory is None, not 2048m"):
         hopyard.spark.session(memory="2g")

@@ -132,7 +132,7 @@ class TestFit:
         assert manifest.vocabularies == {"text": ["?", "no", "yes"]} and manifest.fills["text"] == "?"
         assert manifest.fills["a"] == pytest.approx(rows["a"].mean())
         assert model.transform(df).where("prediction is null or isnan(prediction)").count() == 0
-        with pytest.raises(SpecError, match="impute must be a dict from feature to what stands for missing values"):
+        with pytest.raises(SpecError, match=r"impute must be .* 'mean'"):
             make(impute="mean")
 
     def test_rows_go_by_a_key(self, df: Any, make: Any) -> None:
@@ -198,7 +198,7 @@ class TestFit:
         for wrong in (resumed.best.model(), None):
             with pytest.raises(SpecError, match="must be a Run, a Trial, a SavedModel or the directory"):
                 HopyardModel.of(wrong)
-        with pytest.raises(RunDirectoryError, match=r"for a run directory use hy\.load"):
+        with pytest.raises(RunDirectoryError, match=r"hy\.load"):
             HopyardModel.of(run)
 
 
@@ -388,20 +388,20 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "match"),
         [
-            ({"recipe": None}, "recipe must be set to a function"),
+            ({"recipe": None}, "recipe must be set"),
             ({"metric": "accuracy"}, 'mode is not set: metric = \'accuracy\' needs "min" or "max"'),
-            ({"search": hy.Random(2)}, "what to train is not said once: set config alone"),
-            ({"config": None}, "what to train is not said once: set config alone"),
-            ({"space": hy.Space(lr=hy.choice([1]))}, "what to train is not said once: set config alone"),
+            ({"search": hy.Random(2)}, "set config alone"),
+            ({"config": None}, "set config alone"),
+            ({"space": hy.Space(lr=hy.choice([1]))}, "set config alone"),
             ({"config": None, "search": hy.Random(2)}, r"search = Random.* needs a space"),
-            ({"labelCol": "lable"}, r"labelCol = 'lable' is not a column of the DataFrame; did you mean 'label'\?"),
+            ({"labelCol": "lable"}, r"labelCol = 'lable' .*'label'\?"),
             (
                 {"featuresCols": ["a", "z", "qq"], "labelCol": "lable"},
                 r"has no columns 'z', 'qq', 'lable' \(did you mean 'label'\?\); there are: 'a', 'b'(.|\n)*They are\n"
                 r"  featuresCols\[1\] = 'z'\n  featuresCols\[2\] = 'qq'\n  labelCol = 'lable'",
             ),
-            ({"keyCol": "rows"}, r"keyCol = 'rows' is not a column of the DataFrame; did you mean 'row'\?"),
-            ({"featuresCols": None}, "featuresCol = 'features' is not a column of the DataFrame"),
+            ({"keyCol": "rows"}, r"keyCol = 'rows' .*'row'\?"),
+            ({"featuresCols": None}, "featuresCol = 'features' "),
             (
                 {"featuresCols": ["a", "text", "day"]},
                 r"2 features cannot be used:\n  column 'text' .* type string(.|\n)*\n  column 'day' .* type date",
@@ -429,24 +429,22 @@ class TestRefused:
             make(engine=None).fit, HopyardModel.of(run).transform, partial(hy.spark.predict, run),
             partial(hy.spark.map_batches, dict),
         ):  # fmt: skip
-            with pytest.raises(SpecError, match="the Spark session of the DataFrame was stopped; make another with"):
+            with pytest.raises(SpecError, match=r"session .*was stopped"):
                 act(stopped)
 
     def test_nulls_lead_to_what_a_data_frame_has(self, df: Any, make: Any) -> None:
         from pyspark.sql import functions as f
 
         holed = df.withColumn("b", f.when(f.col("row") != 7, f.col("b")))
-        with pytest.raises(
-            DataError, match=r"column 'b': 1 of its rows hold null(.|\n)*df\.na\.drop\(subset=\['b'\]\)"
-        ) as e:
+        with pytest.raises(DataError, match=r"'b': 1 of .* null(.|\n)*df\.na\.drop\(subset=\['b'\]\)") as e:
             make().fit(holed)
         assert "transform=" not in str(e.value)
 
     def test_param_maps_are_checked(self, df: Any, make: Any) -> None:
         estimator = make()
-        with pytest.raises(SpecError, match="epochs must be an integer >= 1, got 'many'"):
+        with pytest.raises(SpecError, match=r"epochs .* 'many'"):
             estimator.fit(df, {estimator.epochs: "many"})
-        with pytest.raises(ValueError, match="epochs must be an integer >= 1, got -1"):
+        with pytest.raises(ValueError, match=r"epochs .* -1"):
             estimator.set(estimator.epochs, -1)
 
     def test_decimals_number_classes_like_doubles(self, df: Any, make: Any) -> None:
@@ -461,7 +459,7 @@ class TestRefused:
     def test_outputs_that_are_no_classes(self, df: Any, make: Any) -> None:
         model = make(featuresCols=["a", "b", "c"]).fit(df)
         model._sample = {"one": np.zeros((2, 2)), "two": np.zeros(2)}
-        with pytest.raises(SpecError, match="the model gives several outputs"):
+        with pytest.raises(SpecError, match="several outputs"):
             model.transform(df)
 
 
@@ -506,7 +504,7 @@ class TestMeaning:
         run = hy.fit(classes, {"lr": 0.3}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
         monkeypatch.setattr("hopyard.spark.ml.model.narrowed", lambda *_: Few())
         assert HopyardModel.of(run, object()).meaning == "logits"
-        assert "made-up rows are taken in their place" in caplog.text
+        assert "made-up rows" in caplog.text
         assert ("RuntimeError: the executor is lost" in caplog.text) == lost
 
     def test_rows_that_say_nothing(self) -> None:

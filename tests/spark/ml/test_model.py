@@ -114,7 +114,7 @@ def test_a_regression_gets_a_prediction_only(df: Any, make: Any) -> None:
 def test_thresholds_decide_what_is_predicted(df: Any, make: Any) -> None:
     model = make(thresholds=[1.0, 0.0]).fit(df)
     assert {row.prediction for row in model.transform(df).select("prediction").distinct().collect()} == {1.0}
-    with pytest.raises(SpecError, match=r"one number for each of the 2 classes, got \[0.2, 0.3, 0.5\]"):
+    with pytest.raises(SpecError, match=r"2 classes, got \[0.2, 0.3, 0.5\]"):
         model.setThresholds([0.2, 0.3, 0.5]).transform(df)
 
 
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_encoded(spark: Any, df: Any, make: Any) -> None:
     bad = kept.row % 10 == 3
     assert kept.prediction.isna().tolist() == bad.tolist()
     assert np.isnan(np.stack([one.toArray() for one in kept.probability[bad]])).all()
-    with pytest.raises(PythonException, match=r'column .b.: \d+ of its rows hold null(.|\n)*handleInvalid="skip"'):
+    with pytest.raises(PythonException, match=r'column .b.: \d+ of .* null(.|\n)*handleInvalid="skip"'):
         model.setHandleInvalid("error").transform(holed).collect()
 
 
@@ -164,7 +164,7 @@ def test_features_stay_those_of_the_training(df: Any, make: Any, tmp_path: Path)
     again = HopyardModel.load(str(tmp_path / "model"))
     assert again.getFeaturesCols() == ["a", "b", "c"]
     assert again.transform(df).count() == 240
-    with pytest.raises(SpecError, match=r"featuresCols of a model must stay .*\['a', 'b', 'c'\], got \['a'\]"):
+    with pytest.raises(SpecError, match=r"featuresCols .*\['a', 'b', 'c'\], got \['a'\]"):
         again.setFeaturesCols(["a"]).transform(df)
 
 
@@ -183,7 +183,7 @@ class TestDoubleLabels:
     def test_auto_says_what_it_took_for_values(self, df: Any, make: Any, caplog: pytest.LogCaptureFixture) -> None:
         recipe = lambda config: Linear(3, 1, lr=0.05, batch_size=16)  # noqa: E731
         assert make(recipe=recipe, outputs="auto").fit(df).meaning == "values"
-        assert "If it is a class, set outputs to 'logits' or 'probabilities'" in caplog.text
+        assert "set outputs to 'logits'" in caplog.text
         caplog.clear()
         assert make(recipe=recipe, outputs="auto", labelCol="amount").fit(df).meaning == "values"
         assert caplog.text == ""

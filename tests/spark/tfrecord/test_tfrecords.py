@@ -151,7 +151,7 @@ class TestWriting:
         place = tmp_path / "rows"
         if there:
             save_tfrecords(count(spark, 3, 1), place)
-        with pytest.raises(DataError, match=r"Spark partition 1, rows from 0: column 'x': an array has a null in it"):
+        with pytest.raises(DataError, match=r"partition 1, rows from 0: column 'x': .* null"):
             save_tfrecords(df, place, mode="overwrite")
         assert (names(place) if place.exists() else []) == (["_SUCCESS", "part-r-00000"] if there else [])
 
@@ -180,7 +180,7 @@ class TestWriting:
     def test_what_is_not_allowed(self, spark: Any, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=r"mode must be .* got 'append'"):
             save_tfrecords(count(spark, 1), tmp_path, mode="append")  # type: ignore[arg-type]
-        with pytest.raises(SpecError, match=r"df must be a pyspark.sql.DataFrame, got list"):
+        with pytest.raises(SpecError, match=r"df must .* list"):
             save_tfrecords([1], tmp_path)
         with pytest.raises(SpecError, match=r"path must be .* got None"):
             save_tfrecords(count(spark, 1), None)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ class TestWriting:
             save_tfrecords(count(spark, 1), "nosuch://x")
 
     def test_a_place_that_executors_do_not_share(self, spark: Any) -> None:
-        with pytest.raises(SpecError, match=r"got memory://.* does not see what the driver wrote there"):
+        with pytest.raises(SpecError, match=r"got memory://.* does not see"):
             save_tfrecords(count(spark, 1), "memory://rows")
 
 
@@ -201,7 +201,7 @@ class TestReading:
     def test_damage_is_told_when_columns_are_looked_for(self, spark: Any, place: Path) -> None:
         path = place / "part-r-00001"
         path.write_bytes(path.read_bytes()[:-3])
-        with pytest.raises(DataError, match=r"^/.*part-r-00001, record 4, byte \d+: the file was cut off") as caught:
+        with pytest.raises(DataError, match=r"^/.*part-r-00001, record 4, byte \d+: .*cut off") as caught:
             load_tfrecords(spark, place)
         assert "Traceback" not in str(caught.value)
 
@@ -216,9 +216,7 @@ class TestReading:
 
         data = encode(pa.RecordBatch.from_pydict({"id": ["a"]}))
         (place / "part-r-00002").write_bytes(b"".join(map(framed, data)))
-        with pytest.raises(
-            DataError, match=r"feature 'id' holds whole numbers in record 0 of .*part-r-00000 but bytes in record 0"
-        ):
+        with pytest.raises(DataError, match=r"'id' .*whole .*record 0 of .*part-r-00000 .*bytes in record 0"):
             load_tfrecords(spark, place)
 
     def test_no_text(self, spark: Any, tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ class TestReading:
 
     def test_no_records(self, spark: Any, tmp_path: Path) -> None:
         save_tfrecords(count(spark, 4).filter("id < 0"), tmp_path / "rows")
-        with pytest.raises(DataError, match="there are no records, so no columns are known"):
+        with pytest.raises(DataError, match="no records"):
             load_tfrecords(spark, tmp_path / "rows")
         nothing = spark.createDataFrame(spark.sparkContext.emptyRDD(), "x int")  # no partition, so no file
         save_tfrecords(nothing, tmp_path / "empty")
@@ -239,7 +237,7 @@ class TestReading:
     def test_what_is_not_allowed(self, spark: Any, place: Path) -> None:
         with pytest.raises(SpecError, match="spark must be a SparkSession, got SparkContext"):
             load_tfrecords(spark.sparkContext, place)
-        with pytest.raises(SpecError, match=r"binary_features must be a list of names.* got 'text'"):
+        with pytest.raises(SpecError, match=r"binary_features must .* 'text'"):
             load_tfrecords(spark, place, "text")
         with pytest.raises(SpecError, match=r"binary_features names 'tex'.*did you mean 'text'"):
             load_tfrecords(spark, place, ["tex"])

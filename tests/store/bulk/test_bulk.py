@@ -125,9 +125,9 @@ def test_damage_is_seen(server: Server, client: Client, monkeypatch: pytest.Monk
         send(self, kind, bytes(32) if kind == connection.END else body)
 
     monkeypatch.setattr(connection.Connection, "send", damaged)
-    with pytest.raises(ConnectionError, match=f"{len(MANY)} bytes were damaged on their way"):
+    with pytest.raises(ConnectionError, match=f"{len(MANY)} bytes .*damaged"):
         client.ask(server.address, Ask("many", REF))
-    with pytest.raises(ConnectionError, match=f"{len(MANY)} bytes were damaged on their way"):
+    with pytest.raises(ConnectionError, match=f"{len(MANY)} bytes .*damaged"):
         client.ask(server.address, Ask("echo", REF), MANY)
     monkeypatch.undo()
     assert client.ask(server.address, Ask("echo", REF), MANY) == MANY
@@ -392,7 +392,7 @@ def test_a_request_whose_turn_comes_too_late_is_dropped(slow: tuple[SlowDisk, Se
         other.start()
     wait_for(lambda: len(client._busy) == 2 and disk.lock.locked())
     time.sleep(0.2)  # both have their turn
-    with pytest.raises(ConnectionError, match="its turn did not come within 0 seconds"):
+    with pytest.raises(ConnectionError, match=r"turn .*within 0 seconds"):
         client.ask(server.address, Ask("put", REF, seconds=0.3), b"late")
     disk.open.set()
     for other in others:

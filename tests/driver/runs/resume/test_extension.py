@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Extended
+from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import start
 from hopyard.driver.runs.resume.extension import Changes, members_of
 from hopyard.driver.runs.run import Run
@@ -45,7 +46,7 @@ def same(run: Run, whole: Run) -> None:
     assert [trial.history for trial in run.trials] == [trial.history for trial in whole.trials]
     assert [trial.epoch for trial in run.trials] == [trial.epoch for trial in whole.trials]
     assert (run.best.id, run.best.metrics) == (whole.best.id, whole.best.metrics)
-    assert run._machine.spec.epochs == whole._machine.spec.epochs
+    assert fold(journal(run.directory)).spec.epochs == fold(journal(whole.directory)).spec.epochs
     assert run.best.evaluate(dataset()) == whole.best.evaluate(dataset())
 
 
@@ -131,12 +132,12 @@ def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
     [
         (
             {"epochs": 1},
-            "epochs = 1: .* has 2 epochs already: it has ended, and there is nothing to add; give more, or a search=",
+            "epochs = 1: .* has 2 epochs already: .*search=",
         ),
-        ({"epochs": "4"}, "epochs must be an integer, got '4'"),
+        ({"epochs": "4"}, "epochs must .* '4'"),
         (
             {"epochs": 2},
-            "epochs = 2: .* has 2 epochs already: it has ended, and there is nothing to add; give more, or a",
+            "epochs = 2: .* has 2 epochs already",
         ),
         ({"search": hy.Configs(CONFIGS)}, r"has 2 epochs and 4 trials already"),
         (
@@ -241,7 +242,7 @@ def test_a_schedule_that_has_ended(tmp_path: Path) -> None:
     ended, other = run.trials
     assert (ended.status, other.status, run.best.id) == ("failed", "completed", 1)
     assert "Tried to step 25 times" in ended.error
-    assert "the run had 2 epochs before, where a schedule of a fixed length (such as OneCycleLR) ends" in ended.error
+    assert "2 epochs before" in ended.error and "OneCycleLR" in ended.error
     assert ended.history == before.trials[0].history
     np.testing.assert_array_equal(ended.predict(dataset()), outputs)
 
@@ -282,8 +283,8 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     ("gang", "workers", "message"),
     [
         (msgspec.UNSET, 2, r"one worker, .* for 2 processes give engine=hy.Local\(workers=2\)"),
-        (Gang(2, "parameters"), 3, "has an optimizer of its own in every State"),
-        (Gang(2), 0, "workers must be an integer >= 1, got 0"),
+        (Gang(2, "parameters"), 3, "optimizer of its own"),
+        (Gang(2), 0, "workers must .* 0"),
     ],
 )
 def test_gangs_that_keep_their_size(gang: Any, workers: int, message: str, tmp_path: Path) -> None:
