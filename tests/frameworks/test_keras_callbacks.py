@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 from keras.callbacks import Callback, LambdaCallback, LearningRateScheduler
-from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built
+from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
 
 pytestmark = pytest.mark.tensorflow
 

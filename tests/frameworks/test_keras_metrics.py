@@ -10,6 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+
+from hopyard.errors import SpecError
+from hopyard.frameworks.keras import model as keras_model
+from hopyard.frameworks.keras.metrics import is_mean
+from hopyard.frameworks.keras.model import Model
+from hopyard.spec import Sums
+from hopyard.training.steps import gather
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -26,13 +33,6 @@ from keras_nets import (
     plain,
     small,
 )
-
-from hopyard.errors import SpecError
-from hopyard.frameworks.keras import model as keras_model
-from hopyard.frameworks.keras.metrics import is_mean
-from hopyard.frameworks.keras.model import Model
-from hopyard.spec import Sums
-from hopyard.training.steps import gather
 
 pytestmark = pytest.mark.tensorflow
 

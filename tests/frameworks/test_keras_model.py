@@ -12,28 +12,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_nets import (
-    CLASSES,
-    INPUTS,
-    TARGETS,
-    WIDTH,
-    bits,
-    data,
-    feed,
-    feed_of,
-    layers,
-    losses,
-    made,
-    mean,
-    metrics,
-    mlp,
-    model,
-    optimizers,
-    ordered,
-    plain,
-    small,
-    with_loss,
-)
 
 from hopyard import meter
 from hopyard.agent.runs.faults import Blame, blame
@@ -56,6 +34,28 @@ from hopyard.ports import (
 )
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
+from keras_nets import (
+    CLASSES,
+    INPUTS,
+    TARGETS,
+    WIDTH,
+    bits,
+    data,
+    feed,
+    feed_of,
+    layers,
+    losses,
+    made,
+    mean,
+    metrics,
+    mlp,
+    model,
+    optimizers,
+    ordered,
+    plain,
+    small,
+    with_loss,
+)
 
 pytestmark = pytest.mark.tensorflow
 

@@ -10,6 +10,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import hopyard as hy
+from hopyard.errors import SpecError
+from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.keras.state import reseed_variables, seed_variables
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
+from hopyard.frameworks.tree import capture, restore
+from hopyard.ports import Leaf
+from hopyard.spec import RunSpec
+from hopyard.store.tree import decode, encode
+from hopyard.training.build import Plan, build
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -29,17 +40,6 @@ from keras_nets import (
     small,
     with_loss,
 )
-
-import hopyard as hy
-from hopyard.errors import SpecError
-from hopyard.frameworks.keras.model import Model
-from hopyard.frameworks.keras.state import reseed_variables, seed_variables
-from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
-from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Leaf
-from hopyard.spec import RunSpec
-from hopyard.store.tree import decode, encode
-from hopyard.training.build import Plan, build
 
 pytestmark = pytest.mark.tensorflow
 

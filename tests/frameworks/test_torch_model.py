@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import Rows, aligned, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,6 +30,7 @@ from hopyard.ports import (
 )
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
+from rows import Rows, aligned, rows
 
 
 def linear(**more: Any) -> Model:

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serve, step
 
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, digest, encode
+from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serve, step
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from rows import rows
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
@@ -16,6 +15,7 @@ from hopyard.frameworks.torch.model import Model, accuracy
 from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
+from rows import rows
 
 P, EPOCHS = 3, 3
 
