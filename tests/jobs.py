@@ -196,7 +196,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def gone(pids: list[int], seconds: float = 1.0) -> bool:
+def gone(pids: list[int], seconds: float = 30.0) -> bool:
     """Whether all of them end within so many seconds."""
     end = time.monotonic() + seconds
     while alive(pids):

@@ -125,11 +125,9 @@ def test_a_call_that_keeps_the_interpreter_longer_than_heartbeat_timeout(
 
 
 def test_a_deadlock_beside_a_thread_that_spins(tmp_path: Path, undisturbed: list[str]) -> None:
-    begin = time.monotonic()
     run = run_odd(tmp_path, [config(tmp_path, 7, "deadlock")], stall_timeout=STALL)
     assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
-    assert time.monotonic() - begin < 30
     text = Layout(tmp_path / "run").log(0).read_text()
     assert re.search(r"no progress for \d seconds in phase 'train'; where it is:", text)
     assert text.count(" in deadlock") == 1 and text.count(" in spin") == 1
@@ -287,8 +285,8 @@ select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Lo
     helpers = [int(path.name.split("-")[1]) for path in tmp_path.glob("helper-*")]
     workers = [line.pid for line in journal(tmp_path / "run") if isinstance(line, Joined)]
     assert len(helpers) == 4 and len(workers) == 2
-    assert gone(helpers + workers, 10.0)
-    end = time.monotonic() + 10
+    assert gone(helpers + workers)
+    end = time.monotonic() + 60
     while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
@@ -314,7 +312,7 @@ select(Path("run"), slow_ones({folder!r}), CONFIGS[:1], engine=hy.Local(1, devic
     process.kill()
     process.communicate(timeout=60)
     assert gone([worker, *companions], 40.0)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
@@ -353,7 +351,7 @@ def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
 
     run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None))
     assert run.status == "completed"
-    assert gone([int((tmp_path / "helper").read_text())], 5.0)
+    assert gone([int((tmp_path / "helper").read_text())])
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -381,4 +379,4 @@ hy.launch(main, roles={{"worker": 2}}, engine=hy.Local(2, devices=None), directo
     process.communicate(timeout=60)
     pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 8
-    assert gone(pids, 10.0)
+    assert gone(pids)

@@ -126,7 +126,7 @@ class Wire:
         dealer.connect(card.address)
         return dealer
 
-    def told(self, agent: Played, seconds: float = 5.0) -> tuple[str, Head, Any]:
+    def told(self, agent: Played, seconds: float = 60.0) -> tuple[str, Head, Any]:
         """What the agent is told next, while the driver does what it does."""
         end = time.monotonic() + seconds
         while (found := agent.told(40)) is None:
@@ -134,7 +134,7 @@ class Wire:
             assert time.monotonic() < end, "the driver says nothing"
         return found
 
-    def hear(self, seconds: float = 5.0) -> list[Any]:
+    def hear(self, seconds: float = 60.0) -> list[Any]:
         """What comes first, or nothing."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

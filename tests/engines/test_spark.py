@@ -90,7 +90,7 @@ def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undi
     assert digests(run) == undisturbed
     assert digests(select(tmp_path / "local", engine=hy.Local(2, devices=None))) == undisturbed
     assert len({line.pid for line in journal(tmp_path / "spark") if isinstance(line, Joined)}) == 2
-    assert gone(agents(tmp_path / "spark"), 0.5)
+    assert gone(agents(tmp_path / "spark"))
     assert not lost(tmp_path / "spark")
 
 
@@ -112,12 +112,12 @@ def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: 
             configs = [{**config, "at": 3, "do": f"meet {met}", "notes": str(notes)} for config in CONFIGS]
             run = select(tmp_path / str(number), noting, configs, engine=engine)
             assert digests(run) == undisturbed
-            assert gone(agents(tmp_path / str(number)), 0.5)
+            assert gone(agents(tmp_path / str(number)))
             templates.append({int(path.name.split()[1]) for path in notes.iterdir()})
             assert alive([*templates[-1]]) == [*templates[-1]]
             assert spark.sparkContext.parallelize(range(2), 2).map(lambda row: row).count() == 2
     assert templates[0] == templates[1] and len(templates[0]) == 2
-    assert gone([*templates[0]], 2)
+    assert gone([*templates[0]])
     assert not lost(tmp_path / "1")
 
 
@@ -128,7 +128,7 @@ def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[
     assert run.status == "completed"
     assert digests(run) == undisturbed
     assert len(lost(tmp_path / "run")) == 1, lost(tmp_path / "run")
-    assert gone(agents(tmp_path / "run"), 2)
+    assert gone(agents(tmp_path / "run"))
     assert not beyond_the_safe_step(tmp_path / "run")
 
 
@@ -188,7 +188,7 @@ def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed:
     go.touch()
     assert digests(run.wait()) == undisturbed
     assert len(lost(tmp_path / "run")) == 1
-    assert gone(agents(tmp_path / "run"), 2)
+    assert gone(agents(tmp_path / "run"))
 
 
 def test_what_an_agent_prints_is_in_its_log(tmp_path: Path, engine: hy.Spark) -> None:
@@ -212,7 +212,7 @@ def test_more_workers_than_slots(
     (text,) = [record.getMessage() for record in caplog.records if "wait for a slot" in record.getMessage()]
     # said once, as soon as one is there
     assert re.search(r"(2 workers, 3|1 workers, 4) more wait for a slot of Spark: more executors \(spark\.exec", text)
-    end = time.monotonic() + 5  # Spark tells of the end of a job some time after it
+    end = time.monotonic() + 60  # Spark tells of the end of a job some time after it
     while (left := spark.sparkContext.statusTracker().getActiveJobsIds()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left  # those that waited are gone too
@@ -419,9 +419,9 @@ def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str]
     os.kill(process.pid, getattr(signal, name))
     _, err = process.communicate(timeout=60)
     assert process.returncode == (-9 if name == "SIGKILL" else -2), err
-    assert gone(agents(tmp_path / "run"), 2)
+    assert gone(agents(tmp_path / "run"))
     assert agents(tmp_path / "run")
-    end = time.monotonic() + 15  # Spark's own processes
+    end = time.monotonic() + 60  # Spark's own processes
     while (left := processes(process.pid)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not left
@@ -503,7 +503,7 @@ def bare(tmp_path: Path, spark: Any) -> Iterator[Bare]:
     made = Bare(spark, tmp_path)
     yield made
     made.agents.close()
-    assert gone([*made.agent.values(), *made.supervisor.values()], 2)
+    assert gone([*made.agent.values(), *made.supervisor.values()])
     until(lambda: not made.jobs())
 
 
@@ -556,11 +556,11 @@ def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) 
         assert alive([bare.agent[1], bare.supervisor[1]]) == [bare.agent[1], bare.supervisor[1]]
         assert bare.agents.lost() == []
         return
-    ((slot, reason),) = until(bare.agents.lost, 5)
+    ((slot, reason),) = until(bare.agents.lost)
     assert slot == 1
     assert ("was killed by SIGKILL" if what == "agent" else " ended") in reason
     assert ("dynamic allocation" in reason) == (aside and what == "executor")
-    assert gone([bare.agent[1]], 2)
+    assert gone([bare.agent[1]])
     bare.agents.start(1)
     bare.find(1)
     if aside:
@@ -584,10 +584,9 @@ def test_a_task_that_does_not_step_aside(bare: Bare, monkeypatch: pytest.MonkeyP
     bare.agents.release_cores([0, 1])
 
 
-def test_jobs_that_wait_for_a_slot_end_at_once(bare: Bare) -> None:
+def test_jobs_that_wait_for_a_slot_are_not_waited_for(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     bare.agents.start(2)
     until(lambda: bare.jobs() == 3)
-    began = time.monotonic()
+    monkeypatch.setattr("hopyard.engines.spark_jobs.RELEASE_SECONDS", 3600.0)  # longer than a test may take
     bare.agents.close()
-    assert time.monotonic() - began < 5
-    until(lambda: not bare.jobs(), 1)
+    until(lambda: not bare.jobs())

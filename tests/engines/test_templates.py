@@ -297,7 +297,7 @@ def losses(directory: Path) -> list[str]:
     return [line.reason for line in journal(directory) if isinstance(line, Lost)]
 
 
-def until(condition: Any, seconds: float = 40.0) -> None:
+def until(condition: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -333,7 +333,7 @@ def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) 
             os.kill(template.pid, signal.SIGCONT)
             assert third is not None
             until(lambda: third.poll() is not None or third.pid)
-            until(lambda: not Path(f"/proc/{second.pid}").exists(), 5)  # bug: it stayed a zombie
+            until(lambda: not Path(f"/proc/{second.pid}").exists())  # bug: it stayed a zombie
             third.kill()
             until(lambda: third.poll() is not None)
             third.close()
@@ -368,7 +368,7 @@ with hy.Local(2, devices=None) as engine:
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, err
     assert agents(tmp_path / "run")  # the second may be on its way still
-    assert gone(children(process), 5)
+    assert gone(children(process))
     assert not memory(tmp_path)
     assert digests(hy.resume(tmp_path / "run", engine=hy.Inline())) == undisturbed
 

@@ -78,7 +78,7 @@ def test_a_member_that_is_gone_is_noticed_in_the_middle(operation: str, one_host
             exchange.close()
             left.set()
             return "left"
-        left.wait(10)
+        left.wait(60)
         try:
             for _ in range(3):
                 exchanged(values, 1.0)

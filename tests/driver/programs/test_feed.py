@@ -84,7 +84,7 @@ class TestFeed:
             signal.signal(signal.SIGINT, before)
         with pytest.raises(hy.ProgramFailed, match="feed 'train': interrupted while rows went"):
             program.wait(30)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while time.monotonic() < until and any("hopyard-send" in thread.name for thread in threading.enumerate()):
             time.sleep(0.05)
         assert not [thread.name for thread in threading.enumerate() if "hopyard-send" in thread.name]

@@ -49,7 +49,7 @@ def test_a_signal_ends_a_run_cleanly(tmp_path: Path, undisturbed: list[str], nam
     directory = tmp_path / "run"
     assert isinstance(journal(directory)[-1], Interrupted)
     assert agents(directory)
-    assert gone(children(process), 0.2)
+    assert gone(children(process))
     assert not memory(tmp_path)
     run = hy.resume(directory)
     assert run.status == "completed"
@@ -84,7 +84,7 @@ def test_the_keyboard_ends_a_run_in_the_background(tmp_path: Path) -> None:
     assert isinstance(last, Interrupted)
     assert (last.reason, last.stopped) == ("interrupted by the user", False)
     assert hy.load(tmp_path / "run").status == "interrupted"
-    assert gone(children(process), 0.2)
+    assert gone(children(process))
 
 
 def test_a_recipe_of_main_and_one_of_a_module_beside_it(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ assert digests(one) == digests(two) and one.status == "completed"
 
 def test_nothing_is_left_of_a_run_that_ended_well(tmp_path: Path) -> None:
     run = select(tmp_path / "run", engine=hy.Local(2, devices=None))
-    assert gone(agents(run.directory), 0.2)
+    assert gone(agents(run.directory))
     assert not memory(tmp_path)
     assert not (run.directory / ".memory").exists()
     names = {path.name for path in run.directory.iterdir()}

@@ -640,7 +640,7 @@ def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable
 
     def look() -> list[Any]:
         assert it.loop._early == {}
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60
         while it.store.refs():
             assert time.monotonic() < until, "it is not deleted"
             time.sleep(0.01)
@@ -719,22 +719,22 @@ def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
     monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
     it = stage([READY], [FIT])
     let_go = threading.Event()
+    waited: list[bool] = []
 
     def refs() -> set[Ref]:
-        let_go.wait(5.0)
+        waited.append(let_go.wait(60.0))
         return {Ref(0, 1, 0)}
 
     monkeypatch.setattr(it.store, "refs", refs)
     deleted: list[Ref] = []
     monkeypatch.setattr(it.store, "delete", deleted.append)
     it.link.receives += [answer(it), answer(it)]
-    began = time.monotonic()
     it.loop.run()
-    assert it.machine.status == "completed" and time.monotonic() - began < 4
+    assert it.machine.status == "completed" and not waited
     assert "stay in the store for now" in caplog.text
     let_go.set()
     assert it.loop._deletions._thread is not None
-    it.loop._deletions._thread.join(10.0)
+    it.loop._deletions._thread.join(60)
     assert deleted == [], "the run is over: another driver may have it"
 
 
@@ -746,7 +746,7 @@ def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
     stored, refs = threading.Event(), it.store.refs
 
     def late() -> set[Ref]:
-        assert stored.wait(10.0)
+        assert stored.wait(60)
         return refs()
 
     monkeypatch.setattr(it.store, "refs", late)
@@ -756,7 +756,7 @@ def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
         fact = durable(it.link.work[-1])
         it.store.put(fact.ref, memoryview(b"abc"))
         stored.set()
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60
         while len(it.loop._deletions):
             assert time.monotonic() < until
             time.sleep(0.01)

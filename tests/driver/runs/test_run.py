@@ -426,7 +426,7 @@ def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     assert isinstance(last, Interrupted)
     assert (last.reason, last.stopped) == ("stopped by the user", True)
     assert run.status == hy.load(run.directory).status == "stopped"
-    assert gone(agents(run.directory), 0.2)
+    assert gone(agents(run.directory))
     assert hy.resume(run.directory).status == "completed"
 
 

@@ -204,15 +204,16 @@ def test_connections_are_kept(server: Server, client: Client, monkeypatch: pytes
     assert len(dialled) == 1
 
 
-def test_a_server_that_is_gone(credentials: Credentials, encrypt: bool, client: Client) -> None:
+def test_a_server_that_is_gone(
+    credentials: Credentials, encrypt: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)  # longer than a test may take
     server = Server("127.0.0.1", credentials, SERVICES, encrypt=encrypt)
     assert client.ask(server.address, Ask("many", REF)) == MANY
     server.close()
-    began = time.monotonic()
     for _ in range(2):
         with pytest.raises(ConnectionError, match="does not answer"):
             client.ask(server.address, Ask("many", REF))
-    assert time.monotonic() - began < 30
 
 
 def test_a_server_that_is_back_is_dialled_again(credentials: Credentials, encrypt: bool, client: Client) -> None:
@@ -299,7 +300,7 @@ def test_who_closes_a_client_wakes_who_asks(credentials: Credentials, encrypt: b
     asker.start()
     assert began.wait(30)
     client.close()
-    asker.join(10)
+    asker.join(60)
     assert len(errors) == 1
     go_on.set()
     server.close()
@@ -492,6 +493,7 @@ def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_wa
 ) -> None:
     monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
     monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)  # longer than a test may take
     store = LocalStore(tmp_path)
     server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
     stopped = []
@@ -503,9 +505,7 @@ def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_wa
         stopped.append(line)
     time.sleep(1.5)
     assert len(server._turns) == PUTS  # nobody else wants them
-    began = time.monotonic()
     RemoteStore(client, server.address).put(REF, memoryview(b"whole"))
-    assert time.monotonic() - began < connection.STALL_SECONDS / 2
     assert store.refs() == {REF}
     for line in stopped:
         line.close()
@@ -517,6 +517,7 @@ def test_clients_that_stop_while_they_take_keep_their_turns_only_until_others_wa
 ) -> None:
     monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
     monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)  # longer than a test may take
     store = LocalStore(tmp_path)
     store.put(REF, memoryview(bytes(32 << 20)))
     server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
@@ -524,9 +525,7 @@ def test_clients_that_stop_while_they_take_keep_their_turns_only_until_others_wa
     for line in stopped:
         line.send(connection.ASK, bulk.encode(Ask("get", REF)))
     wait_for(lambda: len(server._turns) == GETS)
-    began = time.monotonic()
     assert len(RemoteStore(client, server.address).get(REF)) == 32 << 20
-    assert time.monotonic() - began < connection.STALL_SECONDS / 2
     for line in stopped:
         line.close()
     server.close()
