@@ -219,6 +219,28 @@ def own_cache(data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    """Digests of the trials of `jobs.select`, by one worker in this process."""
+    from jobs import digests, select
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("undisturbed") / "run"))
+
+
+@pytest.fixture
+def counter() -> Iterator[Any]:
+    """What an agent would count in this process: a `jobs.Counter`."""
+    from hopyard import meter
+    from jobs import Counter
+
+    found = Counter()
+    meter.count_with(found)
+    yield found
+    meter.count_with(None)
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A classic session with two real executors of one core each, shared by all tests of this process."""
     pyspark_sql = pytest.importorskip("pyspark.sql")

@@ -16,12 +16,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import hopyard as hy
+from hopyard.core.facts import Lost
 from hopyard.core.runs.events import CODEC, Joined, Line
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
@@ -48,6 +50,11 @@ def dataset(partitions: int = 4, validation: float = 0.25, rows: int = 240) -> h
 
 def linear(config: dict[str, Any]) -> Any:
     return Linear(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+
+def classes(config: dict[str, Any]) -> Any:
+    """Of three features and two classes."""
+    return Linear(3, 2, lr=config["lr"], batch_size=16)
 
 
 class Troubled(Linear):
@@ -139,6 +146,27 @@ def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: A
     return hy.select(recipe, None, data, **arguments)
 
 
+class Counter:
+    """What a meter tells of, in its order: batches (numbers) and phases (words)."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | str] = []
+
+    def advance(self, count: int) -> None:
+        self.seen.append(count)
+
+    def enter(self, phase: str) -> None:
+        self.seen.append(phase)
+
+    @property
+    def counts(self) -> list[int]:
+        return [found for found in self.seen if isinstance(found, int)]
+
+    @property
+    def phases(self) -> list[str]:
+        return [found for found in self.seen if isinstance(found, str)]
+
+
 def digests(run: Run) -> list[str]:
     """Of the final States, by trial; none of a completed trial is missing."""
     found = [trial.digest for trial in run.trials]
@@ -148,6 +176,20 @@ def digests(run: Run) -> list[str]:
 
 def journal(directory: Path) -> list[Line]:
     return list(read(Layout(directory).journal, CODEC))
+
+
+def losses(directory: Path) -> list[str]:
+    """Why workers of this run were lost."""
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What the condition gives, once that is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.01)
+    return found
 
 
 def agents(directory: Path) -> list[int]:

@@ -32,13 +32,6 @@ pytestmark = pytest.mark.slow
 LOCAL = {"engine": hy.Local(workers=1, devices=None)}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("bad") / "run"))
-
-
 def frame(rows: int = 60) -> dict[str, Any]:
     x, y = table(rows)
     return {**{name: x[:, n] for n, name in enumerate("abcdef")}, "y": y}

@@ -30,14 +30,6 @@ from jobs import (
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    """Digests of one worker in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("exact") / "run"))
-
-
 def local(workers: int) -> hy.Local:
     return hy.Local(workers=workers, devices=None)
 

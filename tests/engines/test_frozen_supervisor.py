@@ -17,9 +17,9 @@ pytest.importorskip("pyspark")
 from hopyard.engines.spark import Executors, Spark
 from hopyard.engines.supervisors import roster as module
 from hopyard.ports import LaunchInfo
-from jobs import alive, gone
+from jobs import alive, gone, until
 from played_spark import Session
-from played_supervisors import CARD, KEYS, agents_of, children, until
+from played_supervisors import CARD, KEYS, agents_of, children
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import dial
 from hopyard.engines.supervisors.ticket import Ticket, write
 from hopyard.engines.supervisors.ticket import line_of as ticket_line
-from jobs import alive, gone
-from played_supervisors import KEYS, TASK, TOKEN, agents_of, children, until
+from jobs import alive, gone, until
+from played_supervisors import KEYS, TASK, TOKEN, agents_of, children
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hopyard as hy
-from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
 from hopyard.engines.spark import Executors
@@ -26,16 +25,24 @@ from hopyard.engines.spark_jobs import explained
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
-from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, memory, script, select, troubled
+from jobs import (
+    CONFIGS,
+    agents,
+    alive,
+    digests,
+    driver,
+    free_port,
+    gone,
+    journal,
+    losses,
+    memory,
+    script,
+    select,
+    troubled,
+    until,
+)
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("spark") / "run"))
 
 
 @pytest.fixture
@@ -52,10 +59,6 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 def trouble(folder: Path, what: str, **more: Any) -> list[dict[str, Any]]:
     extra = {"at": 15, "do": what, "once": str(folder / "once"), **more}
     return [{**config, **extra} if n == 1 else config for n, config in enumerate(CONFIGS)]
-
-
-def lost(directory: Path) -> list[str]:
-    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
 
 
 def beyond_the_safe_step(directory: Path) -> list[Dispatch]:
@@ -91,7 +94,7 @@ def test_the_same_bits_as_local_processes(tmp_path: Path, engine: hy.Spark, undi
     assert digests(select(tmp_path / "local", engine=hy.Local(2, devices=None))) == undisturbed
     assert len({line.pid for line in journal(tmp_path / "spark") if isinstance(line, Joined)}) == 2
     assert gone(agents(tmp_path / "spark"))
-    assert not lost(tmp_path / "spark")
+    assert not losses(tmp_path / "spark")
 
 
 def noting(config: dict[str, Any]) -> Any:
@@ -118,7 +121,7 @@ def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: 
             assert spark.sparkContext.parallelize(range(2), 2).map(lambda row: row).count() == 2
     assert templates[0] == templates[1] and len(templates[0]) == 2
     assert gone([*templates[0]])
-    assert not lost(tmp_path / "1")
+    assert not losses(tmp_path / "1")
 
 
 @pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
@@ -127,7 +130,7 @@ def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[
     run = select(tmp_path / "run", troubled, trouble(tmp_path, what), engine=engine, heartbeat_timeout=2.0)
     assert run.status == "completed"
     assert digests(run) == undisturbed
-    assert len(lost(tmp_path / "run")) == 1, lost(tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 1, losses(tmp_path / "run")
     assert gone(agents(tmp_path / "run"))
     assert not beyond_the_safe_step(tmp_path / "run")
 
@@ -148,7 +151,7 @@ def test_a_worker_lost_five_times(tmp_path: Path, spark: Any) -> None:
     for number, config in enumerate(configs):
         config["once"] = str(tmp_path / f"once-{number}")
     run = select(tmp_path / "run", troubled, configs, engine=hy.Spark(spark, workers=1))
-    assert len(lost(tmp_path / "run")) == 5
+    assert len(losses(tmp_path / "run")) == 5
     quiet = [{"lr": config["lr"]} for config in configs]
     assert digests(run) == digests(select(tmp_path / "quiet", troubled, quiet))
 
@@ -169,7 +172,7 @@ def test_a_worker_with_nothing_to_do_is_given_back(
     run.wait()
     assert digests(run) == undisturbed[:2]
     assert len(left) == 1 and left[0].reason == "nothing to do for 1 s: it was given back"
-    assert not lost(tmp_path / "run")
+    assert not losses(tmp_path / "run")
 
 
 def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed: list[str]) -> None:
@@ -187,7 +190,7 @@ def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed:
     assert run.status == "running"
     go.touch()
     assert digests(run.wait()) == undisturbed
-    assert len(lost(tmp_path / "run")) == 1
+    assert len(losses(tmp_path / "run")) == 1
     assert gone(agents(tmp_path / "run"))
 
 
@@ -428,14 +431,6 @@ def test_the_driver_is_killed(tmp_path: Path, spark: Any, undisturbed: list[str]
     run = hy.resume(tmp_path / "run")  # in the session that is active here
     assert digests(run) == undisturbed
     assert not beyond_the_safe_step(tmp_path / "run")
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found
 
 
 def parent(process: int) -> int:

@@ -52,10 +52,6 @@ def everyone(program: hy.Program) -> list[int]:
     return [task["agent"] for task in program.summary()["tasks"] if task["agent"]]
 
 
-def values(program: hy.Program, name: str) -> list[float]:
-    return [task["values"].get(name, 0) for task in program.summary()["tasks"]]
-
-
 def frame(spark: Any, rows: int = 20000, partitions: int = 8) -> Any:
     return spark.range(0, rows, 1, partitions).withColumnRenamed("id", "a")
 
@@ -69,7 +65,7 @@ class TestItsLife:
     def test_each_task_knows_who_it_is(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, roles={"chief": 1, "ps": 1}, until="all")
         assert program.wait(90).status == "completed"
-        assert values(program, "rank") == [0, -1]
+        assert programs.values(program, "rank") == [0, -1]
         assert slots_are_free(spark)
 
     def test_parameter_servers_beside_the_driver_take_no_slot(self, spark: Any, tmp_path: Path) -> None:
@@ -131,9 +127,9 @@ class TestFeeding:
         data = frame(spark)
         rows = program.feed(data.rdd.map(tuple) if kind == "RDD" else data, epochs=2)
         assert program.wait(60).status == "completed"
-        assert rows == sum(values(program, "rows")) == 40000
-        assert sum(values(program, "total")) == 2 * sum(range(20000))
-        assert min(values(program, "rows")) > 0
+        assert rows == sum(programs.values(program, "rows")) == 40000
+        assert sum(programs.values(program, "total")) == 2 * sum(range(20000))
+        assert min(programs.values(program, "rows")) > 0
 
     def test_a_failing_worker_fails_the_feed_with_its_error(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.collects, {"fail_at": 1000})
@@ -168,7 +164,7 @@ class TestFeeding:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
         assert program.wait(60).status == "completed"
-        assert program.summary()["restarts"] == 1 and sum(values(program, "rows")) == 20000
+        assert program.summary()["restarts"] == 1 and sum(programs.values(program, "rows")) == 20000
 
 
 class TestInference:

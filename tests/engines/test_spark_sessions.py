@@ -18,17 +18,10 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import Interrupted, Joined
-from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
+from jobs import CONFIGS, agents, digests, driver, gone, journal, script
 
 pytestmark = pytest.mark.spark
 pyspark = pytest.importorskip("pyspark")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("sessions") / "run"))
 
 
 def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:

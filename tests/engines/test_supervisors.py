@@ -46,8 +46,8 @@ from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
-from jobs import alive, gone
-from played_supervisors import CARD, TASK, TOKEN, Played, children, command, until
+from jobs import alive, gone, until
+from played_supervisors import CARD, TASK, TOKEN, Played, children, command
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent import template
-from hopyard.core.facts import Lost
 from hopyard.engines.templates import MESSAGE, Refused, Templates, key_of, line_of, report_of, request, variables_of
 from jobs import (
     CONFIGS,
@@ -33,12 +32,13 @@ from jobs import (
     digests,
     driver,
     gone,
-    journal,
     linear,
+    losses,
     memory,
     script,
     select,
     troubled,
+    until,
 )
 
 pytestmark = pytest.mark.cold
@@ -206,13 +206,6 @@ def engine() -> Iterator[hy.Local]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("undisturbed") / "run"))
-
-
 def witness(config: dict[str, Any]) -> Any:
     """Notes what its process is like."""
     import atexit
@@ -291,17 +284,6 @@ def disturbed(folder: Path, what: str, engine: hy.Local, **more: Any) -> Any:
     trouble = {"at": 15, "do": what, "once": str(folder / "once")}
     configs = [{**config, **trouble} if n == 1 else config for n, config in enumerate(CONFIGS)]
     return select(folder / "run", troubled, configs, engine=engine, **more)
-
-
-def losses(directory: Path) -> list[str]:
-    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
-
-
-def until(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

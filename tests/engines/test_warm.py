@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.facts import Lost
 from hopyard.engines import spark_jobs
 from hopyard.engines.supervisors import host, pool, roster
 from hopyard.engines.supervisors.messages import (
@@ -42,9 +41,22 @@ from hopyard.engines.templates import Templates
 from hopyard.engines.warm import Warm
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
-from jobs import CONFIGS, alive, digests, driver, free_port, gone, journal, linear, script, select, troubled
+from jobs import (
+    CONFIGS,
+    alive,
+    digests,
+    driver,
+    free_port,
+    gone,
+    linear,
+    losses,
+    script,
+    select,
+    troubled,
+    until,
+)
 from played_spark import Session
-from played_supervisors import CARD, TOKEN, Played, agents_of, parent, until
+from played_supervisors import CARD, TOKEN, Played, agents_of, parent
 
 FIRST, SECOND = Prepare("{}", 1, {}, (), True), Prepare("{}", 2, {}, (), True)
 
@@ -557,10 +569,6 @@ def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) ->
         assert place.standing is None or place.standing.poll() is None
     finally:
         place.close()
-
-
-def losses(directory: Path) -> list[str]:
-    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
 
 
 ENGINES = {

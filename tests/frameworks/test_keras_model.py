@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hopyard import meter
 from hopyard.agent.runs.faults import Blame, blame
 from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks import framework_of, seed_all
@@ -34,6 +33,7 @@ from hopyard.ports import (
 )
 from hopyard.spec import Batch
 from hopyard.store.tree import decode
+from jobs import Counter
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -290,28 +290,6 @@ def test_a_large_partition_is_cut_and_nobody_can_tell(monkeypatch: pytest.Monkey
     assert [cut.train_partition(feed(1, 60, 8, shuffle)), cut.evaluate_partition(feed(2, 60, 8, None))] == sums
     assert bits(whole) == bits(cut)
     assert cut.traces == 2
-
-
-class Counter:
-    """What an agent would count."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-        self.phases: list[str] = []
-
-    def advance(self, count: int) -> None:
-        self.counts.append(count)
-
-    def enter(self, phase: str) -> None:
-        self.phases.append(phase)
-
-
-@pytest.fixture
-def counter() -> Iterator[Counter]:
-    found = Counter()
-    meter.count_with(found)
-    yield found
-    meter.count_with(None)
 
 
 @pytest.mark.parametrize(("shuffle", "part_bytes"), [(7, 1 << 28), pytest.param(None, 500, marks=pytest.mark.long)])

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard import meter
 from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import worker as working
 from hopyard.agent.runs.checkpoints import CheckpointWriter
@@ -33,7 +32,7 @@ from hopyard.store.states import LocalStore
 from hopyard.store.tree import decode
 from hopyard.training.build import Plan
 from hopyard.training.steps import gather
-from jobs import WIDTH, dataset, linear, troubled
+from jobs import WIDTH, Counter, dataset, linear, troubled
 
 CONFIG = {"lr": 0.1}
 
@@ -89,25 +88,6 @@ def test_units_over_several_partitions_are_the_units_over_each(bench: Callable[.
     assert [part.sums for part in whole.parts] == [done.parts[0].sums for done in (first, second, third)]
     assert bytes(one.arena.view(whole.memory_key)) == bytes(many.arena.view(third.memory_key))
     assert whole.hop_bytes == third.hop_bytes == 0  # it had the State in memory
-
-
-class Counter:
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def advance(self, count: int) -> None:
-        self.seen.append(count)
-
-    def enter(self, phase: str) -> None:
-        self.seen.append(phase)
-
-
-@pytest.fixture
-def counter() -> Iterator[Counter]:
-    found = Counter()
-    meter.count_with(found)
-    yield found
-    meter.count_with(None)
 
 
 def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(

@@ -27,13 +27,6 @@ select(Path("run"), troubled, {configs!r}, engine=hy.Local(2, devices=None))
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("lives") / "run"))
-
-
 def job(folder: Path, what: str) -> Path:
     trouble = {"at": 15, "do": what, "once": str(folder / "once")}
     configs = [{**config, **trouble} if n == 1 else config for n, config in enumerate(CONFIGS)]

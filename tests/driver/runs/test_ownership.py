@@ -37,13 +37,6 @@ from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, tabl
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("own") / "run"))
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -26,6 +26,7 @@ from hopyard.spark.inference.scoring import infer_meaning, probabilities
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
 from hopyard.store.layout import Layout
+from jobs import classes
 from spark_rows import NAME, spark_rows
 
 pytestmark = pytest.mark.spark
@@ -43,37 +44,8 @@ def frame(rows: int = 240) -> pd.DataFrame:
     return made
 
 
-def classes(config: dict[str, Any]) -> Any:
-    return Linear(3, 2, lr=config["lr"], batch_size=16)
-
-
 def numbers(config: dict[str, Any]) -> Any:
     return Linear(3, 1, lr=config["lr"], batch_size=16)
-
-
-@pytest.fixture(scope="module")
-def df(spark: Any) -> Any:
-    return spark.createDataFrame(frame()).repartition(2, "row").cache()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Any:
-    """An Estimator for the classes of `frame`, trained in this process."""
-
-    def made(**more: Any) -> HopyardEstimator:
-        given = {
-            "recipe": classes,
-            "config": {"lr": 0.3},
-            "outputs": "logits",
-            "featuresCols": ["a", "b", "c"],
-            "epochs": 2,
-            "partitions": 2,
-            "engine": hy.Inline(),
-            "runDirectory": str(tmp_path / "runs"),
-        }
-        return HopyardEstimator(**{name: value for name, value in {**given, **more}.items() if value is not None})
-
-    return made
 
 
 def accuracy(scored: Any, label: str = "label") -> float:
