@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection() -> Generator[None, object, object]:
     """No garbage is looked for among what the imports make: that took as long as they."""
     gc.disable()
     try:
@@ -270,7 +270,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """size ("1m") → a file system of its own of that size; needs the right to mount."""
-    made = []
+    made: list[Path] = []
 
     def mount(size: str) -> Path:
         place = tmp_path / f"disk-{len(made)}"

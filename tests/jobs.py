@@ -33,7 +33,7 @@ from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 
 WIDTH = 6
-CONFIGS = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
+CONFIGS: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -132,9 +132,9 @@ def above(program: str) -> int:
     return process
 
 
-def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
+def select(directory: Path | None, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
     """`hy.select` with all that most tests have in common."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "search": hy.Configs(CONFIGS if configs is None else configs),
         "epochs": 2,
         "metric": "val_loss",

@@ -33,6 +33,9 @@ class Recurrent(nn.Module):
 class Tied(nn.Module):
     """Encoder and decoder share one weight; a buffer that is not persistent counts calls and scales."""
 
+    calls: torch.Tensor
+    mean: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(20, 20), nn.Linear(20, 20)
@@ -74,7 +77,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
         nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 19), nn.LayerNorm(19),
         nn.GELU(), nn.Dropout(0.1), nn.Linear(19, 5),
     ),
-    "cnn": lambda: nn.Sequential(
+    "cnn": lambda: nn.Sequential(  # type: ignore[call-overload]
         nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2),
         nn.Flatten(), nn.Linear(160, 5),
     ).to(memory_format=torch.channels_last),

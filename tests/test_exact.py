@@ -154,13 +154,13 @@ def net(config: dict[str, Any]) -> Any:
                 do(config["do"])
             return found
 
-        made.train_partition = train_partition
+        made.train_partition = train_partition  # type: ignore[assignment, method-assign]
     return made
 
 
 def test_dropout_batch_norm_and_adam_in_torch(tmp_path: Path) -> None:
     """Inline, grouped; against two workers, one of which is killed, one partition at a time."""
-    configs = [{"lr": 0.01, "width": width} for width in (4, 8, 12)]
+    configs: list[dict[str, Any]] = [{"lr": 0.01, "width": width} for width in (4, 8, 12)]
     plain = select(tmp_path / "plain", net, configs, metric="val_auc", mode="max")
     assert plain.status == "completed"
     configs[1] = {**configs[1], "do": "kill", "once": str(tmp_path / "once")}

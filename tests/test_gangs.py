@@ -22,7 +22,7 @@ KEEP = hy.LocalSGD(every=2, outer=hy.Nesterov(0.7, 0.9))
 
 
 def fit(directory: Path, workers: int = 2, parallel: Any = None, config: Any = None, **more: Any) -> hy.Run:
-    arguments = {
+    arguments: dict[str, Any] = {
         "epochs": 2,
         "engine": hy.Local(workers, devices=None),
         "parallel": hy.AllReduce() if parallel is None else parallel,

@@ -157,7 +157,7 @@ def test_a_wrong_key_a_refused_login_and_a_wrong_python(hosts: Hosts, tmp_path: 
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     settings = (hosts.folder / "config").read_text().replace(str(hosts.folder / "id"), str(tmp_path / "other"))
     (tmp_path / "config").write_text(settings)
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "beta: Host key verification failed": {"ssh": f"{hosts.ssh} -o UserKnownHostsFile={tmp_path / 'known'}"},
         "beta: root@.*Permission denied": {"ssh": f"ssh -F {tmp_path / 'config'}"},
         "beta has no Python at /nowhere/python": {"python": "/nowhere/python"},
@@ -237,7 +237,7 @@ print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=
 @LONG
 def test_a_gang_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
     """Its members meet over the run's wire, and exchange gradients from host to host."""
-    arguments = {"epochs": 2, "parallel": hy.AllReduce()}
+    arguments: dict[str, Any] = {"epochs": 2, "parallel": hy.AllReduce()}
     run = hy.fit(network, {"lr": 0.05}, dataset(), engine=engine(hosts), directory=tmp_path / "run", **arguments)
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"}
     local = hy.fit(

@@ -95,7 +95,7 @@ def test_a_pickle_has_no_secrets_and_asks_hosts_again(ssh: str, monkeypatch: pyt
 
 def answer(**fields: Any) -> str:
     """What a host answers, as a line of a shell."""
-    line = json.dumps({"python": module.PYTHON, "host": "b", "time": 0} | fields)
+    line = json.dumps({"python": module.PYTHON, "host": "b", "time": 0} | fields)  # type: ignore[attr-defined]
     return f"echo; echo 'hopyard-host {line}'"
 
 

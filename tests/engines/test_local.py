@@ -58,7 +58,7 @@ def test_a_path_is_that_of_this_folder(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_values_that_are_not_allowed(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(hy.SpecError, match=message) as caught:
-        hy.Local(**arguments)  # type: ignore[arg-type]
+        hy.Local(**arguments)
     assert caught.value.exit_code == 2
 
 
@@ -71,7 +71,7 @@ def test_numpy_integers_become_plain_ones() -> None:
 @pytest.mark.parametrize("threads", [0, True, 1.0])
 def test_inline_takes_no_such_threads(threads: object) -> None:
     with pytest.raises(hy.SpecError, match=r"Inline\(threads="):
-        hy.Inline(threads=threads)  # type: ignore[arg-type]
+        hy.Inline(threads=threads)
 
 
 def test_devices_are_given_out_in_turn_and_given_back() -> None:

@@ -444,10 +444,9 @@ class Bare:
         keys = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
         card = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **keys}).encode()
         self.spark = spark
-        self.agents = hy.Spark(spark, workers=2).open(
-            LaunchInfo(lambda slot: card, lambda slot: folder / f"{slot}.log")
-        )
-        assert isinstance(self.agents, Executors)
+        agents = hy.Spark(spark, workers=2).open(LaunchInfo(lambda slot: card, lambda slot: folder / f"{slot}.log"))
+        assert isinstance(agents, Executors)
+        self.agents = agents
         self.supervisors = self.agents._supervisors
         for slot in (0, 1):
             self.agents.start(slot)

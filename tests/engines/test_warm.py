@@ -366,7 +366,7 @@ def test_a_place_is_not_lost_whose_agents_could_not_reach_the_driver_once(
     monkeypatch.setattr(host, "AGAIN_SECONDS", 0.005)
     driver_side = lasting(tmp_path, keep_idle=True)
     task, its = socket.socketpair()
-    words = Ticket("127.0.0.1", driver_side.port, TOKEN), [], its, os.getpid()
+    words: tuple[Any, ...] = Ticket("127.0.0.1", driver_side.port, TOKEN), [], its, os.getpid()
     thread = threading.Thread(target=host.supervise, args=words, kwargs={"standing": False})
     with its, task, socket.create_server(("127.0.0.1", 0)) as port:
         address = f"tcp://127.0.0.1:{port.getsockname()[1]}"

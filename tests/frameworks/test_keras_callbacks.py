@@ -166,7 +166,7 @@ def test_who_watches_batches_changes_no_bit() -> None:
     assert all(each == sums[0] for each in sums)
     assert len(seen) == 4
     assert {type(value) for logs in seen for value in logs.values()} == {float}
-    assert seen[-1]["loss"] == pytest.approx(sums[0]["loss"][0] / 28)
+    assert seen[-1]["loss"] == pytest.approx(sums[0]["loss"][0] / 28)  # type: ignore[operator]
     assert set(seen[-1]) == {"loss", "accuracy"}
 
 
@@ -234,7 +234,7 @@ def test_run_eagerly_calls_them_too() -> None:
 
 
 def refused() -> dict[str, tuple[Any, str]]:
-    kinds = keras.callbacks
+    kinds: Any = keras.callbacks
 
     class Mine(kinds.EarlyStopping):
         pass

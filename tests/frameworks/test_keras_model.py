@@ -165,7 +165,7 @@ def test_a_partition_in_one_call_is_what_fit_gives(name: str) -> None:
     sums = whole.train_partition(given)
     told = fitted.model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     assert bits(whole) == bits(fitted)
-    assert {name: total / rows for name, (total, rows) in sums.items()} == {
+    assert {name: total / rows for name, (total, rows) in sums.items()} == {  # type: ignore[operator]
         name: pytest.approx(values[0], rel=1e-6) for name, values in told.items()
     }
     assert sums["loss"][1] == 28.0
@@ -189,7 +189,7 @@ def test_evaluation_is_what_evaluate_gives(name: str) -> None:
     x, y = data(2, 28)
     wanted = trainable.model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     sums = trainable.evaluate_partition(feed(2, shuffle=None))
-    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-6)
+    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-6)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_batch_by_batch_is_the_same_as_the_partition() -> None:
     sums = whole.train_partition(feed(3, draws=None))
     parts = [single.train(batch) for batch in feed(3, draws=None)]
     assert bits(whole) == bits(single)
-    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))  # type: ignore[misc]
     assert [single.evaluate(batch)["loss"][1] for batch in feed(3)] == [8, 8, 8, 4]
 
 
@@ -531,7 +531,7 @@ def test_several_inputs_and_outputs(as_dict: bool, weighted: bool) -> None:
     assert set(wanted) == {
         "loss", "size_loss", "kind_loss", "size_mae", "kind_accuracy", "kind_weighted_accuracy",
     }  # fmt: skip
-    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-5)
+    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-5)  # type: ignore[operator]
     predicted = whole.predict(Batch(x, None, None, 28))
     assert {name: values.shape for name, values in predicted.items()} == {"size": (28, 1), "kind": (28, CLASSES)}
     assert all(type(values) is np.ndarray for values in predicted.values())
@@ -597,7 +597,7 @@ def test_without_labels_and_without_a_loss() -> None:
     sums = whole.train_partition(feed_of(x, None))
     fitted.model.fit(x, batch_size=8, shuffle=False, verbose=0)
     assert bits(whole) == bits(fitted)
-    assert whole.evaluate_partition(feed_of(x, None))["loss"][0] < sums["loss"][0]
+    assert whole.evaluate_partition(feed_of(x, None))["loss"][0] < sums["loss"][0]  # type: ignore[operator]
     assert whole.train(SingleBatch(next(iter(feed_of(x, None)))).columns)["loss"][1] == 8.0
 
 
@@ -763,16 +763,16 @@ def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
     without = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     without.compile(optimizer=None, loss="mse")
     return {
-        "object": (lambda: Model(3), r"model must be a compiled keras\.Model, got builtins\.int"),  # type: ignore[arg-type]
+        "object": (lambda: Model(3), r"model must be a compiled keras\.Model, got builtins\.int"),
         "layer": (lambda: Model(layers.Dense(1)), r"model must be a compiled keras\.Model, got keras\..*Dense"),
         "bare": (lambda: Model(bare), r"is not compiled: call model\.compile\(optimizer=…"),
         "optimizer": (lambda: Model(without), "compiled without an optimizer"),
         "averages": (lambda: Model(made(averaged)), "use_ema=True without ema_overwrite_frequency"),
         "scaled averages": (lambda: Model(made(partial(averaged, scaled=True))), "use_ema=True without ema_overwrite"),
         "weights": (
-            lambda: Model(made(plain), class_weight=[1.0, 2.0]),
+            lambda: Model(made(plain), class_weight=[1.0, 2.0]),  # type: ignore[arg-type]
             r"class_weight must be .*, got \[1\.0, 2\.0\]",
-        ),  # type: ignore[arg-type]
+        ),
         "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight must be .*, got \{'a': 1\.0\}"),  # type: ignore[dict-item]
         "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, got"),
         "nan": (lambda: Model(made(plain), class_weight={0: math.nan}), "a number >= 0, got"),
@@ -798,7 +798,7 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
 
 
 def test_memory_that_runs_out_is_told_as_such() -> None:
-    class Greedy(layers.Layer):  # type: ignore[misc]
+    class Greedy(layers.Layer):
         def call(self, x: Any) -> Any:
             rows = tf.shape(x)[0]
             return x + tf.reduce_sum(tf.fill((rows, 1 << 30, 1 << 16), 1.0))

@@ -71,6 +71,6 @@ def test_what_is_tied_stays_tied_and_what_is_strided_stays_strided() -> None:
         data = encode(capture(model))
         dirty(model, 0)
         restore(model, decode(data))
-    assert tied.module.second.weight is tied.module.first.weight
-    weight = strided.module[0].weight
+    assert tied.module.second.weight is tied.module.first.weight  # type: ignore[union-attr]
+    weight = strided.module[0].weight  # type: ignore[index]
     assert isinstance(weight, torch.Tensor) and weight.stride() == (1, 24)

@@ -53,8 +53,8 @@ class Desk:
             self.settled.append(where)
             settle(where)
 
-        self.arena.settle = watched  # type: ignore[method-assign]
-        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)
+        self.arena.settle = watched  # type: ignore[assignment, method-assign]
+        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type]
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)

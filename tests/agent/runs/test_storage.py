@@ -217,7 +217,7 @@ def test_a_state_whose_memory_is_used_again_while_it_is_sent_is_not_there(
     one, two = agent(), agent("alpha")
     assert one.network is not None and two.network is not None
     where = lay(one)
-    taken = reach_module.take
+    taken = reach_module.take  # type: ignore[attr-defined]
 
     def overwritten(*given: Any) -> Any:
         found = taken(*given)

@@ -189,7 +189,7 @@ def blocked(config: dict[str, Any]) -> Linear:
             until(lambda: b'"StoreAway"' in journaled.read_bytes())
             return store.get_at_once(ref)
 
-        LocalStore.get = get  # type: ignore[method-assign]
+        LocalStore.get = get  # type: ignore[assignment, method-assign]
     return linear_that_ends(config, lambda: None)
 
 
@@ -239,7 +239,7 @@ def logged_out(config: dict[str, Any]) -> Linear:
             until(lambda: b'"missing":[' in told.read_bytes())
             store.put_at_once(ref, data)
 
-        Arena.lay, LocalStore.put = lay, put  # type: ignore[method-assign]
+        Arena.lay, LocalStore.put = lay, put  # type: ignore[assignment, method-assign]
     return linear(config)
 
 
@@ -468,7 +468,9 @@ def test_a_recipe_with_which_no_trial_began_anew_trains_nothing(
 
 
 def test_models_are_built_with_the_recipe_that_the_journal_names(tmp_path: Path) -> None:
-    configs = [{"folder": str(tmp_path / str(number)), "times": 0, **config} for number, config in enumerate(CONFIGS)]
+    configs: list[dict[str, Any]] = [
+        {"folder": str(tmp_path / str(number)), "times": 0, **config} for number, config in enumerate(CONFIGS)
+    ]
     for config in configs[1:3]:
         config["times"] = 2
         Path(config["folder"]).mkdir()

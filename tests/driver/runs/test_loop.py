@@ -84,6 +84,9 @@ class Script:
     def paused(self) -> float:
         return 0.0
 
+    def stalls(self) -> dict[int, Any]:
+        return {}
+
     def close(self) -> None:
         self.closed += 1
 
@@ -436,8 +439,8 @@ def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
 
 
 def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:
-    here = Ready(0, "here", 10, memory="a", peer=("tcp://here:1", "key"))
-    there = Ready(1, "there", 11, memory="b", peer=("tcp://there:1", ""))
+    here = Ready(0, "here", 10, memory="a", peer="tcp://here:1")
+    there = Ready(1, "there", 11, memory="b", peer="tcp://there:1")
     it = stage([here], [FIT], [there], workers=2, spec=RunSpec(epochs=2, partitions=1, validation=1))
     it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")]]
     with pytest.raises(KeyboardInterrupt):
@@ -497,7 +500,7 @@ def test_the_journal_knows_each_slot_that_joined(stage: Callable[..., Stage]) ->
 class Endless:
     """A search that does not know how many it proposes."""
 
-    total = None
+    total: int | None = None
 
     def __init__(self, last: int | None = None) -> None:
         self.asked = 0
@@ -810,6 +813,7 @@ def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage
 
     def missed() -> list[Any]:
         slot, work = it.link.sent[-1]
+        assert isinstance(work, Work)
         return [
             Failed(at=0.0, slot=slot, lease=work.unit.lease, fault="store", error="nowhere", missing=work.unit.start)
         ]

@@ -719,7 +719,7 @@ def test_another_number_of_threads_is_said(
         patch.setattr(start, "drive", lambda ready, wait: None)  # the sentence comes before anything is trained
         hy.resume(run, engine=hy.Local(1, threads=2, devices=None))
     assert "workers have threads=2, the run was begun with 1: its results may differ in the last bits" in caplog.text
-    about = start.about_of(Layout(run))
+    about = start.about_of(Layout(run))  # type: ignore[attr-defined]
     with pytest.raises(hy.HopyardError, match="exact=True does not go on: give an engine with threads=1"):
         start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), True)
     caplog.clear()

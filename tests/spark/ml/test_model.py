@@ -68,7 +68,7 @@ class TestBinaryClassificationEvaluator:
 
         estimator = make()
         grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 1e-6}, {"lr": 0.3}]).build()
-        made = CrossValidator(
+        made: Any = CrossValidator(
             estimator=estimator,
             estimatorParamMaps=grid,
             evaluator=BinaryClassificationEvaluator(),
@@ -136,7 +136,7 @@ class TestNewColumns:
 def test_features_stay_those_of_the_training(df: Any, make: Any, tmp_path: Path) -> None:
     model = make().fit(df)
     model.save(str(tmp_path / "model"))
-    again = HopyardModel.load(str(tmp_path / "model"))
+    again: Any = HopyardModel.load(str(tmp_path / "model"))
     assert again.getFeaturesCols() == ["a", "b", "c"]
     assert again.transform(df).count() == 240
     with pytest.raises(SpecError, match=r"featuresCols of a model must stay .*\['a', 'b', 'c'\], got \['a'\]"):
