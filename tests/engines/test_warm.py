@@ -585,7 +585,7 @@ def test_nothing_stays_of_a_driver_that_is_killed_between_two_runs(tmp_path: Pat
     body = f"""
 import time
 from played_spark import Session
-from played_supervisors import CARD, TOKEN, Played, agents_of, parent, until
+from played_supervisors import CARD, TOKEN, Played, agents_of, parent
 from engines.test_warm import noting
 with {ENGINES[way].format(ssh=played_ssh(tmp_path))} as engine:
     select(Path("run"), noting, [{{"lr": 0.1, "notes": {str(notes)!r}}}], engine=engine)
