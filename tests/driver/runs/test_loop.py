@@ -448,7 +448,7 @@ def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Call
     assert [(slot, message.peer) for slot, message in it.link.sent if isinstance(message, Work)] == [
         (0, None),
         (0, None),  # it validates its own State
-        (1, ("tcp://here:1", "key")),
+        (1, "tcp://here:1"),
     ]
 
 
