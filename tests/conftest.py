@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection() -> Generator[None, object, object]:
     """No garbage is looked for among what the imports make: that took as long as they."""
     gc.disable()
     try:
@@ -219,6 +219,28 @@ def own_cache(data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
+    """Digests of the trials of `jobs.select`, by one worker in this process."""
+    from jobs import digests, select
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
+        return digests(select(tmp_path_factory.mktemp("undisturbed") / "run"))
+
+
+@pytest.fixture
+def counter() -> Iterator[Any]:
+    """What an agent would count in this process: a `jobs.Counter`."""
+    from hopyard import meter
+    from jobs import Counter
+
+    found = Counter()
+    meter.count_with(found)
+    yield found
+    meter.count_with(None)
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A classic session with two real executors of one core each, shared by all tests of this process."""
     pyspark_sql = pytest.importorskip("pyspark.sql")
@@ -248,7 +270,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """size ("1m") → a file system of its own of that size; needs the right to mount."""
-    made = []
+    made: list[Path] = []
 
     def mount(size: str) -> Path:
         place = tmp_path / f"disk-{len(made)}"

@@ -35,7 +35,7 @@ def predictions(spark: Any, folder: Path) -> None:
     np.testing.assert_allclose(found.twice, frame.a * 2)
     model = HopyardModel.load(str(folder / "model"))
     assert model.transform(df).columns[-3:] == ["rawPrediction", "probability", "prediction"]
-    classes = model.transform(df).orderBy("row").toPandas()
+    classes: Any = model.transform(df).orderBy("row").toPandas()
     np.testing.assert_array_equal(classes.prediction, np.stack(scored.prediction.tolist()).argmax(1))
     model.write().overwrite().save(str(folder / "model"))
     model.write().save(str(folder / "again"))
@@ -52,7 +52,7 @@ def predictions(spark: Any, folder: Path) -> None:
         runDirectory=str(folder / "runs"),
     )
     fitted = estimator.fit(df.withColumn("label", df.y.cast("double")))
-    right = fitted.transform(df).toPandas()
+    right: Any = fitted.transform(df).toPandas()
     assert (right.prediction == right.y).mean() > 0.7
 
 
@@ -113,7 +113,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = warm_settings()
+    settings: dict[str, Any] = warm_settings()
     os.environ["PYTHONPATH"] = settings["spark.executorEnv.PYTHONPATH"]  # the server's workers have its own
     builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").config(map=settings)
     for name in ("spark.local.dir", "spark.sql.warehouse.dir", "spark.sql.artifact.dir"):

@@ -321,7 +321,7 @@ class Hosts:
                     found[child] = words
         return found
 
-    def nothing_left(self, names: Iterable[str] = (), seconds: float = 20.0) -> bool:
+    def nothing_left(self, names: Iterable[str] = (), seconds: float = 60.0) -> bool:
         """Whether no process and no shared memory of Hopyard stays on the hosts."""
         end = time.monotonic() + seconds
         while any(self.hopyard(name) or "hopyard" in self.run(name, "ls", "/dev/shm") for name in names or self.names):

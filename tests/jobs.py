@@ -17,25 +17,26 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import hopyard as hy
+from hopyard.core.facts import Lost
 from hopyard.core.runs.events import CODEC, Joined, Line
 from hopyard.driver.runs.about import about_of, states_url
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear
-from hopyard.ports import Store
 from hopyard.spec import Batch
 from hopyard.store.arena import memory_name
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
-from hopyard.store.states import open_store
+from hopyard.store.states import FsspecStore, LocalStore, open_store
 
 WIDTH = 6
-CONFIGS = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
+CONFIGS: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -52,6 +53,11 @@ def dataset(partitions: int = 4, validation: float = 0.25, rows: int = 240) -> h
 
 def linear(config: dict[str, Any]) -> Any:
     return Linear(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+
+def classes(config: dict[str, Any]) -> Any:
+    """Of three features and two classes."""
+    return Linear(3, 2, lr=config["lr"], batch_size=16)
 
 
 class Troubled(Linear):
@@ -129,9 +135,9 @@ def above(program: str) -> int:
     return process
 
 
-def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
+def select(directory: Path | None, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
     """`hy.select` with all that most tests have in common."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "search": hy.Configs(CONFIGS if configs is None else configs),
         "epochs": 2,
         "metric": "val_loss",
@@ -141,6 +147,27 @@ def select(directory: Path, recipe: Any = linear, configs: Any = None, **more: A
     } | more
     data = arguments.pop("data") if "data" in arguments else dataset()
     return hy.select(recipe, None, data, **arguments)
+
+
+class Counter:
+    """What a meter tells of, in its order: batches (numbers) and phases (words)."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | str] = []
+
+    def advance(self, count: int) -> None:
+        self.seen.append(count)
+
+    def enter(self, phase: str) -> None:
+        self.seen.append(phase)
+
+    @property
+    def counts(self) -> list[int]:
+        return [found for found in self.seen if isinstance(found, int)]
+
+    @property
+    def phases(self) -> list[str]:
+        return [found for found in self.seen if isinstance(found, str)]
 
 
 def digests(run: Run) -> list[str]:
@@ -154,7 +181,7 @@ def journal(directory: Path) -> list[Line]:
     return list(read(Layout(directory).journal, CODEC))
 
 
-def states(directory: Path) -> Store:
+def states(directory: Path) -> LocalStore | FsspecStore:
     """The store of its States."""
     layout = Layout(directory)
     return open_store(states_url(layout, about_of(layout)))
@@ -172,6 +199,20 @@ def trials_of(directory: Path) -> list[dict[str, Any]]:
     finally:
         signal.signal(signal.SIGTERM, before)
     return json.loads(done.stdout)["trials"]
+
+
+def losses(directory: Path) -> list[str]:
+    """Why workers of this run were lost."""
+    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What the condition gives, once that is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.01)
+    return found
 
 
 def agents(directory: Path) -> list[int]:
@@ -220,7 +261,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def gone(pids: list[int], seconds: float = 1.0) -> bool:
+def gone(pids: list[int], seconds: float = 30.0) -> bool:
     """Whether all of them end within so many seconds."""
     end = time.monotonic() + seconds
     while alive(pids):

@@ -55,7 +55,7 @@ def even() -> hy.Dataset:
 
 def select(directory: Path, recipe: Any, configs: Any, **more: Any) -> Run:
     """`hy.select` with all that most tests have in common."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "search": hy.Configs(configs),
         "epochs": 2,
         "metric": "val_loss",

@@ -7,19 +7,17 @@ As a script it does so on Spark executors of one core each, in a session of its 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hopyard as hy
+from example_modules import example
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "ps_tutorial": {"steps": 1200, "sync": False},
     "parameter_server_strategy": {"steps": 600, "save": 50, "rate": 0.2, "fail": None},
@@ -31,15 +29,6 @@ ROLES: dict[str, dict[str, int]] = {
 UNTIL = {"ps_tutorial": "workers", "parameter_server_strategy": "chief"}
 KILL_AT = 200
 """Step, by which checkpoints have been written."""
-
-
-def example(name: str) -> ModuleType:
-    """The example as a module that nobody else can import, as `__main__` is for workers."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def process_of(agent: int) -> int:
@@ -57,7 +46,7 @@ def killed(
     """Launch the example, kill a task of it in training, wait for its end; how it stood then, and at which step it was
     killed. `roles`: others than ROLES[name]."""
     program = hy.launch(
-        example(name).main,
+        example(f"programs/{name}").main,
         ARGUMENTS[name],
         roles=roles or ROLES[name],
         until=UNTIL[name],

@@ -66,7 +66,7 @@ def main() -> None:
     rows.rdd.map(tuple).collect()
     spark.stop()
     session("local-cluster[1,1,1024]").stop()
-    java = SparkContext._gateway.proc
+    java = SparkContext._gateway.proc  # type: ignore[union-attr]
     java.stdin.close()  # the end of its driver is its own
     java.wait(120)
     if written.exists():

@@ -92,7 +92,7 @@ class Context:
         task.wait()
         self._cores.release()
 
-    def wait_for_tasks(self, seconds: float = 20.0) -> None:
+    def wait_for_tasks(self, seconds: float = 60.0) -> None:
         """Until none runs."""
         end = time.monotonic() + seconds
         for task in list(self.tasks):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,15 +62,6 @@ class Played:
     def all_leave(cls) -> None:
         while cls.all:
             cls.all.pop().leave()
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What the condition gives, once that is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return found
 
 
 def children(process: int) -> list[int]:

@@ -123,7 +123,7 @@ class World:
         halts = []
         for command in self.machine.handle(fact):
             if isinstance(command, Fact):
-                self.lines.append(command)  # type: ignore[arg-type]
+                self.lines.append(command)
             if isinstance(command, Renew):
                 self._agents[command.slot] = False
                 self._at_work.pop(command.slot, None)

@@ -77,7 +77,7 @@ PUBLIC = set(
         next(
             line.value
             for line in ast.parse((SOURCE / "__init__.py").read_text()).body
-            if isinstance(line, ast.Assign) and line.targets[0].id == "_WHERE"
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "_WHERE"
         )
     )
 ) | {"keras", "torch"}

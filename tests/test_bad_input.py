@@ -29,14 +29,7 @@ from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, 
 
 pytestmark = pytest.mark.slow
 
-LOCAL = {"engine": hy.Local(workers=1, devices=None)}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("bad") / "run"))
+LOCAL: dict[str, Any] = {"engine": hy.Local(workers=1, devices=None)}
 
 
 def frame(rows: int = 60) -> dict[str, Any]:
@@ -45,7 +38,7 @@ def frame(rows: int = 60) -> dict[str, Any]:
 
 
 def arrow(columns: dict[str, Any], features: Any = tuple("abcdef"), **more: Any) -> hy.Dataset:
-    made = {"label": "y", "validation": 0.25, "partitions": 4} | more
+    made: dict[str, Any] = {"label": "y", "validation": 0.25, "partitions": 4} | more
     return hy.Dataset.arrow(pa.table(columns), features=list(features), **made)
 
 
@@ -161,7 +154,7 @@ def test_a_val_metric_without_validation_rows(tmp_path: Path) -> None:
 
 def test_a_resume_of_nothing_in_particular() -> None:
     with pytest.raises(hy.SpecError, match=r"directory must be .*, got None"):
-        select(None, resume=True)  # type: ignore[arg-type]
+        select(None, resume=True)
 
 
 @pytest.mark.parametrize("engine", [hy.Inline(), LOCAL["engine"]], ids=["inline", "local"])

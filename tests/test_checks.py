@@ -28,8 +28,8 @@ from hopyard.checks import (
     sequence,
     whole,
 )
-from hopyard.core.messages import LIMIT, Checked, NoRoom, Setup, Unfit, largest, pack, unpack_up
-from hopyard.core.runs.events import Began, Done, Failed, Interrupted, decode, encode
+from hopyard.core.messages import LIMIT, NoRoom, Setup, Unfit, largest, pack, unpack_up
+from hopyard.core.runs.events import Began, Checked, Done, Failed, Interrupted, decode, encode
 from hopyard.driver.runs.session import fits
 from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear
@@ -190,7 +190,7 @@ def test_nor_are_those_of_a_store() -> None:
             raise ValueError(COMMANDS)
 
     with pytest.raises(StoreUnreachable) as caught:
-        Guarded(Odd(), "odd://").refs()  # type: ignore[arg-type]
+        Guarded(Odd(), "odd://").refs()
     assert r"ValueError: moved\x00 and \x1b[2Jcleared" in str(caught.value)
 
 

@@ -115,7 +115,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def those_that_run() -> list[object]:
-    cases, last = [], []
+    cases: list[object] = []
+    last: list[object] = []
     for page in PAGES:
         try:
             code = "\n".join(block.code for block in pages.blocks(page) if block.runs)

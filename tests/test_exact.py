@@ -30,14 +30,6 @@ from jobs import (
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    """Digests of one worker in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("exact") / "run"))
-
-
 def local(workers: int) -> hy.Local:
     return hy.Local(workers=workers, devices=None)
 
@@ -103,7 +95,7 @@ def test_when_a_worker_hangs_in_a_unit(tmp_path: Path, undisturbed: list[str]) -
     assert digests(run) == undisturbed
     (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]
     assert lost.reason.startswith("made no progress for 2 seconds in phase ")
-    assert gone(agents(run.directory), 0.2)
+    assert gone(agents(run.directory))
 
 
 def test_when_a_unit_takes_longer_than_the_user_allows(tmp_path: Path, undisturbed: list[str]) -> None:
@@ -113,7 +105,7 @@ def test_when_a_unit_takes_longer_than_the_user_allows(tmp_path: Path, undisturb
     assert len([line for line in journal(run.directory) if isinstance(line, Tick)]) == 1
     (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]
     assert lost.reason == "its unit took longer than unit_timeout=2.0 seconds"
-    assert gone(agents(run.directory), 0.2)
+    assert gone(agents(run.directory))
 
 
 def test_when_the_driver_is_killed(tmp_path: Path, undisturbed: list[str]) -> None:
@@ -130,7 +122,7 @@ select(Path("run"), troubled, configs, engine=hy.Local(2, devices=None))
     assert process.returncode == -9
     directory = tmp_path / "run"
     assert agents(directory)
-    assert gone(children(process), 1.0)
+    assert gone(children(process))
     assert hy.load(directory).status == "interrupted"
     run = hy.resume(directory)
     assert run.status == "completed"
@@ -162,13 +154,13 @@ def net(config: dict[str, Any]) -> Any:
                 do(config["do"])
             return found
 
-        made.train_partition = train_partition
+        made.train_partition = train_partition  # type: ignore[assignment, method-assign]
     return made
 
 
 def test_dropout_batch_norm_and_adam_in_torch(tmp_path: Path) -> None:
     """Inline, grouped; against two workers, one of which is killed, one partition at a time."""
-    configs = [{"lr": 0.01, "width": width} for width in (4, 8, 12)]
+    configs: list[dict[str, Any]] = [{"lr": 0.01, "width": width} for width in (4, 8, 12)]
     plain = select(tmp_path / "plain", net, configs, metric="val_auc", mode="max")
     assert plain.status == "completed"
     configs[1] = {**configs[1], "do": "kill", "once": str(tmp_path / "once")}

@@ -3,7 +3,6 @@ of them is left: no process, and no port."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,10 +11,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from example_modules import EXAMPLES, example, needs
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,25 +24,11 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is left is looked up in /proc"),
 ]
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
-GONE_SECONDS = 2.0
+PROGRAMS = EXAMPLES / "programs"
+GONE_SECONDS = 30.0
 """After the end of a program, until all of it must be gone."""
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
-
-
-def example(name: str) -> ModuleType:
-    """The example as a module that nobody else can import, as `__main__` is for workers."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ------------------------------------------------------------------------------------------------ what is left
@@ -152,7 +138,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_example_is_run_here() -> None:
     here = Path(__file__).read_text()
-    missing = [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}' not in here]
+    missing = [path.stem for path in PROGRAMS.glob("*.py") if f'"{path.stem}' not in here]
     assert not missing, f"examples without a test: {missing}"
 
 
@@ -161,7 +147,7 @@ def test_each_example_is_run_here() -> None:
 @needs("tensorflow", "sklearn")
 @pytest.mark.parametrize("sync", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
-    told = example("ps_tutorial").launch(steps=150, sync=sync, directory=tmp_path / "run")
+    told = example("programs/ps_tutorial").launch(steps=150, sync=sync, directory=tmp_path / "run")
     assert len(told) == 2
     # Asynchronously each worker's step counts; synchronously two gradients make one (a fast worker may give both).
     assert sum(worker["steps"] for worker in told) >= (300 if sync else 150)
@@ -173,7 +159,7 @@ def test_ps_tutorial(sync: bool, tmp_path: Path, watch: Watch, quiet: None) -> N
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> None:
-    first, second = example("multi_worker_mirrored").launch(epochs=10, directory=tmp_path / "run")
+    first, second = example("programs/multi_worker_mirrored").launch(epochs=10, directory=tmp_path / "run")
     assert first == second, "replicas differ"
     assert first["replicas"] == 2 and first["accuracy"] > 0.8
 
@@ -185,7 +171,7 @@ def test_multi_worker_mirrored(tmp_path: Path, watch: Watch, quiet: None) -> Non
 def test_parameter_server_strategy_goes_on_from_its_checkpoint(
     scope: str, tmp_path: Path, watch: Watch, quiet: None
 ) -> None:
-    told = example("parameter_server_strategy").launch(
+    told = example("programs/parameter_server_strategy").launch(
         steps=200, workers=1, fail=100, max_restarts=1, restart_scope=scope, directory=tmp_path / "run"
     )
     assert told["began"] >= 100, "it began from the first step again"
@@ -197,7 +183,7 @@ def test_parameter_server_strategy_goes_on_from_its_checkpoint(
 @pytest.mark.long
 @needs("tensorflow", "sklearn")
 def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
-    told = example("split_by_device").launch(steps=200, directory=tmp_path / "run")
+    told = example("programs/split_by_device").launch(steps=200, directory=tmp_path / "run")
     assert [device.partition("/device")[0] for device in told["devices"]] == [
         "/job:worker/replica:0/task:0",
         "/job:worker/replica:0/task:1",
@@ -209,7 +195,7 @@ def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
 @needs("torch", "sklearn")
 def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
     """The stock program of this name (`test_stock.py`) is run by each `make test`."""
-    first, second = example("torch_ddp").launch(epochs=4, directory=tmp_path / "run")
+    first, second = example("programs/torch_ddp").launch(epochs=4, directory=tmp_path / "run")
     assert first == second, "replicas differ"
     assert first["size"] == 2 and first["accuracy"] > 0.8
 
@@ -217,7 +203,7 @@ def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
 @pytest.mark.jax
 @needs("jax", "sklearn")
 def test_jax_data_parallel(tmp_path: Path, watch: Watch) -> None:
-    first, second = example("jax_data_parallel").launch(epochs=8, directory=tmp_path / "run")
+    first, second = example("programs/jax_data_parallel").launch(epochs=8, directory=tmp_path / "run")
     assert first == second, "replicas differ"
     assert first["devices"] == 2 and first["accuracy"] > 0.8
 
@@ -232,14 +218,14 @@ def learned(told: list[dict[str, Any]], rows: int) -> None:
 
 
 def test_streaming_feed(tmp_path: Path, watch: Watch) -> None:
-    learned(example("streaming_feed").launch(count=6, directory=tmp_path / "run"), 6 * 400)
+    learned(example("programs/streaming_feed").launch(count=6, directory=tmp_path / "run"), 6 * 400)
 
 
 @pytest.mark.spark
 def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
     import hopyard as hy
 
-    told = example("streaming_feed").launch(
+    told = example("programs/streaming_feed").launch(
         count=6, engine=hy.Spark(spark, workers=2, release_cores=True), spark=spark, directory=tmp_path / "run"
     )
     learned(told, 6 * 400)
@@ -289,7 +275,7 @@ def test_on_executors_of_one_core_each(command: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temporary), "EXAMPLE": word, "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment["PYSPARK_PYTHON"] = sys.executable  # for the one that has a session of its own
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        [sys.executable, str(PROGRAMS / f"{name}.py"), *arguments],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

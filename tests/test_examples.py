@@ -3,11 +3,9 @@ they are, with fewer trials and epochs."""
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,18 +14,12 @@ import pytest
 
 import hopyard as hy
 import hopyard.demo as demo
+from example_modules import EXAMPLES, example, needs
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 from hosts import played_ssh
 
 pytestmark = pytest.mark.slow
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +35,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = pq.read_table(demo.flights(folder))
     pq.write_table(whole.take(np.arange(0, whole.num_rows, 40)), folder / "some.parquet")
     return folder / "some.parquet"
-
-
-def example(name: str) -> ModuleType:
-    """The example as a module that nobody else can import, as `__main__` is for workers."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

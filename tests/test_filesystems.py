@@ -49,7 +49,7 @@ FAULTS = {
 }
 
 
-class Broken(MemoryFileSystem):  # type: ignore[misc]
+class Broken(MemoryFileSystem):
     """A file system of which nothing works. As all do, `exists`, `isdir` and `glob` tell nothing of that."""
 
     protocol = "broken"
@@ -66,7 +66,7 @@ class Broken(MemoryFileSystem):  # type: ignore[misc]
     def _fail(self, *arguments: Any, **more: Any) -> Any:
         raise self.fault
 
-    info = ls = _open = makedirs = pipe_file = cat_file = _fail  # type: ignore[assignment]
+    info = ls = _open = makedirs = pipe_file = cat_file = _fail
 
 
 @pytest.fixture(params=[False, True], ids=["opening", "asking"])
@@ -81,7 +81,7 @@ X = np.zeros((4, 2), "float32")
 
 def trained(store: str, directory: Path) -> Any:
     data = hy.Dataset.numpy(X, np.array([0, 1, 0, 1]), partitions=1)
-    recipe = lambda config: Linear(2, 2, lr=0.1)  # noqa: E731
+    recipe = lambda config: Linear(2, 2, lr=0.1, batch_size=4)  # noqa: E731
     return hy.fit(recipe, {}, data, epochs=1, engine=hy.Inline(), store=store, directory=directory / "run")
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Proposed
+from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Line, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import session as drive
 from hopyard.driver.runs.loop import Loop
@@ -136,7 +136,7 @@ def test_who_goes_on_knows_what_was_before(tmp_path: Path, small: tuple[Path, in
 
 def test_defects_are_seen() -> None:
     spec = RunSpec(epochs=2, partitions=2, validation=0)
-    begin = [Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]
+    begin: list[Line] = [Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]
     one = Durable(at=1.0, slot=0, ref=Ref(0, 2, 1), digest="aa", bytes=1)
     other = Durable(at=2.0, slot=1, ref=Ref(0, 2, 9), digest="bb", bytes=1)
     assert fold([*begin, one, one]).defects == []

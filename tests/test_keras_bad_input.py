@@ -131,7 +131,7 @@ def test_something_else(tmp_path: Path) -> None:
     words = ["the recipe returned a builtins.tuple, which cannot train", "return a compiled keras.Model"]
     refused(tmp_path / "run", lambda config: (compiled(sequence()), 32), *words)
     words = ["hopyard.keras.Model: model must be a compiled keras.Model, got builtins.str"]
-    refused(tmp_path / "other", lambda config: hy.keras.Model("resnet"), *words)  # type: ignore[arg-type]
+    refused(tmp_path / "other", lambda config: hy.keras.Model("resnet"), *words)
 
 
 def test_no_loss(tmp_path: Path) -> None:

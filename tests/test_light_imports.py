@@ -33,6 +33,6 @@ def test_the_garbage_collector_is_off_while_a_framework_is_imported(
         del sys.modules[name]
     monkeypatch.syspath_prepend(tmp_path)
     import jax
-    import other
+    import other  # type: ignore[import-not-found]
 
-    assert (jax.enabled, other.enabled, gc.isenabled()) == (False, True, True)
+    assert (jax.enabled, other.enabled, gc.isenabled()) == (False, True, True)  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Joined, Resumed
 from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
-from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, memory, script, select
+from jobs import CONFIGS, WIDTH, digests, driver, first_time, gone, journal, losses, memory, script, select
 
 pytestmark = pytest.mark.slow
 
@@ -100,10 +100,6 @@ def run_odd(folder: Path, configs: list[dict[str, Any]], workers: int = 1, **mor
     return select(folder / "run", odd, configs, engine=hy.Local(workers, devices=None), **more)
 
 
-def lost(folder: Path) -> list[str]:
-    return [line.reason for line in journal(folder / "run") if isinstance(line, Lost)]
-
-
 def config(folder: Path, at: Any, do: str) -> dict[str, Any]:
     return {"lr": 0.1, "at": at, "do": do, "once": str(folder / "once")}
 
@@ -120,16 +116,14 @@ def test_a_call_that_keeps_the_interpreter_longer_than_heartbeat_timeout(
 ) -> None:
     run = run_odd(tmp_path, [config(tmp_path, 7, "lock")], heartbeat_timeout=1.0)
     assert (tmp_path / "once").exists()
-    assert lost(tmp_path) == []
+    assert losses(tmp_path / "run") == []
     assert digests(run) == undisturbed
 
 
 def test_a_deadlock_beside_a_thread_that_spins(tmp_path: Path, undisturbed: list[str]) -> None:
-    begin = time.monotonic()
     run = run_odd(tmp_path, [config(tmp_path, 7, "deadlock")], stall_timeout=STALL)
-    assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
+    assert losses(tmp_path / "run") == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
-    assert time.monotonic() - begin < 30
     text = Layout(tmp_path / "run").log(0).read_text()
     assert re.search(r"no progress for \d seconds in phase 'train'; where it is:", text)
     assert text.count(" in deadlock") == 1 and text.count(" in spin") == 1
@@ -154,7 +148,7 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
 def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[str], at: str, do: str) -> None:
     run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
     assert (tmp_path / "once").exists()
-    assert lost(tmp_path) == []
+    assert losses(tmp_path / "run") == []
     assert digests(run) == undisturbed
 
 
@@ -170,20 +164,20 @@ def test_waiting_in_a_build_or_first_step_is_none(
     tmp_path: Path, undisturbed: list[str], at: str, do: str, phase: str
 ) -> None:
     run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
-    assert lost(tmp_path) == [f"made no progress for 2 seconds in phase {phase!r} (stall_timeout=2)"]
+    assert losses(tmp_path / "run") == [f"made no progress for 2 seconds in phase {phase!r} (stall_timeout=2)"]
     assert digests(run) == undisturbed
 
 
 def test_processor_time_alone_is_no_progress_in_training(tmp_path: Path, undisturbed: list[str]) -> None:
     run = run_odd(tmp_path, [config(tmp_path, 7, "burn")], stall_timeout=STALL / 2)
-    assert lost(tmp_path) == ["made no progress for 1 seconds in phase 'train' (stall_timeout=1)"]
+    assert losses(tmp_path / "run") == ["made no progress for 1 seconds in phase 'train' (stall_timeout=1)"]
     assert digests(run) == undisturbed
 
 
 def test_a_partition_that_takes_longer_than_any_timeout(tmp_path: Path, undisturbed: list[str]) -> None:
     """12 batches of 0.55 s, each of which is progress."""
     run = run_odd(tmp_path, [{"lr": 0.1, "slow": 0.55}], stall_timeout=1.5, heartbeat_timeout=1.0, epochs=1)
-    assert lost(tmp_path) == []
+    assert losses(tmp_path / "run") == []
     train = [part.seconds for line in journal(tmp_path / "run") for part in getattr(line, "parts", ())]
     assert max(train) > 1.5
     assert len(digests(run)) == 1
@@ -226,7 +220,7 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
     with pytest.raises(hy.SpecError, match=r"stall_timeout must .* -1$"):
         hy.resume(tmp_path / "run", stall_timeout=-1)
     run = hy.resume(tmp_path / "run", stall_timeout=STALL)
-    assert lost(tmp_path) == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
+    assert losses(tmp_path / "run") == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
     (resumed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Resumed)]
     assert resumed.timeouts is not None and resumed.timeouts.stall_timeout == STALL
@@ -287,8 +281,8 @@ select(Path("run"), helped({str(tmp_path)!r}, {stop}), CONFIGS[:2], engine=hy.Lo
     helpers = [int(path.name.split("-")[1]) for path in tmp_path.glob("helper-*")]
     workers = [line.pid for line in journal(tmp_path / "run") if isinstance(line, Joined)]
     assert len(helpers) == 4 and len(workers) == 2
-    assert gone(helpers + workers, 10.0)
-    end = time.monotonic() + 10
+    assert gone(helpers + workers)
+    end = time.monotonic() + 60
     while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
@@ -314,7 +308,7 @@ select(Path("run"), slow_ones({folder!r}), CONFIGS[:1], engine=hy.Local(1, devic
     process.kill()
     process.communicate(timeout=60)
     assert gone([worker, *companions], 40.0)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while left := memory(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.02)
@@ -353,7 +347,7 @@ def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
 
     run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None))
     assert run.status == "completed"
-    assert gone([int((tmp_path / "helper").read_text())], 5.0)
+    assert gone([int((tmp_path / "helper").read_text())])
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -381,4 +375,4 @@ hy.launch(main, roles={{"worker": 2}}, engine=hy.Local(2, devices=None), directo
     process.communicate(timeout=60)
     pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 8
-    assert gone(pids, 10.0)
+    assert gone(pids)

@@ -178,7 +178,7 @@ def of_feed(method: str) -> Callable[..., Any]:
     def call(**named: Any) -> Any:
         asked: list[Any] = []
         feed = object.__new__(Feed)
-        feed._batch = lambda *given: asked.extend(given) or []  # type: ignore[method-assign,func-returns-value]
+        feed._batch = lambda *given: asked.extend(given) or []  # type: ignore[method-assign]
         batches = getattr(feed, method)(**named)
         told = dict(inspect.getgeneratorlocals(batches)) if inspect.isgenerator(batches) else {}
         told.pop("self", None)
@@ -204,7 +204,7 @@ def of_program(method: str) -> Callable[..., Any]:
             )
 
         feeding = object.__new__(Feeding)
-        feeding._session = of_name  # type: ignore[method-assign,assignment]
+        feeding._session = of_name  # type: ignore[method-assign]
         program = object.__new__(Program)
         status = SimpleNamespace(error=None, status="completed", tasks=(), tensorboard_url="", ended=True)
         program._loop = SimpleNamespace(  # type: ignore[assignment]

@@ -115,7 +115,7 @@ spark.stop()
     )
     assert done.returncode == 0, done.stderr[-5000:]
     assert digests(hy.load(tmp_path / "run")) == expected
-    assert gone(agents(tmp_path / "run"), 10)
+    assert gone(agents(tmp_path / "run"))
 
 
 @pytest.mark.spark

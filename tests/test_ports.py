@@ -109,7 +109,8 @@ class Driver:
         agent = dial(context, self.card, "w", {zmq.LINGER: 0})
         agent.send(framed(Head(1, 0), pack(Hello(0))))
         agent.send(framed(Head(2, 0), pack(Ready(0, "here", 1))))
-        end, heard = time.monotonic() + SECONDS, []
+        end = time.monotonic() + SECONDS
+        heard: list[Any] = []
         while not heard and time.monotonic() < end:
             heard = self.router.receive(0.05)
         agent.close()
@@ -174,7 +175,7 @@ def test_agents_who_were_let_in_are_no_strangers(driver: Callable[[], Driver], m
             card = msgspec.structs.replace(it.card, incarnation=number)
             agent = stack.enter_context(dial(context, card, "w", {zmq.LINGER: 0}))
             event = stack.enter_context(agent.get_monitor_socket(news))
-            assert event.poll(SECONDS * 1000)
+            assert event.poll(int(SECONDS * 1000))
             assert recv_monitor_message(event)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             events.append(event)
         lines = [stack.enter_context(dialled(it.address)) for _ in range(6)]
@@ -222,7 +223,7 @@ def test_a_stranger_who_is_gone_at_once_does_not_end_the_run(
 ) -> None:
     """Bug: where the system then allows no options any more (macOS), the thread of supervisors ended, and the run."""
     gone = iter([OSError(errno.EINVAL, "Invalid argument")])
-    lasting = supervisors_module.lasting
+    lasting = supervisors_module.lasting  # type: ignore[attr-defined]
 
     def fail_once(line: socket.socket) -> None:
         if error := next(gone, None):

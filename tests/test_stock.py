@@ -7,7 +7,6 @@ docs/from-a-hand-started-cluster.md says how many lines that are, and the comman
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from example_modules import needs
 from hopyard.cli import app
 from jobs import free_port
 
@@ -41,11 +41,6 @@ MOST_LINES = 10
 RESULT = re.compile(r"(\w+ \d): loss (\d+\.\d+), accuracy (\d+\.\d+)")
 MINIMUM_ACCURACY = 0.8
 COMMAND_SECONDS = 230
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def changed(name: str) -> Path:

@@ -62,7 +62,8 @@ class Trainable(Protocol):
     A Trainable that can do more has the methods of the `Supports…` protocols below; it need not inherit from them.
     """
 
-    batch_size: int
+    batch_size: Any
+    """Rows of a batch, an integer; None: the config's `batch_size`, else 32."""
 
     @abstractmethod
     def state(self) -> Tree:

@@ -22,7 +22,7 @@ from jobs import CONFIGS, WIDTH, alive, companions, first_time, gone, journal, s
 pytestmark = pytest.mark.slow
 
 
-def eventually(found: Any, seconds: float = 20.0) -> bool:
+def eventually(found: Any, seconds: float = 60.0) -> bool:
     """Whether `found()` comes true."""
     end = time.monotonic() + seconds
     while not found():
@@ -81,9 +81,15 @@ def test_a_tree_ends_whatever_it_made_of_itself() -> None:
     os.kill(root.pid, signal.SIGSTOP)
     assert eventually(lambda: state_of(root.pid) == "T")
     Tree(root.pid).end()
-    assert root.wait(10) == -signal.SIGKILL
-    assert gone(list(found), 5.0)
+    assert root.wait(60) == -signal.SIGKILL
+    assert gone(list(found))
     assert ended(root.pid)
+
+
+def of_all_threads(process: int) -> float:
+    """Seconds of the processor that the process itself has taken."""
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_processor_time_is_that_of_the_first_thread_and_of_children() -> None:
@@ -115,9 +121,9 @@ time.sleep(600)
             if what == "thread":
                 assert process.stdout is not None
                 process.stdout.readline()
-                before = tree.cpu_seconds()
-                time.sleep(1.0)
-                assert tree.cpu_seconds() - before < 0.05
+                before, spent = tree.cpu_seconds(), of_all_threads(process.pid)
+                assert eventually(lambda spent=spent, process=process: of_all_threads(process.pid) - spent > 1.0, 60)
+                assert tree.cpu_seconds() - before < 0.5
             else:
                 before = tree.cpu_seconds()
                 assert eventually(lambda tree=tree, before=before: tree.cpu_seconds() - before > 0.8, 60)
@@ -197,4 +203,4 @@ def test_an_agent_knows_its_companion_whichever_of_them_runs_first() -> None:
         known, child = agent.stdout.readline().split()
         agent.stdin.close()
     assert known == child
-    assert gone([int(child)], 5.0)
+    assert gone([int(child)])

@@ -126,7 +126,7 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     both: Callable[..., Both], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where it goes aside, and else when it is said again."""
-    it = both(60.0)  # said again after 5 seconds
+    it = both(60.0)
     it.greet()
     handled: list[Any] = []
     threading.Thread(target=it.agent.send, args=(done(1),)).start()  # the second socket may dial later than the first
@@ -134,8 +134,10 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     monkeypatch.setattr("hopyard.driver.router.SIDE_MESSAGES", (FeedFailed,))
     it.agent.handle(FeedFailed, handled.append)
     it.until(lambda: not len(it.router._peers[0].delivery))
+    it.router._peers[0].delivery.patience = 3600.0  # seconds until it is said again: longer than a test may take
     it.router.send(0, word(1))
-    it.until(lambda: bool(handled), 4.0)
+    it.until(lambda: bool(handled))
+    it.router._peers[0].delivery.patience = 0.1
     it.router.send(0, End())
     it.until(lambda: not len(it.router._peers[0].delivery))
     assert handled == [word(1)]
@@ -191,7 +193,7 @@ def test_a_patient_sender_waits_for_a_driver_that_is_paused(both: Callable[..., 
     assert reporting.is_alive()  # nobody confirms
     assert len(it.agent._delivery) == 500
     it.until(lambda: len(it.heard) >= 3000)
-    reporting.join(10)
+    reporting.join(60)
     assert it.heard == [done(number) for number in range(3000)]
 
 
@@ -220,7 +222,7 @@ def test_an_agent_whose_messages_are_never_confirmed_ends_with_a_reason(
 
 def left_open(connection: Connection) -> None:
     """Close what a process that ended would have closed by its end."""
-    connection._thread.join(10.0)
+    connection._thread.join(60)
     connection._main.close(0)
     connection._side.close(0)
     connection._context.term()

@@ -46,7 +46,8 @@ def test_once_right_after_the_import(late: str) -> None:
 
 
 def test_now_where_it_is_there(late: str) -> None:
-    module, seen = importlib.import_module(late), []
+    module = importlib.import_module(late)
+    seen: list[ModuleType] = []
     when_imported(late, seen.append)
     assert seen == [module]
 

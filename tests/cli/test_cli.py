@@ -346,7 +346,7 @@ def test_doctor():
     assert all(name in found.stdout for name in names)
 
 
-def test_sim_says_what_was_predicted(monkeypatch):
+def test_sim_says_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
     import hopyard.sim

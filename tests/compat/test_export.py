@@ -62,7 +62,7 @@ def test_inputs_and_outputs_by_name_keep_their_names(tmp_path: Path) -> None:
 
 
 def test_a_class_of_its_own_is_written_by_keras(tmp_path: Path) -> None:
-    class Net(keras.Model):  # type: ignore[misc]
+    class Net(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.dense = keras.layers.Dense(1)

@@ -85,7 +85,7 @@ def saved(tmp_path: Path) -> Callable[[Any], str]:
 def test_numbers_that_a_tensor_cannot_hold_are_refused(saved: Callable[[Any], str], wrong: float) -> None:
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8, name="x")])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8, name="x")])
     def serve(x: Any) -> Any:
         return {"y": x}
 
@@ -104,7 +104,7 @@ def test_numbers_that_a_tensor_cannot_hold_are_refused(saved: Callable[[Any], st
 def test_types_and_dimensions_follow_the_signature(spark: Any, saved: Callable[[Any], str]) -> None:
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 2, 2], name="m"), tf.TensorSpec([None], tf.string, name="s")])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec([None, 2, 2], name="m"), tf.TensorSpec([None], tf.string, name="s")])
     def serve(m: Any, s: Any) -> Any:
         return {"sum": tf.reduce_sum(m, [1, 2]), "same": m, "count": tf.strings.length(s), "s": s}
 
@@ -125,7 +125,7 @@ def test_types_and_dimensions_follow_the_signature(spark: Any, saved: Callable[[
 def test_an_output_of_unknown_rank_is_found_out_by_a_row(spark: Any, saved: Callable[[Any], str]) -> None:
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec(None, name="x")])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec(None, name="x")])
     def serve(x: Any) -> Any:
         return {"y": x + 1}
 

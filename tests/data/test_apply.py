@@ -68,7 +68,7 @@ def test_one_hot_with_unknown_values(cache: Path, table: pa.Table) -> None:
 
 
 def test_rows_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
-    options = {"features": ["a", "words", "carrier"], "label": "late", "encode": {"carrier": "index"}}
+    options: dict[str, Any] = {"features": ["a", "words", "carrier"], "label": "late", "encode": {"carrier": "index"}}
     manifest = Dataset.arrow(table, **options).prepare(cache)
     whole = apply(manifest, table, targets=False).inputs
     columns = table.slice(0, 8).select(["a", "words", "carrier"]).to_pydict()
@@ -82,7 +82,7 @@ def test_rows_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
     assert "transform" not in str(caught.value) and "trained" not in str(caught.value)
     made = apply(manifest, holed, targets=False, drop_invalid=True)
     assert made.inputs.tobytes() == whole[[0, 3, 7]].tobytes()
-    assert (made.rows, made.source_rows, made.places.tolist()) == (3, 8, [0, 3, 7])
+    assert (made.rows, made.source_rows, made.places.tolist()) == (3, 8, [0, 3, 7])  # type: ignore[union-attr]
     made = apply(manifest, holed.slice(1, 2), targets=False, drop_invalid=True)
     assert (made.rows, made.source_rows, made.inputs.shape) == (0, 2, (0, 4))
     made = apply(manifest, table.slice(0, 8), targets=False, drop_invalid=True)
@@ -99,7 +99,7 @@ def test_rows_that_a_transform_leaves_and_that_cannot_be_encoded(cache: Path, ta
     manifest = Dataset.arrow(table, features=["a", "b"], partitions=1).prepare(cache)
     rows = pa.table({"a": [3.0, -1.0, 1.0, 2.0], "b": [0.5, 0.5, None, 0.5]})
     made = apply(manifest, rows, clean, targets=False, drop_invalid=True)
-    assert made.inputs[:, 0].tolist() == [3, 2] and made.places.tolist() == [0, 3] and made.source_rows == 4
+    assert made.inputs[:, 0].tolist() == [3, 2] and made.places.tolist() == [0, 3] and made.source_rows == 4  # type: ignore[union-attr]
     with pytest.raises(DataError, match="nobody can tell which"):
         apply(manifest, rows, nameless, targets=False, drop_invalid=True)
 

@@ -57,10 +57,11 @@ def test_seeds_and_rows_hash_apart() -> None:
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 40), max_size=12))
 def test_dealing_does_not_depend_on_blocks(partitions: int, blocks: list[int]) -> None:
-    dealer, dealt, start = Dealer(partitions), [[] for _ in range(partitions)], 0
+    dealer, start = Dealer(partitions), 0
+    dealt: list[list[int]] = [[] for _ in range(partitions)]
     for rows in blocks:
         for partition, index in dealer.deal(np.arange(start, start + rows), rows):
-            dealt[partition] += index.tolist()
+            dealt[partition] += index.tolist()  # type: ignore[union-attr]
         start += rows
     assert dealt == [list(range(p, start, partitions)) for p in range(partitions)]
     assert [len(mine) for mine in dealt] == shares(start, partitions)

@@ -28,7 +28,8 @@ ROWS = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "y": [0, 
 
 
 def arrow(table: pa.Table = ROWS, **options: Any) -> Dataset:
-    return Dataset.arrow(table, **({"features": ["a"], "label": "y", "partitions": 1} | options))
+    given: dict[str, Any] = {"features": ["a"], "label": "y", "partitions": 1} | options
+    return Dataset.arrow(table, **given)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
     nested = [[v, 1.0] for v in a]
     table = pa.table({"a": a, "good": np.arange(500.0), "nested": nested})
     pq.write_table(table, tmp_path / "f.parquet", row_group_size=100)
-    options: dict[str, Any] = {
+    roles: dict[str, dict[str, Any]] = {
         "features": {"features": ["good", "a"]},
         "single": {"features": "a"},
         "label": {"features": "good", "label": "a"},
@@ -138,7 +139,8 @@ def test_bad_numbers_are_counted_and_placed(cache: Path, tmp_path: Path, value: 
         "index": {"features": "a", "encode": {"a": "index"}},
         "standardize": {"features": ["good", "a"], "standardize": True},
         "list": {"features": ["good", "nested"]},
-    }[role]
+    }
+    options = roles[role]
     name = "nested" if role == "list" else "a"
     with pytest.raises(DataError, match=rf"column '{name}': 3 of its rows .*\n?.*row 17 of .*f\.parquet") as caught:
         Dataset.parquet(tmp_path / "f.parquet", partitions=2, **options).prepare(cache)

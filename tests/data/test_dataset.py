@@ -57,7 +57,7 @@ def test_numpy(cache: Path, read: Any) -> None:
 
 
 def test_numpy_named_inputs_targets_and_weight(cache: Path, read: Any) -> None:
-    x = {"image": np.arange(40, dtype=np.uint8).reshape(10, 2, 2), "ids": np.arange(20).reshape(10, 2)}
+    x: dict[str, Any] = {"image": np.arange(40, dtype=np.uint8).reshape(10, 2, 2), "ids": np.arange(20).reshape(10, 2)}
     y = {"image": np.arange(10.0), "kind": np.arange(10) % 2 == 0}
     manifest = Dataset.numpy(x, y, weight=np.arange(10), partitions=2).prepare(cache)
     assert {name: info.dtype for name, info in manifest.inputs.items()} == {"image": "uint8", "ids": "int64"}
@@ -74,8 +74,8 @@ def test_numpy_named_inputs_targets_and_weight(cache: Path, read: Any) -> None:
 def test_a_label_or_a_weight_never_takes_the_place_of_an_input(cache: Path, read: Any, name: str) -> None:
     """Whatever an input is called, and by each way that names columns itself."""
     n = np.arange(6.0)
-    dicts = [{name: n, "a": n + 10}, {"a": n + 20, name: n + 30}, n + 40]
-    single = [{name: n, "a": n + 10}, n + 20, n + 40]
+    dicts: list[Any] = [{name: n, "a": n + 10}, {"a": n + 20, name: n + 30}, n + 40]
+    single: list[Any] = [{name: n, "a": n + 10}, n + 20, n + 40]
     for x, y, weight in (dicts, single):
         items = [
             tuple({key: part[key][i] for key in part} if isinstance(part, dict) else part[i] for part in (x, y, weight))
@@ -517,7 +517,7 @@ def test_folders_below_a_directory_or_a_wildcard(tmp_path: Path, cache: Path, ta
     folder = hive(tmp_path / "run=7" / "hive", whole, ["year"])
     options: Any = {"features": ["a", "year"], "label": "n", "partitions": 2}
     plain = [(n, [[a, year]]) for n, a, year in zip(*whole.to_pydict().values(), strict=True)]
-    wanted = {n: np.float32(x[0]).tolist() for n, x in plain}
+    wanted = {n: np.array(x[0], np.float32).tolist() for n, x in plain}
     for source, years in ((folder, 3), (f"{folder}/year=*", 3), (f"{folder}/*/*.parquet", 3), (f"{folder}/year=*3", 1)):
         rows = everything(Dataset.parquet(source, **options), cache)
         assert rows == {n: [x] for n, x in wanted.items() if years == 3 or x[1] == 2013}

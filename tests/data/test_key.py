@@ -125,7 +125,7 @@ def test_what_cannot_be_is_refused(users: pa.Table, cache: Path, change: Any, er
 def test_a_key_may_be_null_and_anything_with_a_value(users: pa.Table, cache: Path, read: Any) -> None:
     days = pa.array([None if n % 30 == 0 else n % 30 for n in range(300)], pa.int32()).cast(pa.date32())
     users = users.append_column("day", days)
-    options = {"key": ["day", "carrier"], "partitions": 2, "seed": 2, "validation": 0.3}
+    options: dict[str, Any] = {"key": ["day", "carrier"], "partitions": 2, "seed": 2, "validation": 0.3}
     seen = [
         set((part % 30).tolist())
         for part in sides(hy.Dataset.arrow(users, features="n", **options).prepare(cache), read)

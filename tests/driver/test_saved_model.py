@@ -141,7 +141,7 @@ def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
             time.sleep(0.005)
             trial = fold(read(Path(self._config["journal"]), CODEC)).trials.get(0)
             best_is_stored = trial is not None and trial.best is not None and trial.durable_step > 4 * (trial.best + 1)
-            if best_is_stored and trial.durable_step % 4:
+            if trial is not None and best_is_stored and trial.durable_step % 4:
                 raise KeyboardInterrupt
             return super().train(batch)
 
@@ -161,7 +161,7 @@ def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pyte
     assert (about["epoch"], about["metrics"]) == (None, {})
     assert hy.load_model(tmp_path / "last").model().steps == steps
     about = json.loads((trial.save(tmp_path / "best") / "config.json").read_text())
-    assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])
+    assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])  # type: ignore[index]
 
 
 def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run], tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ pytest.importorskip("pyspark")
 from hopyard.engines.spark import Executors, Spark
 from hopyard.engines.supervisors import roster as module
 from hopyard.ports import LaunchInfo
-from jobs import alive, gone
+from jobs import alive, gone, until
 from played_spark import Session
-from played_supervisors import CARD, KEYS, agents_of, children, until
+from played_supervisors import CARD, KEYS, agents_of, children
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     made.agents.close()
     try:
         made.session.sparkContext.wait_for_tasks()
-        assert gone(sorted(made.pids), 5.0)
+        assert gone(sorted(made.pids))
     finally:
         for pid in alive(sorted(made.pids)):
             os.kill(pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ def test_its_slot_is_replaced_and_its_agent_ended(placed: Placed, agent_too: boo
     placed.replace(slot)
     until(lambda: placed.waits() == 0 and len(placed.look()) == 2)
     now = placed.look()
-    assert supervisor not in now and not alive([agent]) and gone([supervisor], 5.0)
+    assert supervisor not in now and not alive([agent]) and gone([supervisor])
     assert others < set(now.values()), "an agent that nothing was wrong with was ended"
 
 
@@ -154,7 +154,7 @@ def test_one_that_is_frozen_between_two_runs(tmp_path: Path, monkeypatch: pytest
         until(lambda: second.waits() == 0)
         os.kill(frozen, signal.SIGCONT)
         second.agents.close()
-    assert gone(sorted(pids), 5.0)
+    assert gone(sorted(pids))
 
 
 def _is_of(placed: Placed, slot: int, pid: int) -> bool:

@@ -95,7 +95,7 @@ def test_a_pickle_has_no_secrets_and_asks_hosts_again(ssh: str, monkeypatch: pyt
 
 def answer(**fields: Any) -> str:
     """What a host answers, as a line of a shell."""
-    line = json.dumps({"python": module.PYTHON, "host": "b", "time": 0} | fields)
+    line = json.dumps({"python": module.PYTHON, "host": "b", "time": 0} | fields)  # type: ignore[attr-defined]
     return f"echo; echo 'hopyard-host {line}'"
 
 
@@ -265,12 +265,12 @@ def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_pat
     path.chmod(0o700)
     login = Login([str(path)], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
     login.begin()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (tmp_path / "child").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
     login.close(time.monotonic())
-    assert gone([int((tmp_path / "child").read_text())], 2)
+    assert gone([int((tmp_path / "child").read_text())])
     assert not login._thread.is_alive()
 
 
@@ -333,7 +333,7 @@ def test_a_selection_and_a_worker_that_is_killed(tmp_path: Path, ssh: str) -> No
     assert digests(run) == digests(select(tmp_path / "inline"))
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert re.search(r"process \d+ on \S+ was killed by SIGKILL", lost.reason)
-    assert gone(agents(tmp_path / "run"), 2)
+    assert gone(agents(tmp_path / "run"))
 
 
 def launch(tmp_path: Path) -> LaunchInfo:
@@ -395,7 +395,7 @@ def test_nothing_stays_when_the_driver_or_the_line_is_killed(tmp_path: Path, ssh
     supervisor = parent(agent)
     host = parent(supervisor)
     os.kill(process.pid if what == "driver" else host, signal.SIGKILL)
-    assert gone([agent, supervisor, host], 3)
+    assert gone([agent, supervisor, host])
     (tmp_path / "go").touch()
     _, errors = process.communicate(timeout=60)
     if what == "driver":

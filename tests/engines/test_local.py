@@ -61,7 +61,7 @@ def test_a_path_is_that_of_this_folder(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_values_that_are_not_allowed(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(hy.SpecError, match=message) as caught:
-        hy.Local(**arguments)  # type: ignore[arg-type]
+        hy.Local(**arguments)
     assert caught.value.exit_code == 2
 
 
@@ -74,7 +74,7 @@ def test_numpy_integers_become_plain_ones() -> None:
 @pytest.mark.parametrize("threads", [0, True, 1.0])
 def test_inline_takes_no_such_threads(threads: object) -> None:
     with pytest.raises(hy.SpecError, match=r"Inline\(threads="):
-        hy.Inline(threads=threads)  # type: ignore[arg-type]
+        hy.Inline(threads=threads)
 
 
 class Sleepers:
@@ -146,7 +146,7 @@ def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
         one.agents.end(0)
         assert one.agents.lost() == [] and alive([pid])
     os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists():  # until somebody has waited for it
         assert one.agents.lost() == [] and time.monotonic() < until
         time.sleep(0.01)

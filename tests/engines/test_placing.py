@@ -24,8 +24,8 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import dial
 from hopyard.engines.supervisors.ticket import Ticket, write
 from hopyard.engines.supervisors.ticket import line_of as ticket_line
-from jobs import alive, gone
-from played_supervisors import KEYS, TASK, TOKEN, agents_of, children, until
+from jobs import alive, gone, until
+from played_supervisors import KEYS, TASK, TOKEN, agents_of, children
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ class Placed:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.port.close()
-        assert gone([self.supervisor, self.agent], 3)
+        assert gone([self.supervisor, self.agent])
 
 
 @pytest.fixture(params=["task", "login", "by hand"])
@@ -113,7 +113,7 @@ def test_an_agent_that_is_killed_leaves_its_place_to_the_next(placed: Placed) ->
     supervisor, agent = placed.pair()
     assert supervisor == placed.supervisor and agent != placed.agent
     placed.supervisors.end(4)
-    assert gone([agent], 3)
+    assert gone([agent])
     assert placed.supervisors.lost() == []
 
 
@@ -121,7 +121,7 @@ def test_a_supervisor_that_is_killed_takes_its_agent_along(placed: Placed) -> No
     os.kill(placed.supervisor, signal.SIGKILL)
     ((slot, reason),) = placed.lost()
     assert slot == 3 and re.fullmatch(f"its (Spark task|supervisor) on {HERE} ended", reason)
-    assert gone([placed.supervisor, placed.agent], 3)
+    assert gone([placed.supervisor, placed.agent])
     if placed.way != "task":  # Spark's jobs see to that there
         placed.supervisors.start(4)
         placed.supervisor, placed.agent = placed.pair()
@@ -133,17 +133,17 @@ def test_the_end_of_what_holds_it_ends_all(placed: Placed) -> None:
         process.wait()
     ((slot, reason),) = placed.lost()
     assert slot == 3 and re.fullmatch(f"its (executor|parent process) on {HERE} ended", reason)
-    assert gone([placed.supervisor, placed.agent], 3)
+    assert gone([placed.supervisor, placed.agent])
 
 
 def test_the_end_of_the_driver_ends_all(placed: Placed) -> None:
     """Who stands by for the next run stays."""
     placed.supervisors.close()
-    assert gone([placed.agent], 3)
+    assert gone([placed.agent])
     if placed.way == "by hand":
         assert placed.process.poll() is None and alive([placed.supervisor])
     else:
-        assert gone([placed.supervisor, placed.process.pid], 5)
+        assert gone([placed.supervisor, placed.process.pid])
 
 
 def test_a_line_that_breaks_ends_the_agent(placed: Placed) -> None:
@@ -151,7 +151,7 @@ def test_a_line_that_breaks_ends_the_agent(placed: Placed) -> None:
     next(iter(placed.supervisors._roster.supervisors.values())).line.socket.shutdown(socket.SHUT_RDWR)
     ((slot, reason),) = placed.lost()
     assert slot == 3 and reason.endswith(f"on {HERE} ended")
-    assert gone([placed.agent], 3)
+    assert gone([placed.agent])
     if placed.way != "task":
         placed.supervisors.start(3)
         placed.supervisor, placed.agent = placed.pair()
@@ -165,7 +165,7 @@ def test_the_end_of_a_logins_input_ends_all(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
         assert placed.process.stdin is not None
         placed.process.stdin.close()
-        assert gone([placed.agent, placed.supervisor, placed.process.pid], 5)
+        assert gone([placed.agent, placed.supervisor, placed.process.pid])
     finally:
         placed.close()
 
@@ -175,7 +175,7 @@ def test_a_host_process_that_is_stopped_does_not_stay_behind(tmp_path: Path) -> 
     try:
         os.kill(placed.process.pid, signal.SIGSTOP)
         placed.supervisors.close()
-        assert gone([placed.agent, placed.supervisor, placed.process.pid], 5)
+        assert gone([placed.agent, placed.supervisor, placed.process.pid])
     finally:
         placed.close()
 

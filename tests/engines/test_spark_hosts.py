@@ -61,7 +61,7 @@ select(Path("killed"), troubled, {killed!r}, epochs=6, engine=engine)
     for name, reference in {"plain": many, "encrypted": many, "killed": many[:3]}.items():
         run = hy.load(hidden / name)
         assert digests(run) == reference, name
-        assert gone(agents(hidden / name), 2)
+        assert gone(agents(hidden / name))
     for name in met:
         lines = journal(hidden / name)
         assert {line.host for line in lines if isinstance(line, Joined)} == {"alpha", "beta"}

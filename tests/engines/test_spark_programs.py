@@ -52,33 +52,20 @@ def everyone(program: hy.Program) -> list[int]:
     return [task["agent"] for task in program.summary()["tasks"] if task["agent"]]
 
 
-def values(program: hy.Program, name: str) -> list[float]:
-    return [task["values"].get(name, 0) for task in program.summary()["tasks"]]
-
-
 def frame(spark: Any, rows: int = 20000, partitions: int = 8) -> Any:
     return spark.range(0, rows, 1, partitions).withColumnRenamed("id", "a")
 
 
 def slots_are_free(spark: Any) -> bool:
-    """Whether a job gets both slots again."""
-
-    def meet(batches: Any) -> Any:
-        import time
-
-        yield from batches
-        time.sleep(0.1)
-
-    began = time.monotonic()
-    spark.range(0, 2, 1, 2).mapInArrow(meet, "id long").collect()
-    return time.monotonic() - began < 20
+    """Whether a job gets both slots again: tasks of a barrier begin together, or never."""
+    return len(spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long", barrier=True).collect()) == 2
 
 
 class TestItsLife:
     def test_each_task_knows_who_it_is(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, roles={"chief": 1, "ps": 1}, until="all")
         assert program.wait(90).status == "completed"
-        assert values(program, "rank") == [0, -1]
+        assert programs.values(program, "rank") == [0, -1]
         assert slots_are_free(spark)
 
     def test_parameter_servers_beside_the_driver_take_no_slot(self, spark: Any, tmp_path: Path) -> None:
@@ -92,15 +79,14 @@ class TestItsLife:
             ("ps", 0): "ended",
             ("ps", 1): "ended",
         }
-        assert gone(everyone(program), 2.0) and slots_are_free(spark)
+        assert gone(everyone(program)) and slots_are_free(spark)
 
     def test_an_idle_program_stops_at_once(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.idle)
         pids = notes(tmp_path, 2)
-        began = time.monotonic()
         program.stop()
-        assert time.monotonic() - began < 20  # it gives up after 30
-        assert gone([*pids.values(), *everyone(program)], 2.0)
+        assert program.done  # not so if it gives up
+        assert gone([*pids.values(), *everyone(program)])
         assert slots_are_free(spark)
 
     @pytest.mark.long
@@ -116,7 +102,7 @@ class TestItsLife:
             program.wait(120)
         assert program.status == "failed"
         pids = [int(path.read_text() or 0) for path in (tmp_path / "program" / "notes").glob("*-pid")]
-        assert gone([*filter(None, pids), *everyone(program)], 5.0) and slots_are_free(spark)
+        assert gone([*filter(None, pids), *everyone(program)]) and slots_are_free(spark)
 
     @pytest.mark.long
     def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
@@ -141,16 +127,14 @@ class TestFeeding:
         data = frame(spark)
         rows = program.feed(data.rdd.map(tuple) if kind == "RDD" else data, epochs=2)
         assert program.wait(60).status == "completed"
-        assert rows == sum(values(program, "rows")) == 40000
-        assert sum(values(program, "total")) == 2 * sum(range(20000))
-        assert min(values(program, "rows")) > 0
+        assert rows == sum(programs.values(program, "rows")) == 40000
+        assert sum(programs.values(program, "total")) == 2 * sum(range(20000))
+        assert min(programs.values(program, "rows")) > 0
 
     def test_a_failing_worker_fails_the_feed_with_its_error(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, programs.collects, {"fail_at": 1000})
-        began = time.monotonic()
         with pytest.raises(hy.ProgramFailed, match="ValueError: row of"):
             program.feed(frame(spark, 2_000_000, 8))
-        assert time.monotonic() - began < 60
         with pytest.raises(hy.ProgramFailed, match="wrong kind"):
             program.wait(30)
         assert slots_are_free(spark)
@@ -170,10 +154,8 @@ class TestFeeding:
     @pytest.mark.parametrize("who", ["worker", pytest.param("executor", marks=pytest.mark.campaign)])
     def test_killed_while_it_is_fed(self, spark: Any, tmp_path: Path, who: str) -> None:
         program = launch(spark, tmp_path, _slow, {"kill": who})
-        began = time.monotonic()
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .*(SIGKILL|lost)"):
             program.feed(frame(spark, 2_000_000, 8))
-        assert time.monotonic() - began < 60
         assert program.status == "failed"
 
     @pytest.mark.long
@@ -182,7 +164,7 @@ class TestFeeding:
         program = launch(spark, tmp_path, _slow, {"kill": who, "times": 1}, max_restarts=1)
         program.feed(frame(spark, 20000, 4))
         assert program.wait(60).status == "completed"
-        assert program.summary()["restarts"] == 1 and sum(values(program, "rows")) == 20000
+        assert program.summary()["restarts"] == 1 and sum(programs.values(program, "rows")) == 20000
 
 
 class TestInference:
@@ -211,11 +193,9 @@ class TestKills:
         args = {"who": who, "how": how}
         program = launch(spark, tmp_path, programs.misbehaves, args, roles={"worker": 1, "ps": 1})
         notes(tmp_path, 2)
-        began = time.monotonic()
         with pytest.raises(hy.ProgramFailed, match=f"{who[0]} 0 failed"):
             program.wait(60)
-        assert time.monotonic() - began < 10
-        assert gone(everyone(program), 2.0)
+        assert gone(everyone(program))
 
     @pytest.mark.long
     @pytest.mark.parametrize(
@@ -229,10 +209,10 @@ class TestKills:
             answers.collect()
         failed = time.time()
         with pytest.raises(hy.ProgramFailed, match=rf"worker 1 failed: .*{told}") as caught:
-            program.wait(10)
+            program.wait(60)
         assert caught.value.task == "worker 1"
         assert failed - float((tmp_path / "program" / "notes" / "worker-1-0-killed").read_text()) < 60
-        assert gone(everyone(program), 2.0) and slots_are_free(spark)
+        assert gone(everyone(program)) and slots_are_free(spark)
 
     @pytest.mark.long
     def test_a_frozen_supervisor_is_replaced(self, spark: Any, tmp_path: Path) -> None:
@@ -247,7 +227,7 @@ class TestKills:
         while program.summary()["restarts"] == 0 and time.monotonic() < until:
             time.sleep(0.1)
         again = notes(tmp_path, 2, restart=1)
-        assert gone([supervisor, agent, *pids.values()], 1.0), "the old agent goes on working"
+        assert gone([supervisor, agent, *pids.values()]), "the old agent goes on working"
         assert not set(again.values()) & set(pids.values())
         (tmp_path / "program" / "go").touch()
         assert program.wait(60).status == "completed"
@@ -260,7 +240,7 @@ class TestKills:
         pids = notes(tmp_path, 2)
         executor = _executor_of(pids["worker-0"])
         os.kill(executor, signal.SIGKILL)
-        assert gone([pids["worker-0"]], 2.0)
+        assert gone([pids["worker-0"]])
         (tmp_path / "program" / "go").touch()
         assert program.wait(90).status == "completed"
         assert program.summary()["restarts"] == 1

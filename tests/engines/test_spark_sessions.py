@@ -18,17 +18,10 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import Interrupted, Joined
-from jobs import CONFIGS, agents, digests, driver, gone, journal, script, select
+from jobs import CONFIGS, agents, digests, driver, gone, journal, script
 
 pytestmark = pytest.mark.spark
 pyspark = pytest.importorskip("pyspark")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("sessions") / "run"))
 
 
 def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:
@@ -69,7 +62,7 @@ select(Path("killed"), troubled, {hang!r}, engine=hy.Spark(spark, workers=2))
     assert agents(tmp_path / "killed")
     idle = [int(path.read_text()) for path in (tmp_path / "idle" / "notes").iterdir()]
     assert len(idle) == 2
-    assert gone([*agents(tmp_path / "killed"), *idle], 30)
+    assert gone([*agents(tmp_path / "killed"), *idle])
     assert digests(hy.load(tmp_path / "run")) == undisturbed
     assert digests(hy.resume(tmp_path / "killed", engine=hy.Local(2, devices=None))) == undisturbed
 
@@ -198,11 +191,11 @@ except hy.SpecError as error:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert digests(hy.load(tmp_path / "gpus")) == undisturbed
-    assert gone(agents(tmp_path / "gpus"), 2)
+    assert gone(agents(tmp_path / "gpus"))
     assert [path.name for path in seen.iterdir()] == ["cuda 7"]
     assert "session was stopped while" in (tmp_path / "said").read_text()
     assert "session was stopped; make" in (tmp_path / "again").read_text()
-    assert gone(agents(tmp_path / "run"), 2)
+    assert gone(agents(tmp_path / "run"))
     lines = journal(tmp_path / "run")
     assert [line for line in lines if isinstance(line, Joined)]
     assert isinstance(lines[-1], Interrupted) and lines[-1].reason.startswith("ResourceError: ")

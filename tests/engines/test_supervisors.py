@@ -46,8 +46,8 @@ from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
 from hopyard.system import oom
-from jobs import alive, gone
-from played_supervisors import CARD, TASK, TOKEN, Played, children, command, until
+from jobs import alive, gone, until
+from played_supervisors import CARD, TASK, TOKEN, Played, children, command
 
 
 @pytest.fixture
@@ -314,11 +314,8 @@ def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
     supervisors.start(0)
     began = time.monotonic()
     one = Played(supervisors)
-    waits = 0.0
     while full.refused < 3:
-        before = time.monotonic()
-        supervisors.lost()  # the driver's loop is not kept meanwhile
-        waits = max(waits, time.monotonic() - before)
+        supervisors.lost()
     assert one.hear() == Start(0)
     assert time.monotonic() - began > 0.2 and caplog.text.count("Too many open files") == 3
     monkeypatch.setattr(supervisors._listener, "_socket", full.listener)
@@ -380,7 +377,7 @@ def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supe
     supervisor.line.send(b'{"start": 7}\n')
     ((_, reason),) = until(supervisors.lost)
     assert "the driver orders" in reason
-    assert gone([pid], 5)
+    assert gone([pid])
 
 
 def test_what_agents_print(supervisors: Supervisors, tmp_path: Path) -> None:
@@ -439,12 +436,12 @@ def sitting(
     monkeypatch.setattr(oom.Kills, "watch", watch_and_say)
     supervisors.start(7)
     thread.start()
-    assert counts.wait(10)  # from now on a kill is one of this agent
+    assert counts.wait(60)  # from now on a kill is one of this agent
     (pid,) = until(lambda: {one for one in set(children(os.getpid())) - before if b"hopyard.agent" in command(one)})
     with task:
         yield supervisors, pid
     supervisors.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert not alive([pid])
 
@@ -485,7 +482,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
         assert supervisor._agent is not None
         kills.write_text(f"oom_kill {count}\n")
         supervisor._agent.kill()
-        assert supervisor._agent.wait(5)
+        assert supervisor._agent.wait(60)
         supervisor._look()
     supervisor._leave()
     supervisor.run()
@@ -499,7 +496,7 @@ def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]
     supervisors, pid = sitting
     os.kill(pid, signal.SIGSTOP)
     supervisors.end(7)
-    assert gone([pid], 5)
+    assert gone([pid])
     assert supervisors.lost() == []
 
 
@@ -507,7 +504,7 @@ def test_a_real_supervisor_ends_a_stopped_agent(sitting: tuple[Supervisors, int]
 def test_a_real_supervisor_leaves_when_the_driver_does(sitting: tuple[Supervisors, int]) -> None:
     supervisors, pid = sitting
     supervisors.close()
-    assert gone([pid], 1)
+    assert gone([pid])
 
 
 def test_a_task_that_steps_aside(supervisors: Supervisors) -> None:
@@ -600,7 +597,7 @@ class Placed:
         for process in (self.task, self.executor):
             process.kill()
             process.wait()
-        assert gone([self.supervisor, self.agent], 2)
+        assert gone([self.supervisor, self.agent])
 
 
 @pytest.fixture
@@ -627,7 +624,7 @@ def test_a_supervisor_is_detached_from_its_task(placed: Placed, supervisors: Sup
     until(settled)
     assert executor_of(supervisors, 3) == f"{socket.gethostname()}-{placed.executor.pid}"
     supervisors.close()
-    assert gone([placed.task.pid, placed.supervisor, placed.agent], 1)
+    assert gone([placed.task.pid, placed.supervisor, placed.agent])
 
 
 HERE = socket.gethostname()
@@ -645,19 +642,19 @@ def test_whatever_is_killed(placed: Placed, supervisors: Supervisors, what: str)
     placed.kill(what)
     ((slot, reason),) = until(supervisors.lost)
     assert slot == 3 and re.fullmatch(DIED[what], reason)
-    assert gone([placed.agent], 2)
+    assert gone([placed.agent])
     if what == "agent":
         supervisors.start(4)
         until(lambda: [pid for pid in children(placed.supervisor) if b"hopyard.agent" in command(pid)])
     else:
-        assert gone([placed.supervisor, placed.task.pid], 2)
+        assert gone([placed.supervisor, placed.task.pid])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["agent", "supervisor", "executor", "line"])
 def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors: Supervisors, what: str) -> None:
     assert supervisors.release_cores([3]) == {0: 3}
-    assert placed.task.wait(2) == 0
+    assert placed.task.wait(60) == 0
     assert supervisors.due == 0
     assert alive([placed.supervisor, placed.agent]) == [placed.supervisor, placed.agent]
     if what == "line":  # as when the driver is killed
@@ -668,7 +665,7 @@ def test_whatever_is_killed_while_its_task_is_aside(placed: Placed, supervisors:
     said = DIED | dict.fromkeys(("supervisor", "line"), f"its supervisor on {HERE} ended")
     said["executor"] += r" \(no task held it then.*"
     assert slot == 3 and re.fullmatch(said[what], reason)
-    assert gone([placed.supervisor, placed.agent], 2)
+    assert gone([placed.supervisor, placed.agent])
 
 
 def attended(supervisors: Supervisors, executor: int) -> tuple[threading.Thread, socket.socket]:
@@ -697,7 +694,7 @@ def test_an_executor_that_takes_its_task_along_is_the_cause(
     executor.kill()
     executor.wait()
     assert until(supervisors.lost) == [(7, DIED["executor"])]
-    thread.join(2)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -709,7 +706,7 @@ def test_an_executor_that_cannot_be_watched(supervisors: Supervisors, monkeypatc
     executor.kill()
     executor.wait()
     assert until(supervisors.lost) == [(7, DIED["executor"])]
-    thread.join(2)
+    thread.join(60)
     assert not thread.is_alive()
     task.close()
 

@@ -23,7 +23,6 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent import template
-from hopyard.core.facts import Lost
 from hopyard.engines.templates import MESSAGE, Refused, Templates, key_of, line_of, report_of, request, variables_of
 from jobs import (
     CONFIGS,
@@ -33,12 +32,13 @@ from jobs import (
     digests,
     driver,
     gone,
-    journal,
     linear,
+    losses,
     memory,
     script,
     select,
     troubled,
+    until,
 )
 
 pytestmark = pytest.mark.cold
@@ -206,13 +206,6 @@ def engine() -> Iterator[hy.Local]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("undisturbed") / "run"))
-
-
 def witness(config: dict[str, Any]) -> Any:
     """Notes what its process is like."""
     import atexit
@@ -293,17 +286,6 @@ def disturbed(folder: Path, what: str, engine: hy.Local, **more: Any) -> Any:
     return select(folder / "run", troubled, configs, engine=engine, **more)
 
 
-def losses(directory: Path) -> list[str]:
-    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
-
-
-def until(condition: Any, seconds: float = 40.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
     """Bug: the engine had no template for that framework any more."""
@@ -333,7 +315,7 @@ def test_a_template_that_is_killed_while_it_imports_is_replaced(tmp_path: Path) 
             os.kill(template.pid, signal.SIGCONT)
             assert third is not None
             until(lambda: third.poll() is not None or third.pid)
-            until(lambda: not Path(f"/proc/{second.pid}").exists(), 5)  # bug: it stayed a zombie
+            until(lambda: not Path(f"/proc/{second.pid}").exists())  # bug: it stayed a zombie
             third.kill()
             until(lambda: third.poll() is not None)
             third.close()
@@ -368,7 +350,7 @@ with hy.Local(2, devices=None) as engine:
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, err
     assert agents(tmp_path / "run")  # the second may be on its way still
-    assert gone(children(process), 5)
+    assert gone(children(process))
     assert not memory(tmp_path)
     assert digests(hy.resume(tmp_path / "run", engine=hy.Inline())) == undisturbed
 

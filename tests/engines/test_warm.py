@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.facts import Lost
 from hopyard.engines import spark_jobs
 from hopyard.engines.supervisors import host, pool, roster
 from hopyard.engines.supervisors.messages import (
@@ -42,9 +41,22 @@ from hopyard.engines.templates import Templates
 from hopyard.engines.warm import Warm
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
-from jobs import CONFIGS, alive, digests, driver, free_port, gone, journal, linear, script, select, troubled
+from jobs import (
+    CONFIGS,
+    alive,
+    digests,
+    driver,
+    free_port,
+    gone,
+    linear,
+    losses,
+    script,
+    select,
+    troubled,
+    until,
+)
 from played_spark import Session
-from played_supervisors import CARD, TOKEN, Played, agents_of, parent, until
+from played_supervisors import CARD, TOKEN, Played, agents_of, parent
 
 FIRST, SECOND = Prepare("{}", 1, {}, (), True), Prepare("{}", 2, {}, (), True)
 
@@ -175,7 +187,7 @@ def supervisors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Supe
     made.close()
 
 
-def rests(supervisors: Supervisors, *played: Played, seconds: float = 5.0) -> None:
+def rests(supervisors: Supervisors, *played: Played, seconds: float = 60.0) -> None:
     """End a run, in whose course these have an agent."""
     thread = threading.Thread(target=supervisors.rest)
     thread.start()
@@ -254,7 +266,7 @@ def test_others_keep_the_cores_that_they_have_for_good(on_spark: Supervisors) ->
     ended.start()
     assert one.hear() == End(0)
     one.say(Free(0))
-    ended.join(5)
+    ended.join(60)
     on_spark.renew(lambda slot: Path(), SECOND)
     on_spark.start(0)
     assert (one.hear(), one.hear()) == (SECOND, Start(0))
@@ -354,7 +366,7 @@ def test_a_place_is_not_lost_whose_agents_could_not_reach_the_driver_once(
     monkeypatch.setattr(host, "AGAIN_SECONDS", 0.005)
     driver_side = lasting(tmp_path, keep_idle=True)
     task, its = socket.socketpair()
-    words = Ticket("127.0.0.1", driver_side.port, TOKEN), [], its, os.getpid()
+    words: tuple[Any, ...] = Ticket("127.0.0.1", driver_side.port, TOKEN), [], its, os.getpid()
     thread = threading.Thread(target=host.supervise, args=words, kwargs={"standing": False})
     with its, task, socket.create_server(("127.0.0.1", 0)) as port:
         address = f"tcp://127.0.0.1:{port.getsockname()[1]}"
@@ -366,7 +378,7 @@ def test_a_place_is_not_lost_whose_agents_could_not_reach_the_driver_once(
         port.accept()[0].close()
         until(lambda: len(driver_side._roster.supervisors) == 1)
         driver_side.close()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -452,7 +464,7 @@ def test_a_template_for_each_environment_and_none_that_is_unsafe(
         assert parents[3] == os.getpid()
         assert caplog.text.count("each imports it: threads are left by what was imported") == 1
         driver_side.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and not alive([pid for pid in parents if pid != os.getpid()])
 
 
@@ -547,20 +559,16 @@ def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) ->
             victim = min(supervisors)
             os.kill(victim, signal.SIGKILL)
             (orphan,) = {template for _, template, supervisor in first if supervisor == victim}
-            assert gone([victim, orphan], 20)
+            assert gone([victim, orphan])
             found, third = place.run()
             assert found == expected
             assert {template for _, template, _ in third} & templates == templates - {orphan}
             stay = 2 if place.standing else 3  # hosts that join wait for the next driver
             everything = {pid for each in (first, second, third) for pids in each for pid in pids[:stay]}
-        assert gone([*everything], 20)
+        assert gone([*everything])
         assert place.standing is None or place.standing.poll() is None
     finally:
         place.close()
-
-
-def losses(directory: Path) -> list[str]:
-    return [line.reason for line in journal(directory) if isinstance(line, Lost)]
 
 
 ENGINES = {
@@ -577,7 +585,7 @@ def test_nothing_stays_of_a_driver_that_is_killed_between_two_runs(tmp_path: Pat
     body = f"""
 import time
 from played_spark import Session
-from played_supervisors import CARD, TOKEN, Played, agents_of, parent, until
+from played_supervisors import CARD, TOKEN, Played, agents_of, parent
 from engines.test_warm import noting
 with {ENGINES[way].format(ssh=played_ssh(tmp_path))} as engine:
     select(Path("run"), noting, [{{"lr": 0.1, "notes": {str(notes)!r}}}], engine=engine)
@@ -594,4 +602,4 @@ with {ENGINES[way].format(ssh=played_ssh(tmp_path))} as engine:
     finally:
         process.kill()
         _, errors = process.communicate(timeout=20)
-    assert gone([template, supervisor], 5), errors
+    assert gone([template, supervisor]), errors

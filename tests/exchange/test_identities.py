@@ -23,7 +23,9 @@ def net(norm: bool = False) -> torch.nn.Module:
 
 def model(optimizer: str = "SGD", weighted: bool = False, norm: bool = False, **more: Any) -> hy.torch.Model:
     module = net(norm)
-    settings = {"SGD": {"lr": 0.3}, "momentum": {"lr": 0.1, "momentum": 0.9}, "Adam": {"lr": 0.01}}[optimizer]
+    settings: dict[str, Any] = {"lr": {"SGD": 0.3, "momentum": 0.1, "Adam": 0.01}[optimizer]}
+    if optimizer == "momentum":
+        settings["momentum"] = 0.9
     kind = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
     criterion = torch.nn.CrossEntropyLoss(reduction="none" if weighted else "mean")
     metrics = {"a": hy.torch.accuracy}

@@ -96,7 +96,7 @@ def test_the_traceback_of_another_error_has_all_frames(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, [pa.record_batch({"a": [1, 2, 3, 4]})])
         with pytest.raises(AttributeError) as raised:
-            feed._queue = None
+            feed._queue = None  # type: ignore[assignment]
             next(feed.batches(4))
     text = "".join(user_traceback(raised.value))
     assert text.count("reader.py") >= 2 and text.endswith("has no attribute 'rule'\n")
@@ -295,10 +295,10 @@ def test_answers_come_in_order_as_many_as_rows(tmp_path: Path) -> None:
             sizes.append(len(batch["y"]))
             feed.answer(batch["y"] * 10)
             if len(sizes) == 4:
-                assert first.result(5) == [n * 10 for n in range(13)]
+                assert first.result(60) == [n * 10 for n in range(13)]
                 second = asked(server, 1, [numbers(100, 5)])
             if len(sizes) == 6:
-                assert second.result(5) == [n * 10 for n in range(100, 105)]
+                assert second.result(60) == [n * 10 for n in range(100, 105)]
                 feed.terminate()
         assert sizes == [4, 4, 4, 1, 4, 1]
 
@@ -306,12 +306,12 @@ def test_answers_come_in_order_as_many_as_rows(tmp_path: Path) -> None:
 def test_batches_of_inference_never_mix_partitions(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=1000) as server:
         found = [asked(server, n, [numbers(n * 1000 + k * 30, 30) for k in range(5)]) for n in range(4)]
-        later(lambda: ([one.result(10) for one in found], server.finish()))
+        later(lambda: ([one.result(60) for one in found], server.finish()))
         feed = Feed(server.queue("infer"))
         for batch in feed.batches(64):
             assert len(set(batch["y"] // 1000)) == 1
             feed.answer(list(map(str, batch["y"].tolist())))
-        assert [one.result(5) for one in found] == [[str(n * 1000 + k) for k in range(150)] for n in range(4)]
+        assert [one.result(60) for one in found] == [[str(n * 1000 + k) for k in range(150)] for n in range(4)]
 
 
 def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None
         one, two = next(batches), next(batches)
         feed.answer(one["y"])
         feed.answer(two["y"])
-        assert found.result(5) == [0, 1, 2, 3]
+        assert found.result(60) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -335,7 +335,7 @@ def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bo
             next(feed.batches(2))
         words = r"worker 0 .* 0\.3 seconds, .* ctx\.feed\('infer'\)"
         with pytest.raises(HopyardError, match=words):
-            found.result(10)
+            found.result(60)
         with pytest.raises(HopyardError, match=words):
             next(feed.batches(2))
 
@@ -350,7 +350,7 @@ def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
         for batch in feed.batches(2):
             time.sleep(0.2)
             feed.answer(batch["y"])
-        assert [sum(rows for _, rows in one.result(5)) for one in found] == [4, 4, 4]
+        assert [sum(rows for _, rows in one.result(60)) for one in found] == [4, 4, 4]
         time.sleep(0.5)  # nobody waits: no stall
         assert server.queue("infer")._requests.stalled == 0
 
@@ -365,11 +365,11 @@ def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> N
 
     with feed_server(tmp_path) as server:
         found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 0, 0, slowly())))
-        later(lambda: (found.result(10), server.finish()))
+        later(lambda: (found.result(60), server.finish()))
         feed = Feed(server.queue("infer"))
         for batch in feed.batches(4):
             feed.answer(batch["y"])
-        assert sum(rows for _, rows in found.result(5)) == 6
+        assert sum(rows for _, rows in found.result(60)) == 6
 
 
 def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
@@ -378,12 +378,12 @@ def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
         batches = feed.batches(4)
         first = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.2), 0, 0, [numbers(0, 4)])))
         feed.answer(next(batches)["y"])
-        first.result(5)
+        first.result(60)
         second = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 1, 0, [numbers(0, 4)])))
         taken = next(batches)
         time.sleep(0.6)
         feed.answer(taken["y"])
-        assert second.result(5)[0][1] == 4
+        assert second.result(60)[0][1] == 4
 
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
@@ -396,7 +396,7 @@ def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> No
         with pytest.raises(DataError, match=words):
             feed.answer(answer)
         with pytest.raises(HopyardError, match=words):
-            found.result(5)
+            found.result(60)
 
 
 def test_an_answer_that_nobody_asked_for(tmp_path: Path) -> None:
@@ -411,9 +411,9 @@ def test_an_inference_after_the_program_is_told_so(tmp_path: Path) -> None:
         server.finish()
         for found in (under_way, asked(server, 1, [numbers(0, 4)])):
             with pytest.raises(HopyardError, match="no more rows"):
-                found.result(5)
+                found.result(60)
     with pytest.raises(ConnectionError, match="before the program ends"):
-        asked(server, 2, [numbers(0, 4)]).result(5)
+        asked(server, 2, [numbers(0, 4)]).result(60)
 
 
 def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
@@ -431,9 +431,9 @@ def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
         served = later(serve)
         assert next(answers)[0].tolist() == list(range(30))
         answers.close()  # type: ignore[attr-defined]
-        assert asked(server, 1, [numbers(7000, 2)]).result(5) == [7000, 7001]
+        assert asked(server, 1, [numbers(7000, 2)]).result(60) == [7000, 7001]
         server.finish()
-        assert served.result(5)[-1] == 7000
+        assert served.result(60)[-1] == 7000
 
 
 def test_rows_that_cannot_be_computed_are_the_error_of_the_task(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_rows_that_cannot_be_computed_are_the_error_of_the_task(tmp_path: Path) 
     with feed_server(tmp_path) as server:
         found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 0, 0, broken())))
         with pytest.raises(ZeroDivisionError):
-            found.result(5)
+            found.result(60)
 
 
 def test_answers_row_by_row() -> None:
@@ -512,7 +512,7 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
             send_partition(route, worker, 0, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
         for server in driver.servers:
             server.queue("train").end()
-        got = [one.result(5) for one in found]
+        got = [one.result(60) for one in found]
         assert tuple(map(len, got)) == batches
         if uneven == "cycle":
             assert [batch["y"].tolist() for batch in got[1]] == [list(range(8))] * 5
@@ -553,7 +553,7 @@ def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Unev
             Feed(one.queue("train")).terminate()
         if main == "is over":
             one.finish()
-        assert found.result(5) == (0 if uneven == "min" else 3)
+        assert found.result(60) == (0 if uneven == "min" else 3)
 
 
 def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Path) -> None:
@@ -568,7 +568,7 @@ def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Pa
         found = later(lambda: list(Feed(zero.queue("train")).batches(10)))
         send_partition(Route((zero.endpoint, one.endpoint), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
         one.queue("train").end()
-        assert found.result(5) == []
+        assert found.result(60) == []
 
 
 @pytest.mark.parametrize("uneven", ["min", "cycle"])
@@ -593,9 +593,9 @@ def test_a_worker_that_asks_and_has_no_rows_says_so(tmp_path: Path) -> None:
         server.queue("train").uneven = "min"
         assert told.empty()
         turn = later(server.queue("train").turn, 0, 10)
-        assert told.get(timeout=5) == Count(0, False)
+        assert told.get(timeout=60) == Count(0, False)
         server.queue("train").allow(Count(0, True))
-        assert turn.result(5) == "end"
+        assert turn.result(60) == "end"
 
 
 def test_a_feed_after_a_main_that_failed_fails_too(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
             (numbers(n, 1000, 100) for n in range(9)),
         )
         with pytest.raises(HopyardError, match=words):
-            sent.result(5)
+            sent.result(60)
         server.queue("train").uneven = "min"
         with pytest.raises(HopyardError, match=words):
             next(Feed(server.queue("train")).batches(10))
@@ -704,4 +704,4 @@ def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) ->
     time.sleep(0.1)
     assert not waiting.done()
     assert not queue.put(twins[1], 0, 0, b"same")
-    assert len(waiting.result(2)) == 80
+    assert len(waiting.result(60)) == 80

@@ -164,7 +164,7 @@ def test_a_dataframe_is_fed(spark: Any, servers: list[FeedServer], partitions: i
     frame = spark.range(0, 1000, 1, partitions)
     rows = frame.mapInArrow(feeding(route(servers)), FEEDING).collect()
     end(servers)
-    shares = [one.result(10) for one in found]
+    shares = [one.result(60) for one in found]
     assert sorted(shares[0] + shares[1]) == list(range(1000))
     assert sum(row.rows for row in rows) == 1000 and len(rows) == partitions
     assert all(row.worker == row.partition % 2 and not row.unwanted for row in rows)
@@ -230,7 +230,7 @@ def test_an_rdd_is_fed(spark: Any, servers: list[FeedServer]) -> None:
     rdd = spark.sparkContext.parallelize(range(1000), 3).map(made)
     rows = rdd.mapPartitionsWithIndex(feeding_rows(route(servers))).collect()
     end(servers)
-    shares = [one.result(10) for one in found]
+    shares = [one.result(60) for one in found]
     assert sorted(map(repr, shares[0] + shares[1])) == sorted(repr(made(n)) for n in range(1000))
     assert sum(rows for _, rows, _, _ in rows) == 1000
 
@@ -243,7 +243,7 @@ def test_a_feed_that_is_terminated_ends_its_job(spark: Any, servers: list[FeedSe
 
     found = serve(servers, "train", work)
     rows = spark.range(0, 4_000_000, 1, 4).mapInArrow(feeding(route(servers)), FEEDING).collect()
-    assert [one.result(5) for one in found] == [10, 10]
+    assert [one.result(60) for one in found] == [10, 10]
     assert len(rows) == 4 and all(row.unwanted for row in rows)
     assert spark.range(3).count() == 3  # and executors are as before
 
@@ -262,7 +262,7 @@ def test_inference_of_a_dataframe(spark: Any, servers: list[FeedServer]) -> None
     assert frame.filter("twice > 1000").count() == 499
     for server in servers:
         server.finish()
-    assert [one.result(5) for one in found] == [None, None]
+    assert [one.result(60) for one in found] == [None, None]
     with pytest.raises(Exception, match="no more rows"):
         frame.count()
 

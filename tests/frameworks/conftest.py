@@ -1,15 +1,11 @@
-"""`rows.py` beside the tests, and torch's threads as they were before each test."""
+"""Torch's threads as they were before each test."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 from keras.callbacks import Callback, LambdaCallback, LearningRateScheduler
-from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built
+from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
 
 pytestmark = pytest.mark.tensorflow
 
@@ -166,7 +166,7 @@ def test_who_watches_batches_changes_no_bit() -> None:
     assert all(each == sums[0] for each in sums)
     assert len(seen) == 4
     assert {type(value) for logs in seen for value in logs.values()} == {float}
-    assert seen[-1]["loss"] == pytest.approx(sums[0]["loss"][0] / 28)
+    assert seen[-1]["loss"] == pytest.approx(sums[0]["loss"][0] / 28)  # type: ignore[operator]
     assert set(seen[-1]) == {"loss", "accuracy"}
 
 
@@ -234,7 +234,7 @@ def test_run_eagerly_calls_them_too() -> None:
 
 
 def refused() -> dict[str, tuple[Any, str]]:
-    kinds = keras.callbacks
+    kinds: Any = keras.callbacks
 
     class Mine(kinds.EarlyStopping):
         pass

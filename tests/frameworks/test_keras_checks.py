@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_nets import WIDTH, layers
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras.checks import Info, arrange, label_fault, misfit, zeros
 from hopyard.frameworks.keras.model import Model
+from keras_nets import WIDTH, layers
 
 pytestmark = pytest.mark.tensorflow
 

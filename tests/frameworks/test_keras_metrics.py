@@ -10,6 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+
+from hopyard.errors import SpecError
+from hopyard.frameworks.keras import model as keras_model
+from hopyard.frameworks.keras.metrics import is_mean
+from hopyard.frameworks.keras.model import Model
+from hopyard.spec import Sums
+from hopyard.training.steps import gather
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -26,13 +33,6 @@ from keras_nets import (
     plain,
     small,
 )
-
-from hopyard.errors import SpecError
-from hopyard.frameworks.keras import model as keras_model
-from hopyard.frameworks.keras.metrics import is_mean
-from hopyard.frameworks.keras.model import Model
-from hopyard.spec import Sums
-from hopyard.training.steps import gather
 
 pytestmark = pytest.mark.tensorflow
 
@@ -330,7 +330,7 @@ def test_several_outputs_without_names_of_their_own() -> None:
     x, _ = labels("sparse")
     y = {"two": x[:, :2], "one": x[:, 3:]}
     reports = together(
-        [trainable.evaluate_partition(feed_of(x[a:b], over(lambda v, a=a, b=b: v[a:b], y))) for a, b in pairwise(CUTS)]
+        [trainable.evaluate_partition(feed_of(x[a:b], over(lambda v, a=a, b=b: v[a:b], y))) for a, b in pairwise(CUTS)]  # type: ignore[misc]
     )
     wanted = trainable.model.evaluate(x, [y["one"], y["two"]], batch_size=8, verbose=0, return_dict=True)
     close({name: trainable.result(name, total, rows) for name, (total, rows) in reports.items()}, wanted)
@@ -448,7 +448,8 @@ def noisy() -> Model:
 
 
 def noisy_batch() -> Any:
-    return next(iter(feed_of(*labels("binary"), size=32)))
+    x, y = labels("binary")
+    return next(iter(feed_of(x, y, size=32)))
 
 
 def test_a_model_that_draws_in_inference_may_have_any_metric() -> None:
@@ -457,7 +458,7 @@ def test_a_model_that_draws_in_inference_may_have_any_metric() -> None:
 
 def test_the_check_leaves_the_generators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_model, "check_additive", lambda *holdings: None)
-    one, two = made(noisy), made(noisy)  # type: ignore[arg-type,type-var]
+    one, two = made(noisy), made(noisy)
     two._checked = True
     for each in (one, two):
         each.train(noisy_batch())

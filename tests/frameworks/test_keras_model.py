@@ -12,6 +12,28 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+from hopyard.agent.runs.faults import Blame, blame
+from hopyard.errors import HopyardError, SpecError
+from hopyard.frameworks import framework_of, seed_all
+from hopyard.frameworks.keras import runtime
+from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.keras.rows import SingleBatch
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
+from hopyard.frameworks.tree import capture, restore
+from hopyard.ports import (
+    ReportsNondeterminism,
+    SupportsEpochEnd,
+    SupportsLabelCheck,
+    SupportsPredict,
+    SupportsResult,
+    SupportsSchema,
+    SupportsSharing,
+    SupportsWholePartition,
+)
+from hopyard.spec import Batch
+from hopyard.store.tree import decode
+from jobs import Counter
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -34,28 +56,6 @@ from keras_nets import (
     small,
     with_loss,
 )
-
-from hopyard import meter
-from hopyard.agent.runs.faults import Blame, blame
-from hopyard.errors import HopyardError, SpecError
-from hopyard.frameworks import framework_of, seed_all
-from hopyard.frameworks.keras import runtime
-from hopyard.frameworks.keras.model import Model
-from hopyard.frameworks.keras.rows import SingleBatch
-from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
-from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import (
-    ReportsNondeterminism,
-    SupportsEpochEnd,
-    SupportsLabelCheck,
-    SupportsPredict,
-    SupportsResult,
-    SupportsSchema,
-    SupportsSharing,
-    SupportsWholePartition,
-)
-from hopyard.spec import Batch
-from hopyard.store.tree import decode
 
 pytestmark = pytest.mark.tensorflow
 
@@ -165,7 +165,7 @@ def test_a_partition_in_one_call_is_what_fit_gives(name: str) -> None:
     sums = whole.train_partition(given)
     told = fitted.model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     assert bits(whole) == bits(fitted)
-    assert {name: total / rows for name, (total, rows) in sums.items()} == {
+    assert {name: total / rows for name, (total, rows) in sums.items()} == {  # type: ignore[operator]
         name: pytest.approx(values[0], rel=1e-6) for name, values in told.items()
     }
     assert sums["loss"][1] == 28.0
@@ -189,7 +189,7 @@ def test_evaluation_is_what_evaluate_gives(name: str) -> None:
     x, y = data(2, 28)
     wanted = trainable.model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     sums = trainable.evaluate_partition(feed(2, shuffle=None))
-    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-6)
+    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-6)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_batch_by_batch_is_the_same_as_the_partition() -> None:
     sums = whole.train_partition(feed(3, draws=None))
     parts = [single.train(batch) for batch in feed(3, draws=None)]
     assert bits(whole) == bits(single)
-    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))  # type: ignore[misc]
     assert [single.evaluate(batch)["loss"][1] for batch in feed(3)] == [8, 8, 8, 4]
 
 
@@ -292,28 +292,6 @@ def test_a_large_partition_is_cut_and_nobody_can_tell(monkeypatch: pytest.Monkey
     assert cut.traces == 2
 
 
-class Counter:
-    """What an agent would count."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-        self.phases: list[str] = []
-
-    def advance(self, count: int) -> None:
-        self.counts.append(count)
-
-    def enter(self, phase: str) -> None:
-        self.phases.append(phase)
-
-
-@pytest.fixture
-def counter() -> Iterator[Counter]:
-    found = Counter()
-    meter.count_with(found)
-    yield found
-    meter.count_with(None)
-
-
 @pytest.mark.parametrize(("shuffle", "part_bytes"), [(7, 1 << 28), pytest.param(None, 500, marks=pytest.mark.long)])
 def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     monkeypatch: pytest.MonkeyPatch, counter: Counter, shuffle: int | None, part_bytes: int
@@ -325,7 +303,7 @@ def test_calls_take_about_ten_seconds_and_nobody_can_tell(
     whole.evaluate_partition(feed(2, 60, 8, None))
     assert sum(counter.counts) == 16
     assert len(counter.counts) < 16 or part_bytes == 500
-    counter.counts.clear()
+    counter.seen.clear()
     monkeypatch.setattr("hopyard.frameworks.keras.rows.CALL_SECONDS", 1e-9)
     cut.train_partition(feed(1, 60, 8, shuffle))
     cut.evaluate_partition(feed(2, 60, 8, None))
@@ -553,7 +531,7 @@ def test_several_inputs_and_outputs(as_dict: bool, weighted: bool) -> None:
     assert set(wanted) == {
         "loss", "size_loss", "kind_loss", "size_mae", "kind_accuracy", "kind_weighted_accuracy",
     }  # fmt: skip
-    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-5)
+    assert {name: total / rows for name, (total, rows) in sums.items()} == pytest.approx(wanted, rel=1e-5)  # type: ignore[operator]
     predicted = whole.predict(Batch(x, None, None, 28))
     assert {name: values.shape for name, values in predicted.items()} == {"size": (28, 1), "kind": (28, CLASSES)}
     assert all(type(values) is np.ndarray for values in predicted.values())
@@ -587,7 +565,11 @@ def test_weights_of_rows_are_fits_sample_weight() -> None:
 
 def test_numbers_of_numpy_are_python_s() -> None:
     ones = [Model(made(small), batch_size=8, class_weight={0: 0.5, 1: 2.0})]
-    ones += [Model(made(small), batch_size=np.int64(8), class_weight={np.int64(0): np.float32(0.5), 1: np.float64(2)})]
+    of_numpy: dict[str, Any] = {
+        "batch_size": np.int64(8),
+        "class_weight": {np.int64(0): np.float32(0.5), 1: np.float64(2)},
+    }
+    ones += [Model(made(small), **of_numpy)]
     assert len({f"{one.sharing_key} {one.batch_size!r} {one.class_weight!r}" for one in ones}) == 1
 
 
@@ -625,7 +607,7 @@ def test_without_labels_and_without_a_loss() -> None:
     sums = whole.train_partition(feed_of(x, None))
     fitted.model.fit(x, batch_size=8, shuffle=False, verbose=0)
     assert bits(whole) == bits(fitted)
-    assert whole.evaluate_partition(feed_of(x, None))["loss"][0] < sums["loss"][0]
+    assert whole.evaluate_partition(feed_of(x, None))["loss"][0] < sums["loss"][0]  # type: ignore[operator]
     assert whole.train(SingleBatch(next(iter(feed_of(x, None)))).columns)["loss"][1] == 8.0
 
 
@@ -791,16 +773,16 @@ def faulty() -> dict[str, tuple[Callable[[], Any], str]]:
     without = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     without.compile(optimizer=None, loss="mse")
     return {
-        "object": (lambda: Model(3), r"model must be a compiled keras\.Model, got builtins\.int"),  # type: ignore[arg-type]
+        "object": (lambda: Model(3), r"model must be a compiled keras\.Model, got builtins\.int"),
         "layer": (lambda: Model(layers.Dense(1)), r"model must be a compiled keras\.Model, got keras\..*Dense"),
         "bare": (lambda: Model(bare), r"is not compiled: call model\.compile\(optimizer=…"),
         "optimizer": (lambda: Model(without), "compiled without an optimizer"),
         "averages": (lambda: Model(made(averaged)), "use_ema=True without ema_overwrite_frequency"),
         "scaled averages": (lambda: Model(made(partial(averaged, scaled=True))), "use_ema=True without ema_overwrite"),
         "weights": (
-            lambda: Model(made(plain), class_weight=[1.0, 2.0]),
+            lambda: Model(made(plain), class_weight=[1.0, 2.0]),  # type: ignore[arg-type]
             r"class_weight must be .*, got \[1\.0, 2\.0\]",
-        ),  # type: ignore[arg-type]
+        ),
         "names": (lambda: Model(made(plain), class_weight={"a": 1.0}), r"class_weight must be .*, got \{'a': 1\.0\}"),  # type: ignore[dict-item]
         "negative": (lambda: Model(made(plain), class_weight={0: 1.0, 1: -1.0}), "a number >= 0, got"),
         "nan": (lambda: Model(made(plain), class_weight={0: math.nan}), "a number >= 0, got"),
@@ -826,7 +808,7 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
 
 
 def test_memory_that_runs_out_is_told_as_such() -> None:
-    class Greedy(layers.Layer):  # type: ignore[misc]
+    class Greedy(layers.Layer):
         def call(self, x: Any) -> Any:
             rows = tf.shape(x)[0]
             return x + tf.reduce_sum(tf.fill((rows, 1 << 30, 1 << 16), 1.0))

@@ -10,6 +10,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import hopyard as hy
+from hopyard.errors import SpecError
+from hopyard.frameworks.keras.model import Model
+from hopyard.frameworks.keras.state import reseed_variables, seed_variables
+from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
+from hopyard.frameworks.tree import capture, restore
+from hopyard.ports import Leaf
+from hopyard.spec import RunSpec
+from hopyard.store.tree import decode, encode
+from hopyard.training.build import Plan, build
 from keras_nets import (
     CLASSES,
     INPUTS,
@@ -29,17 +40,6 @@ from keras_nets import (
     small,
     with_loss,
 )
-
-import hopyard as hy
-from hopyard.errors import SpecError
-from hopyard.frameworks.keras.model import Model
-from hopyard.frameworks.keras.state import reseed_variables, seed_variables
-from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
-from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Leaf
-from hopyard.spec import RunSpec
-from hopyard.store.tree import decode, encode
-from hopyard.training.build import Plan, build
 
 pytestmark = pytest.mark.tensorflow
 
@@ -353,7 +353,7 @@ def in_list(kind: Callable[..., Any], **both: Any) -> tuple[Callable[[], Any], C
     return lambda: [one()], lambda: [two()]
 
 
-schedules = optimizers.schedules
+schedules: Any = optimizers.schedules
 DIFFERENT: dict[str, tuple[str, Any, Any]] = {
     "dropout": ("rate", lambda: 0.3, lambda: 0.31),
     "hidden": ("units", lambda: 5, lambda: 6),
@@ -406,7 +406,7 @@ def test_what_is_compiled_into_the_step_must_be_equal(name: str) -> None:
 
 
 def test_the_weights_of_classes_must_be_equal() -> None:
-    made_ = [of(lambda config, w=weight: Model(net(config), class_weight=w)) for weight in (None, {0: 1.5}, {0: 2.5})]
+    made_ = [of(lambda config, w=weight: Model(net(config), class_weight=w)) for weight in (None, {0: 1.5}, {0: 2.5})]  # type: ignore[misc]
     assert len(set(made_)) == 3
 
 

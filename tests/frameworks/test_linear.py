@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rows import Rows, aligned, rows
 
 from hopyard.errors import DataError, SpecError
 from hopyard.frameworks import framework_of
@@ -15,6 +14,7 @@ from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import SupportsPredict, SupportsWholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
+from rows import Rows, aligned, rows
 
 
 def go(model: Linear, feed: Any) -> list[dict[str, tuple[float, float]]]:

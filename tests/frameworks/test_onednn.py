@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_where_tensorflow_turns_it_on(
         return f"processor : 0\nmodel name : x\nflags\t\t: {flags}\n"
 
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", setting)
-    monkeypatch.setattr(onednn.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(Path, "read_text", read)
     assert onednn.expected() is on
 

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_nets import data, feed_of, layers
 from tensorflow.python.eager import context as eager
 from tensorflow.python.util import _pywrap_determinism as determinism
 
@@ -23,6 +22,7 @@ from hopyard.frameworks.tree import capture
 from hopyard.spec import RunSpec
 from hopyard.store.tree import encode
 from hopyard.training.build import Plan, build, foresee, install, named, undisturbed
+from keras_nets import data, feed_of, layers
 
 pytestmark = pytest.mark.tensorflow
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import Rows, aligned, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -32,6 +31,7 @@ from hopyard.ports import (
 )
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
+from rows import Rows, aligned, rows
 
 
 def linear(**more: Any) -> Model:
@@ -72,7 +72,7 @@ def test_trains_as_a_plain_loop_does() -> None:
         right += int((outputs.argmax(1) == y).sum())
     sums = model.train_partition(feed)
     assert sums["loss"] == (pytest.approx(loss_sum, rel=1e-12), 50.0) and sums["accuracy"] == (right, 50.0)
-    assert torch.equal(model.module.weight, net.weight) and torch.equal(model.module.bias, net.bias)
+    assert torch.equal(model.module.weight, net.weight) and torch.equal(model.module.bias, net.bias)  # type: ignore[arg-type]
 
 
 def test_batch_by_batch_is_the_same_as_the_partition() -> None:
@@ -83,7 +83,7 @@ def test_batch_by_batch_is_the_same_as_the_partition() -> None:
     sums = whole.train_partition(rows(3))
     parts = [single.train(batch) for batch in rows(3)]
     assert bits(whole) == bits(single)
-    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))  # type: ignore[misc]
 
 
 def test_a_partition_done_again_draws_the_same() -> None:
@@ -129,9 +129,9 @@ def test_weights_weigh_loss_metrics_and_rows() -> None:
     weights = torch.tensor(feed.weights).double()
     assert got["loss"] == (pytest.approx(float((each * weights).sum()), rel=1e-6), pytest.approx(float(weights.sum())))
     assert got["accuracy"][1] == got["loss"][1]
-    before = model.module.weight.clone()
+    before = model.module.weight.clone()  # type: ignore[operator]
     model.train_partition(feed)
-    assert torch.isfinite(model.module.weight).all() and not torch.equal(before, model.module.weight)
+    assert torch.isfinite(model.module.weight).all() and not torch.equal(before, model.module.weight)  # type: ignore[arg-type]
 
 
 def test_equal_weights_are_as_none() -> None:
@@ -139,7 +139,7 @@ def test_equal_weights_are_as_none() -> None:
     feed.weights = np.ones(50, np.float32)
     weighted, model = linear(loss=nn.CrossEntropyLoss(reduction="none")), linear()
     assert weighted.train_partition(feed)["loss"] == pytest.approx(model.train_partition(plain)["loss"])
-    assert torch.allclose(weighted.module.weight, model.module.weight)
+    assert torch.allclose(weighted.module.weight, model.module.weight)  # type: ignore[arg-type]
 
 
 def test_losses_of_the_wrong_shape() -> None:
@@ -195,9 +195,9 @@ def test_result_folds_numbers_and_arrays() -> None:
 
 def test_clip_norm_bounds_the_step() -> None:
     model = linear(clip_norm=1e-3)
-    before = model.module.weight.detach().clone(), model.module.bias.detach().clone()
+    before = model.module.weight.detach().clone(), model.module.bias.detach().clone()  # type: ignore[operator]
     model.train(next(iter(rows(1, size=50))))
-    moved = torch.cat([(before[0] - model.module.weight).flatten(), before[1] - model.module.bias])
+    moved = torch.cat([(before[0] - model.module.weight).flatten(), before[1] - model.module.bias])  # type: ignore[operator]
     assert float(moved.detach().norm()) == pytest.approx(1e-4, rel=1e-3)
 
 
@@ -304,7 +304,7 @@ def test_state_of_a_loss_and_extra_state_are_kept() -> None:
     one, two = build(), build()
     one.train_partition(rows(1))
     restore(two, decode(encode(capture(one))))
-    assert bits(one) == bits(two) and two.loss.notes == {"seen": 4}
+    assert bits(one) == bits(two) and two.loss.notes == {"seen": 4}  # type: ignore[attr-defined]
     one.train_partition(rows(2))
     two.train_partition(rows(2))
     assert bits(one) == bits(two)
@@ -322,7 +322,7 @@ def test_a_state_of_another_build_is_refused() -> None:
     with pytest.raises(SpecError, match=r"missing there: \['bias', 'weight'\]"):
         restore(Model(deep, torch.optim.SGD(deep.parameters()), F.cross_entropy), data)
     net = nn.Linear(20, 5)
-    groups = [{"params": [net.weight]}, {"params": [net.bias]}]
+    groups: list[dict[str, Any]] = [{"params": [net.weight]}, {"params": [net.bias]}]
     with pytest.raises(SpecError, match=r"1 param groups, .* 2"):
         restore(Model(net, torch.optim.SGD(groups), F.cross_entropy), data)
 
@@ -665,6 +665,8 @@ def test_a_loss_that_refuses_other_shapes_by_itself_is_no_fault() -> None:
 
 def test_a_loss_is_tried_as_a_copy() -> None:
     class Counting(torch.nn.Module):
+        calls: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import rows
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
@@ -20,6 +19,7 @@ from hopyard.frameworks.torch.files import load, save
 from hopyard.frameworks.torch.model import Model
 from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.torch.tensors import outputs_to_numpy
+from rows import rows
 
 
 class Tied(nn.Module):

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serve, step
 
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, digest, encode
+from swap_cases import CASES, EPOCHS, Case, P, build, dirty, never_swapped, serve, step
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +71,6 @@ def test_what_is_tied_stays_tied_and_what_is_strided_stays_strided() -> None:
         data = encode(capture(model))
         dirty(model, 0)
         restore(model, decode(data))
-    assert tied.module.second.weight is tied.module.first.weight
-    weight = strided.module[0].weight
+    assert tied.module.second.weight is tied.module.first.weight  # type: ignore[union-attr]
+    weight = strided.module[0].weight  # type: ignore[index]
     assert isinstance(weight, torch.Tensor) and weight.stride() == (1, 24)

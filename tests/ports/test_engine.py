@@ -100,10 +100,8 @@ def test_nobody_is_there_before_the_start(agents: Agents) -> None:
 
 
 @pytest.mark.slow
-def test_starting_returns_at_once_and_nothing_is_lost(agents: Agents) -> None:
-    began = time.monotonic()
-    agents.start(0)
-    assert time.monotonic() - began < 1
+def test_starting_waits_for_no_agent_and_nothing_is_lost(agents: Agents) -> None:
+    agents.start(0)  # one that never comes up: it dials a port where nobody listens
     assert agents.lost() == []
     assert agents.device(0) == "cpu"
 
@@ -181,7 +179,7 @@ def test_its_card_goes_by_pipe_alone(local: Processes, launch: LaunchInfo) -> No
     (pid,) = pids(local)
     process = Path(f"/proc/{pid}")
     assert b"0000000000" not in process.joinpath("cmdline").read_bytes()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not (environment := process.joinpath("environ").read_bytes()) and time.monotonic() < end:
         time.sleep(0.001)  # the kernel has just begun with it
     assert b"0000000000" not in environment
@@ -197,7 +195,7 @@ def test_the_end_of_its_input_ends_an_agent(local: Processes) -> None:
     (pid,) = pids(local)
     (process,) = local._running.values()
     process.stdin.close()
-    assert gone([pid], 10)  # it may still be starting
+    assert gone([pid])  # it may still be starting
 
 
 @pytest.mark.parametrize("warm", [False, True])

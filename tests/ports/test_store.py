@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -123,7 +124,7 @@ def test_an_empty_store_has_no_refs(store: Store) -> None:
 
 
 def test_takes_any_buffer(store: Store) -> None:
-    store.put(REF, memoryview(bytearray(range(64))).cast("d"))
+    store.put(REF, memoryview(bytearray(range(64))).cast("d"))  # type: ignore[arg-type]
     assert store.get(REF) == bytes(range(64))
 
 
@@ -216,7 +217,7 @@ def test_of_two_that_claim_at_once_at_most_one_owns_it(
     own: LocalStore | FsspecStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert claim(own, [], "a")
-    mark = type(own).mark
+    mark: Any = type(own).mark
     found = []
 
     def at_once(self: LocalStore | FsspecStore, name: str, number: int) -> None:

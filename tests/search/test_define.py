@@ -90,7 +90,7 @@ def test_learning_searches_take_it_and_say_the_same_after_a_resume(tmp_path: Pat
         if isinstance(line, Proposed):
             machine = fold(lines[:place])
             sampler = open_sampler(search, run._inputs.space, machine.spec.seed, machine.spec.modes)
-            assert sampler.propose(Proposer(machine, sampler, 1)._history()).config == line.config  # type: ignore[union-attr, arg-type]
+            assert sampler.propose(Proposer(machine, sampler, 1)._history()).config == line.config  # type: ignore[union-attr]
     assert "units" in run.trials[0].config and "units" not in run.to_optuna().trials[0].params
 
 
@@ -120,7 +120,7 @@ def deep(trial: Suggestions) -> dict[str, Any]:
 def test_what_is_tried_first_has_what_the_function_returns() -> None:
     """Bug: it had the parameters alone."""
     first = enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3, "units1": 4}])
-    assert first.configs == ({"depth": 2, "units0": 3, "units1": 4, "units": [3, 4]},)
+    assert first.configs == ({"depth": 2, "units0": 3, "units1": 4, "units": [3, 4]},)  # type: ignore[union-attr]
     with pytest.raises(SpecError, match="no 'units1'"):
         enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3}])
     with pytest.raises(SpecError, match="no parameter 'width'"):
@@ -145,7 +145,7 @@ def twice(trial: Suggestions) -> None:
 
 def breaks(trial: Suggestions) -> None:
     trial.suggest_float("lr", 0, 1)
-    trial.report(0.5, 1)  # type: ignore[attr-defined]
+    trial.report(0.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(kind: str, sea
             trial.suggest_int("depth", 1, 3)
         return {"lr": trial.suggest_float("lr", 0.1, 0.2)}
 
-    space = function if kind == "function" else hy.Space(lr=lambda config: calls.append(1) or len(calls))  # type: ignore[func-returns-value]
+    space = function if kind == "function" else hy.Space(lr=lambda config: calls.append(1) or len(calls))
     with pytest.raises(SpecError, match=r"called again with"):
         hy.select(
             linear, space, dataset(), search=search, epochs=1, metric="loss", mode="min", engine=hy.Inline(),

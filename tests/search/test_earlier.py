@@ -17,7 +17,7 @@ from jobs import dataset, linear
 SPACE = hy.Space(lr=hy.uniform(0.0, 1.0))
 
 
-def studied(directions: Sequence[str] = ("minimize",), name: str = "lr") -> Any:
+def studied(directions: Sequence[Any] = ("minimize",), name: str = "lr") -> Any:
     """Return a study of 30 trials, best where the parameter is 0.2; one failed, one is open."""
     import optuna
 
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_from_another_repeats_none_of_its_trials(tmp_path: Pa
 
     first = searched(hy.TPE(3, batch=1), "first")
     more = hy.Optuna(study=first.to_optuna(), trials=3, batch=1)
-    assert more.sampler.__name__ == "TPESampler"
+    assert more.sampler.__name__ == "TPESampler"  # type: ignore[union-attr]
     run = searched(more, "more")
     rates = [trial.config["lr"] for trial in (*first.trials, *run.trials)]
     assert len(set(rates)) == 6

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import pytest
 
 from hopyard.sparkapi import workers
@@ -9,10 +12,10 @@ from hopyard.sparkapi import workers
 
 def test_imported_modules_are_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(workers.gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     monkeypatch.setattr(workers, "_modules", 0)
     modules = {f"m{number}": None for number in range(250)}
-    monkeypatch.setattr(workers.sys, "modules", modules)
+    monkeypatch.setattr(sys, "modules", modules)
     for _ in range(3):
         workers.freeze_imports()
     modules.update({f"few{number}": None for number in range(99)})

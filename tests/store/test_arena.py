@@ -57,7 +57,7 @@ def ref(step: int) -> Ref:
 
 def test_what_is_laid_can_be_taken(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, MB)
-    tree = {"x": np.arange(100.0), "lr": 0.1}
+    tree: dict[str, Any] = {"x": np.arange(100.0), "lr": 0.1}
     where = arena.lay(ref(1), plan(tree))
     taken = take(tmp_path, where, ref(1))
     assert taken is not None and taken.data.readonly

@@ -9,7 +9,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections import Counter, OrderedDict, namedtuple
 from typing import Any
 
@@ -293,19 +292,26 @@ def test_digest_is_blake3() -> None:
     assert digest(memoryview(bytearray(100))) == digest(bytes(100))
 
 
-def test_small_states_are_fast() -> None:
+def test_small_states_take_few_calls() -> None:
+    """What a small State costs is calls of Python functions: 130 µs to write this one, and 46 to read it."""
     rng = np.random.default_rng(0)
     tree = {f"l{n}": rng.normal(size=(25, 50)).astype(np.float32) for n in range(20)}
     buffer = bytearray(plan(tree).total)
 
-    def best(work: Any) -> float:
-        times = []
-        for _ in range(50):
-            start = time.thread_time()
-            work()
-            times.append(time.thread_time() - start)
-        return min(times)
+    def calls(work: Any) -> int:
+        count = 0
 
-    # measured 130 and 46 µs; a slow processor gets ten times that
-    assert best(lambda: plan(tree).write(buffer)) < 1.3e-3
-    assert best(lambda: decode(buffer)) < 0.5e-3
+        def see(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(see)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
+        return count
+
+    assert calls(lambda: plan(tree).write(buffer)) <= 10 * len(tree)
+    assert calls(lambda: decode(buffer)) <= 10 * len(tree)

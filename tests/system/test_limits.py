@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 import pytest
@@ -23,9 +24,9 @@ def test_the_limit_is_raised_as_far_as_is_needed(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, count: int, after: int, allowed: int
 ) -> None:
     limit = [soft, hard]
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda what: tuple(limit))
-    monkeypatch.setattr(limits.resource, "setrlimit", lambda what, values: limit.__setitem__(slice(None), values))
-    monkeypatch.setattr(limits.os, "listdir", lambda folder: [str(number) for number in range(10)])
+    monkeypatch.setattr(resource, "getrlimit", lambda what: tuple(limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, values: limit.__setitem__(slice(None), values))
+    monkeypatch.setattr(os, "listdir", lambda folder: [str(number) for number in range(10)])
     assert limits.allow_files(count) == allowed
     assert limit == [after, hard]
 
@@ -34,8 +35,8 @@ def test_a_system_that_refuses_leaves_what_there_is(monkeypatch: pytest.MonkeyPa
     def refuse(what: int, values: tuple[int, int]) -> None:
         raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (256, 1 << 40))
-    monkeypatch.setattr(limits.resource, "setrlimit", refuse)
-    monkeypatch.setattr(limits.os, "listdir", lambda folder: ["0", "1"])
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1 << 40))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(os, "listdir", lambda folder: ["0", "1"])
     assert limits.allow_files(1000) == 254
     limits.allow_all_files()

@@ -68,7 +68,7 @@ class Account:
         os.chown(self.home, uid, uid)
         self._world = world
         self._identity: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": [], "umask": 0o022}
-        places = [
+        places: list[str | Path] = [
             sys.base_prefix,
             sysconfig.get_path("purelib"),
             Path(hy.__file__).parents[1],
@@ -655,7 +655,8 @@ def test_shared_memory_of_another_user_is_neither_opened_nor_removed(stranger: A
 
 def test_a_name_that_somebody_takes_meanwhile(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: whoever sees `.hopyard-task-x` may make `hopyard-task-x`, and the rename failed."""
-    make, taken = tempfile.mkdtemp, []
+    make = tempfile.mkdtemp
+    taken: list[Any] = []
 
     def watched(**how: Any) -> str:
         made = Path(make(**how))

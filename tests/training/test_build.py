@@ -77,7 +77,7 @@ def test_the_context_says_what_the_data_is() -> None:
     assert seen == [hy.RecipeContext("cpu", {"inputs": ((WIDTH,), "float32")}, 2, build_seed(3, 2), 2, rows, 1)]
     assert seen[0].rows == sum(rows) == about.manifest.train_rows
     assert built.context is seen[0] and not built.reads_epochs
-    assert seen[0].epochs == 1 and built.reads_epochs
+    assert seen[0].epochs == 1 and built.reads_epochs  # type: ignore[union-attr]
 
 
 def test_the_context_counts_the_codes_of_categories() -> None:
@@ -188,7 +188,7 @@ def test_a_trainable_that_lacks_a_method_is_refused_by_name() -> None:
             return {"loss": (1.0, 1)}
 
     with pytest.raises(TypeError, match=r"abstract class Forgetful .*abstract method '?load"):
-        build(plan(lambda config: Forgetful()), 0, {})
+        build(plan(lambda config: Forgetful()), 0, {})  # type: ignore[abstract]
 
 
 def test_the_batch_size_is_the_models_or_the_configs_or_keras() -> None:

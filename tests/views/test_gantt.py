@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-import time
 
 import pytest
 
@@ -48,14 +47,12 @@ def test_before_anything_happened(good):
     assert data(html(good[:1]))["start"] == []
 
 
-def test_100_bytes_a_unit_and_seconds_for_many(play):
+def test_100_bytes_a_unit(play):
     world = World(
         RunSpec(epochs=2, partitions=16, validation=4, trials=100, group=1), 20, lengths(100, 0.5, 0.1, 0), keep=True
     )
     world.run()
-    began = time.thread_time()
     page = html(world.journal)
-    assert time.thread_time() - began < 5
     assert len(data(page)["start"]) >= 4000
     assert len(page) < 100 * len(data(page)["start"])
 

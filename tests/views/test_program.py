@@ -8,7 +8,18 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.programs.events import CODEC, Assigned, Ended, Launched, Over, Reported, Reserved, Running, spec_of
+from hopyard.core.programs.events import (
+    CODEC,
+    Assigned,
+    Ended,
+    Launched,
+    Over,
+    ProgramLine,
+    Reported,
+    Reserved,
+    Running,
+    spec_of,
+)
 from hopyard.core.programs.placement import Place, Task
 from hopyard.errors import JournalError
 from hopyard.store.journal import read
@@ -16,7 +27,7 @@ from hopyard.views.program import report, summarize
 
 PLACE = Place(0, "a", 1, "10.0.0.1", (1, 2, 3))
 TASKS = (Task("worker", 0, 0, 0, 0, 2, 0), Task("worker", 1, 1, 1, 1, 2, 0))
-LINES = [
+LINES: list[ProgramLine] = [
     Launched(at=1.0, spec=spec_of({"worker": 2}, None, name="train"), about={"engine": "local"}),
     Reserved(at=2.0, place=PLACE),
     Assigned(at=3.0, restart=1, tasks=TASKS, incarnations=(1, 2)),

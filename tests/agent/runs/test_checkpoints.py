@@ -53,12 +53,12 @@ class Desk:
             self.settled.append(where)
             settle(where)
 
-        self.arena.settle = watched  # type: ignore[method-assign]
-        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)
+        self.arena.settle = watched  # type: ignore[assignment, method-assign]
+        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type]
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         self.store.put(ref, data)
@@ -78,11 +78,11 @@ class Desk:
 
     def hear(self, count: int) -> list[Any]:
         with self.news:
-            assert self.news.wait_for(lambda: len(self.told) >= count, 10)
+            assert self.news.wait_for(lambda: len(self.told) >= count, 60)
             return self.told
 
     def until(self, test: Callable[[], bool]) -> None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not test():
             assert time.monotonic() < end
             time.sleep(0.001)
@@ -290,7 +290,7 @@ def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:
     closing = threading.Thread(target=desk.checkpoints.close)
     closing.start()
     desk.gate.set()
-    closing.join(10)
+    closing.join(60)
     assert desk.puts == [Ref(9, 1, 1), Ref(1, 4, 3)]
     assert not desk.checkpoints._thread.is_alive()
     desk.arena.close()

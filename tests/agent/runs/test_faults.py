@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def like(module: str, name: str, base: type[Exception] = RuntimeError) -> type[E
         (like("jaxlib._jax", "XlaRuntimeError")("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"), "memory"),
     ],
 )
-def test_whose_fault_it_was(error: BaseException, fault: str) -> None:
+def test_whose_fault_it_was(error: BaseException, fault: Any) -> None:
     assert blame(error, accelerated=False) == Blame(fault, False)
 
 

@@ -62,7 +62,7 @@ def test_who_waits_for_a_peer_is_woken(member, sent):
     thread = threading.Thread(target=connect)
     thread.start()
     member.give_up(GiveUpUnit(7, 7))
-    thread.join(10)
+    thread.join(60)
     assert errors == ["the gang's unit was given up before its members met"]
     assert sent[0] == Publish(3, 7, "here/1", b"")
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard import meter
 from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import worker as working
 from hopyard.agent.runs.checkpoints import CheckpointWriter
@@ -33,7 +32,7 @@ from hopyard.store.states import LocalStore
 from hopyard.store.tree import decode
 from hopyard.training.build import Plan
 from hopyard.training.steps import gather
-from jobs import WIDTH, dataset, linear, troubled
+from jobs import WIDTH, Counter, dataset, linear, troubled
 
 CONFIG = {"lr": 0.1}
 
@@ -44,7 +43,7 @@ class Bench:
     def __init__(
         self, folder: Path, recipe: Any = linear, slot: int = 0, limit: int = 1 << 22, store: Any = None, **spec: Any
     ) -> None:
-        asked = {"epochs": 2, "partitions": 4, "validation": 4, "metric": "val_loss"} | spec
+        asked: dict[str, Any] = {"epochs": 2, "partitions": 4, "validation": 4, "metric": "val_loss"} | spec
         self.store = store or LocalStore(folder / "states")
         self.arena = Arena(folder / "memory", slot, limit)
         self.told: list[Any] = []
@@ -52,6 +51,11 @@ class Bench:
         self.checkpoints = CheckpointWriter(slot, guarded, self.arena, self.told.append)
         self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
         self.worker = Worker(slot, self.plan, guarded, self.arena, self.checkpoints)
+
+    def check(self) -> Checked:
+        found = self.worker.check(0, CONFIG)
+        assert isinstance(found, Checked)
+        return found
 
     def train(self, lease: int, *partitions: int, start: Done | None = None, at: Ref | None = None, **more: Any) -> Any:
         where = start.memory_key if start is not None else ""
@@ -89,25 +93,6 @@ def test_units_over_several_partitions_are_the_units_over_each(bench: Callable[.
     assert [part.sums for part in whole.parts] == [done.parts[0].sums for done in (first, second, third)]
     assert bytes(one.arena.view(whole.memory_key)) == bytes(many.arena.view(third.memory_key))
     assert whole.hop_bytes == third.hop_bytes == 0  # it had the State in memory
-
-
-class Counter:
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def advance(self, count: int) -> None:
-        self.seen.append(count)
-
-    def enter(self, phase: str) -> None:
-        self.seen.append(phase)
-
-
-@pytest.fixture
-def counter() -> Iterator[Counter]:
-    found = Counter()
-    meter.count_with(found)
-    yield found
-    meter.count_with(None)
 
 
 def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(
@@ -166,10 +151,10 @@ def test_a_state_that_a_peer_does_not_give_is_asked_for_at_once(
     maker, taker = bench(slot=0), bench(slot=1)
     done = maker.train(1, 0)
     unit = Unit(2, 0, "train", 0, (1,), Ref(0, 1, 1), done.memory_key)
-    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
-    assert (answer.fault, answer.missing) == ("store", Ref(0, 1, 1))
+    (answer,) = taker.worker.run(unit, CONFIG, "tcp://127.0.0.1:9")
+    assert isinstance(answer, Failed) and (answer.fault, answer.missing) == ("store", Ref(0, 1, 1))
     taker.store.put(Ref(0, 1, 1), maker.arena.view(done.memory_key))
-    (answer,) = taker.worker.run(unit, CONFIG, ("tcp://127.0.0.1:9", ""))
+    (answer,) = taker.worker.run(unit, CONFIG, "tcp://127.0.0.1:9")
     assert isinstance(answer, Done)
 
 
@@ -250,8 +235,8 @@ def test_without_shared_memory_it_is_stored_at_once(bench: Callable[..., Bench])
     it = bench(limit=0)
     done = it.train(1, 0)
     (sealed,) = it.beside
-    assert (done.memory_key, sealed.ref) == ("", Ref(0, 1, 1))
     assert isinstance(sealed, Durable)
+    assert (done.memory_key, sealed.ref) == ("", Ref(0, 1, 1))
     assert it.store.refs() == {Ref(0, 1, 1)}
 
 
@@ -358,10 +343,10 @@ def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], mon
 
 def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:
     it = bench(metric="val_auc")
-    checked = it.worker.check(0, CONFIG)
+    checked = it.check()
     reported = "the recipe reports 'loss', 'accuracy', 'val_loss', 'val_accuracy'; give one of these"
     assert checked.faults == (f"metric = 'val_auc': {reported}",)
-    (fault,) = bench(slot=1, metric="auc", validation=0).worker.check(0, CONFIG).faults
+    (fault,) = bench(slot=1, metric="auc", validation=0).check().faults
     assert "no validation data" in fault
 
 
@@ -378,7 +363,7 @@ def test_preflight_finds_a_state_that_cannot_be_stored(bench: Callable[..., Benc
         def state(self) -> Any:
             return {**super().state(), "stream": object()}
 
-    (fault,) = bench(lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
+    (fault,) = bench(lambda config: Odd(WIDTH, 2, lr=0.1, batch_size=16)).check().faults
     assert "stream" in fault
 
 
@@ -466,7 +451,7 @@ def test_a_net_that_was_built_outside_of_the_recipe_is_refused_in_preflight(
 ) -> None:
     """Else each trial would go on with the weights of the one before it in the same worker."""
     it = bench(built_outside()[name])
-    (fault,) = it.worker.check(0, CONFIG).faults
+    (fault,) = it.check().faults
     assert "same parameters" in fault
     assert "copy.deepcopy(net)" in fault
 
@@ -508,7 +493,7 @@ def test_preflight_refuses_names_that_stand_for_something_else(bench: Callable[.
         def evaluate(self, batch: Any) -> Any:
             return {**super().evaluate(batch), name: (1.0, 1.0)}
 
-    (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).worker.check(0, CONFIG).faults
+    (fault,) = bench(lambda config: Named(WIDTH, 2, lr=0.1, batch_size=16)).check().faults
     assert f"metric named '{name}'" in fault
 
 
@@ -561,6 +546,7 @@ def test_preflight_sees_the_metrics_of_a_first_batch_that_weighs_nothing(bench: 
     it = bench(metric="val_accuracy", partitions=2, validation=2)
     worker = Worker(1, Plan(net, data.prepare(), it.plan.spec), it.store, it.arena, it.checkpoints)
     checked = worker.check(0, {})
+    assert isinstance(checked, Checked)
     assert (checked.faults, checked.names) == ((), ("loss", "accuracy", "val_loss", "val_accuracy"))
 
 
@@ -573,9 +559,9 @@ def test_sums_are_exact_and_may_be_tensors_and_arrays() -> None:
     arrays = [{"bins": (np.array([1, 2]), 1)}, {"bins": (np.array([3, 4]), 1)}]
     assert gather(arrays) == {"bins": ([4.0, 6.0], 2.0)}
     assert gather([{"bins": ([1, 2], 1)}, {"bins": (torch.tensor([1.0, 2.0]), 1)}]) == {"bins": ([2.0, 4.0], 2.0)}
-    assert math.isnan(gather([{"loss": (math.nan, 1)}, {"loss": (1.0, 1)}])["loss"][0])
+    assert math.isnan(gather([{"loss": (math.nan, 1)}, {"loss": (1.0, 1)}])["loss"][0])  # type: ignore[arg-type]
     assert gather([]) == {}
-    (name,) = gather([{np.str_("loss"): (np.float32(1), np.int64(2))}])
+    (name,) = gather([{np.str_("loss"): (np.float32(1), np.int64(2))}])  # type: ignore[dict-item]
     assert type(name) is str, "else no journal has it"
     with pytest.raises(ValueError, match="argument 2"):
         gather([{"bins": ([1, 2], 1)}, {"bins": ([1, 2, 3], 1)}])
@@ -607,7 +593,7 @@ def test_a_recipe_is_not_called_where_a_model_like_its_own_is_built(bench: Calla
         return Alike(WIDTH, 2, lr=0.1, batch_size=config["rows"])
 
     maker, taker = bench(recipe, slot=0), bench(recipe, slot=1)
-    small = {"config": {"lr": 0.1, "rows": 8}}
+    small: dict[str, Any] = {"config": {"lr": 0.1, "rows": 8}}
     first = maker.train(1, 0, **small)
     assert first.model == ModelInfo("alike", 8)
     hop = small | {"start": first, "at": Ref(0, 1, 1)}
@@ -670,6 +656,8 @@ def test_a_recipe_that_asks_for_the_epochs_is_noted(bench: Callable[..., Bench])
 
 def test_a_model_that_asks_for_the_epochs_only_later_is_noted_too(bench: Callable[..., Bench]) -> None:
     class Late(Linear):
+        context: hy.RecipeContext
+
         def train(self, batch: Any) -> Any:
             if self.steps > 5:
                 assert self.context.epochs == 2
@@ -677,7 +665,7 @@ def test_a_model_that_asks_for_the_epochs_only_later_is_noted_too(bench: Callabl
 
     def recipe(config: Any, ctx: Any) -> Any:
         model = Late(WIDTH, 2, lr=0.1, batch_size=16)
-        model.context = ctx  # type: ignore[attr-defined]
+        model.context = ctx
         return model
 
     it = bench(recipe)

@@ -75,9 +75,9 @@ def test_they_are_the_same_in_predict(tmp_path: Path) -> None:
         pd.DataFrame({"age": [np.nan], "kids": [np.nan], "city": [None]}),
         pa.Table.from_pylist(alone),
     ):
-        np.testing.assert_array_equal(apply(again, nothing).inputs, np.float32([[mean, 1, 0, 1, 0, 0]]))
+        np.testing.assert_array_equal(apply(again, nothing).inputs, np.array([[mean, 1, 0, 1, 0, 0]], np.float32))
     new = [{"age": 1.0, "kids": 2, "city": "atlantis"}, {"age": 1.0, "kids": 2, "city": "village 0"}]
-    np.testing.assert_array_equal(apply(again, new).inputs, np.float32([[1, 2, 0, 0, 0, 1]] * 2))
+    np.testing.assert_array_equal(apply(again, new).inputs, np.array([[1, 2, 0, 0, 0, 1]] * 2, np.float32))
 
 
 def test_rows_and_batches_do_not_matter(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_training_rows_without_any_value(tmp_path: Path) -> None:
         ({"features": "c", "impute": {"c": "most_frequent"}, "encode": {"c": "index"}}, "column 'c': .*most frequent"),
     ):
         with pytest.raises(DataError, match=said):
-            Dataset.pandas(rows, **options, **named).prepare(tmp_path)  # type: ignore[arg-type]
+            Dataset.pandas(rows, **options, **named).prepare(tmp_path)
 
 
 def test_data_that_uses_none_of_it_has_the_key_and_the_digest_that_it_had(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_doubled_rows_are_refused(keep: bool, targets: bool, manifest: Manifest)
 
 def test_a_name_that_is_taken(manifest: Manifest) -> None:
     table = TABLE.append_column(NAME, pa.array(np.zeros(ROWS))).append_column(NAME + "_", pa.array(np.zeros(ROWS)))
-    assert apply(manifest, table, positive, targets=False).places.tolist() == LEFT.tolist()
+    assert apply(manifest, table, positive, targets=False).places.tolist() == LEFT.tolist()  # type: ignore[union-attr]
 
 
 def test_only_the_first_batch_goes_through_twice(manifest: Manifest) -> None:
@@ -292,7 +292,7 @@ def test_a_bad_value_is_told_before_lost_numbers(manifest: Manifest) -> None:
 
 def test_a_label_that_is_not_read_may_be_anything(manifest: Manifest, caplog: pytest.LogCaptureFixture) -> None:
     table = TABLE.set_column(3, "y", pa.array(np.full(ROWS, np.nan)))
-    assert apply(manifest, table, positive, targets=False).places.tolist() == LEFT.tolist()
+    assert apply(manifest, table, positive, targets=False).places.tolist() == LEFT.tolist()  # type: ignore[union-attr]
     assert caplog.records == []
 
 

@@ -47,7 +47,7 @@ def test_as_from_a_file(spark: Any, tmp_path: Path, rows: pa.Table, validation: 
     assert (made.fills, made.vocabularies) == (wanted.fills, wanted.vocabularies)
     assert made.vocabularies["city"] == ["bern", "oslo", "rome" if transform is None else "roma"]
     assert made.digest == wanted.digest
-    again = hy.Dataset.open(data.url).prepare()
+    again = hy.Dataset.open(str(data.url)).prepare()
     seen = apply(again, rows, transform).inputs
     np.testing.assert_array_equal(seen, apply(wanted, rows, transform).inputs)
     assert seen.shape == (ROWS, 6) and np.isfinite(seen).all()

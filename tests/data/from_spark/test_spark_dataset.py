@@ -514,8 +514,8 @@ def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store
 
 
 def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-    whole = tasks.collected
+    told: list[int] = []
+    whole = tasks.collected  # type: ignore[attr-defined]
 
     def counted(df: Any) -> list[Any]:
         rows = whole(df)
@@ -754,7 +754,7 @@ def test_bad_values(spark: Any, store: Path, rows: list[list[Any]], message: str
     from pyspark.ml.linalg import VectorUDT
 
     first = rows[0][0]
-    kind = T.DoubleType() if isinstance(first, float) else VectorUDT()
+    kind: T.DataType = T.DoubleType() if isinstance(first, float) else VectorUDT()
     kind = T.ArrayType(T.DoubleType()) if isinstance(first, list) else kind
     partitions = 2 if "of 2" in message else 1
     with pytest.raises(DataError, match=r"(?s)" + message):

@@ -56,7 +56,7 @@ def test_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_key_is_of_all_that_matters(cache: Path, files: Path) -> None:
     def key(**options: Any) -> str:
-        given = {"features": ["a", "b"], "label": "n", "partitions": 2} | options
+        given: dict[str, Any] = {"features": ["a", "b"], "label": "n", "partitions": 2} | options
         return Dataset.parquet(files, **given).prepare(cache).key
 
     factor = 1

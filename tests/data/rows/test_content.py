@@ -127,7 +127,15 @@ def test_arrays_count_by_value_whatever_their_memory() -> None:
     x = np.random.default_rng(0).normal(size=(50, 3, 2))
     same = [x, np.asfortranarray(x), x.astype(">f8"), np.repeat(x, 2, 0)[::2]]
     assert len({Arrays({"x": one}, "").identity() for one in same}) == 1
-    others = [x.astype(np.float32), x.reshape(50, 2, 3), x.reshape(50, 6), x.view(np.int64), x[::-1], x[:49], -x]
+    others: list[Any] = [
+        x.astype(np.float32),
+        x.reshape(50, 2, 3),
+        x.reshape(50, 6),
+        x.view(np.int64),
+        x[::-1],
+        x[:49],
+        -x,
+    ]
     assert len({Arrays({"x": one}, "").identity() for one in [x, *others]}) == 8
     assert Table(pa.table({"n": [1, 2]}), "").identity() == Arrays({"n": np.array([1, 2])}, "").identity()
 

@@ -102,7 +102,7 @@ def test_every_row_comes_back_where_the_rule_says(folder: Directory, limit: int)
     every = [batch for each in batches for batch in each]
     for kind in ("train", "validate"):
         for partition in range(3):
-            got = open_partition(manifest, kind, partition)  # type: ignore[arg-type]
+            got = open_partition(manifest, kind, partition)
             wanted = own_rule(every, kind, partition)
             assert wanted
             assert got.targets.tolist() == wanted

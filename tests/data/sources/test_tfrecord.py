@@ -325,7 +325,7 @@ class TestDataset:
     def test_equals_arrow(self, folder: Path, cache: Path) -> None:
         n = np.arange(120)
         table = pa.table({"n": n, "x": pa.array([[v, v + 0.5] for v in n.tolist()], pa.list_(pa.float32()))})
-        given = {"features": "x", "label": "n", "validation": 0.25}
+        given: dict[str, Any] = {"features": "x", "label": "n", "validation": 0.25}
         mine = hy.Dataset.tfrecord(folder, **given).prepare(cache)
         assert [part.digest for part in mine.train] == [
             part.digest for part in hy.Dataset.arrow(table, **given).prepare(cache).train

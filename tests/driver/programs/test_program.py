@@ -60,7 +60,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     yield
     for restart in range(3):
         for pid in notes(tmp_path, restart=restart).values():
-            assert gone([int(pid)], 2.0)
+            assert gone([int(pid)])
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -85,11 +85,10 @@ class TestItsLife:
     def test_an_idle_program_stops_at_once(self, tmp_path: Path) -> None:
         program = launch(tmp_path, programs.idle)
         pids = wait_for_notes(tmp_path, 2)
-        began = time.monotonic()
         program.stop()
-        assert time.monotonic() - began < 20  # `stop` gives up after 30; measured in benchmarks/program_start.py
+        assert program.done  # not so if it gives up; how long it takes: benchmarks/program_start.py
         assert program.status == "stopped" and program.wait().status == "stopped"
-        assert gone([*pids.values(), *everyone(program, tmp_path)], 1.0)
+        assert gone([*pids.values(), *everyone(program, tmp_path)])
         program.stop()
 
     def test_a_context_manager_stops_it(self, tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ class TestMaxTime:
             program.wait(60)
         assert caught.value.exit_code == 1 and caught.value.task == ""
         assert program.status == "failed" and "max_time" in program.summary()["cause"]
-        assert gone(everyone(program, tmp_path), 2.0)
+        assert gone(everyone(program, tmp_path))
         lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
         (first, *_) = [line for line in lines if isinstance(line, Closing)]
         assert (first.status, first.halted) == ("failed", False) and "max_time=3" in first.cause
@@ -330,7 +329,7 @@ class TestFailures:
         for word in words:
             assert word in text
         assert caught.value.task == "worker 1" and caught.value.host and caught.value.exit_code == 1
-        assert gone(everyone(program, tmp_path), 2.0)
+        assert gone(everyone(program, tmp_path))
 
     @pytest.mark.parametrize(
         ("how", "who"),
@@ -441,7 +440,7 @@ class TestFailures:
         pids = wait_for_notes(tmp_path, 2)
         driver.send_signal(number)
         _, shown = driver.communicate(timeout=60)
-        assert gone(list(pids.values()), 2.0)
+        assert gone(list(pids.values()))
         place = tmp_path / "program"
         said = f"interrupted; the program in {place} was stopped. `hopyard logs {place}` shows"
         assert [line.startswith(said) for line in shown.splitlines()].count(True) == (number == signal.SIGINT)
@@ -576,17 +575,15 @@ class TestOddPrograms:
                     if number == 2 and os.fork():  # its child, in yet another session, is an orphan
                         os._exit(0)
                     (ctx.directory / f"stray-{number}").write_text(str(os.getpid()))
-                    time.sleep(60)
+                    time.sleep(600)
                     os._exit(0)
             while len(list(ctx.directory.glob("stray-*"))) < 3:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        began = time.monotonic()
         with pytest.raises(hy.ProgramFailed, match="SIGKILL"):
             launch(tmp_path, main, roles={"worker": 1}).wait(60)
-        assert time.monotonic() - began < 30
-        assert gone([int(path.read_text()) for path in (tmp_path / "program").glob("stray-*")], 2.0)
+        assert gone([int(path.read_text()) for path in (tmp_path / "program").glob("stray-*")])
 
     def test_what_is_registered_at_exit_runs(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
@@ -606,9 +603,8 @@ class TestOddPrograms:
     def test_many_are_stopped_while_they_are_started(self, tmp_path: Path) -> None:
         program = launch(tmp_path, roles={"worker": 200})
         time.sleep(0.3)
-        began = time.monotonic()
         program.stop()
-        assert program.done and time.monotonic() - began < 25  # it gives up after 30
+        assert program.done  # not so if it gives up
         assert program.status == "stopped"
 
     def test_threads_of_main_go_on_to_their_end(self, tmp_path: Path) -> None:
@@ -691,7 +687,7 @@ def test_an_engine_that_gives_up_ends_it_once(tmp_path: Path) -> None:
     (tmp_path / "hopeless").touch()
     with pytest.raises(hy.ProgramFailed, match="the session was stopped"):
         program.wait(30)
-    assert gone(list(pids.values()), 2.0)
+    assert gone(list(pids.values()))
     lines = [decode(line) for line in (tmp_path / "program" / "program.jsonl").read_bytes().splitlines()]
     assert [type(line).__name__ for line in lines].count("Stop") == 1
 

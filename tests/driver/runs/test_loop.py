@@ -84,6 +84,9 @@ class Script:
     def paused(self) -> float:
         return 0.0
 
+    def stalls(self) -> dict[int, Any]:
+        return {}
+
     def close(self) -> None:
         self.closed += 1
 
@@ -436,8 +439,8 @@ def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
 
 
 def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:
-    here = Ready(0, "here", 10, memory="a", peer=("tcp://here:1", "key"))
-    there = Ready(1, "there", 11, memory="b", peer=("tcp://there:1", ""))
+    here = Ready(0, "here", 10, memory="a", peer="tcp://here:1")
+    there = Ready(1, "there", 11, memory="b", peer="tcp://there:1")
     it = stage([here], [FIT], [there], workers=2, spec=RunSpec(epochs=2, partitions=1, validation=1))
     it.link.receives += [lambda: [done(it.link.work[-1], 0, "m1")]]
     with pytest.raises(KeyboardInterrupt):
@@ -445,7 +448,7 @@ def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Call
     assert [(slot, message.peer) for slot, message in it.link.sent if isinstance(message, Work)] == [
         (0, None),
         (0, None),  # it validates its own State
-        (1, ("tcp://here:1", "key")),
+        (1, "tcp://here:1"),
     ]
 
 
@@ -497,7 +500,7 @@ def test_the_journal_knows_each_slot_that_joined(stage: Callable[..., Stage]) ->
 class Endless:
     """A search that does not know how many it proposes."""
 
-    total = None
+    total: int | None = None
 
     def __init__(self, last: int | None = None) -> None:
         self.asked = 0
@@ -638,7 +641,7 @@ def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable
 
     def look() -> list[Any]:
         assert it.loop._early == {}
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60
         while it.store.refs():
             assert time.monotonic() < until, "it is not deleted"
             time.sleep(0.01)
@@ -717,22 +720,22 @@ def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
     monkeypatch.setattr(loops, "DRAIN_SECONDS", 0.1)
     it = stage([READY], [FIT])
     let_go = threading.Event()
+    waited: list[bool] = []
 
     def refs() -> set[Ref]:
-        let_go.wait(5.0)
+        waited.append(let_go.wait(60.0))
         return {Ref(0, 1, 0)}
 
     monkeypatch.setattr(it.store, "refs", refs)
     deleted: list[Ref] = []
     monkeypatch.setattr(it.store, "delete", deleted.append)
     it.link.receives += [answer(it), answer(it)]
-    began = time.monotonic()
     it.loop.run()
-    assert it.machine.status == "completed" and time.monotonic() - began < 4
+    assert it.machine.status == "completed" and not waited
     assert "stay in the store" in caplog.text
     let_go.set()
     assert it.loop._deletions._thread is not None
-    it.loop._deletions._thread.join(10.0)
+    it.loop._deletions._thread.join(60)
     assert deleted == [], "the run is over: another driver may have it"
 
 
@@ -744,7 +747,7 @@ def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
     stored, refs = threading.Event(), it.store.refs
 
     def late() -> set[Ref]:
-        assert stored.wait(10.0)
+        assert stored.wait(60)
         return refs()
 
     monkeypatch.setattr(it.store, "refs", late)
@@ -754,7 +757,7 @@ def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
         fact = durable(it.link.work[-1])
         it.store.put(fact.ref, memoryview(b"abc"))
         stored.set()
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60
         while len(it.loop._deletions):
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -808,6 +811,7 @@ def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage
 
     def missed() -> list[Any]:
         slot, work = it.link.sent[-1]
+        assert isinstance(work, Work)
         return [
             Failed(at=0.0, slot=slot, lease=work.unit.lease, fault="store", error="nowhere", missing=work.unit.start)
         ]

@@ -30,13 +30,6 @@ HEARTBEAT_TIMEOUT = 6.0
 SWALLOWED = 1.5
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("lossy") / "run"))
-
-
 @pytest.fixture
 def network() -> Iterator[Callable[..., Proxied]]:
     made: list[Proxied] = []

@@ -120,7 +120,7 @@ def test_what_is_proposed_for_several_follows_from_the_journal_alone(tmp_path: P
         if isinstance(line, Proposed):
             machine = fold(lines[:place])
             opened = open_sampler(kind, SPACE, machine.spec.seed, machine.spec.modes)
-            proposal = opened.propose(Proposer(machine, opened, 1)._history())  # type: ignore[union-attr, arg-type]
+            proposal = opened.propose(Proposer(machine, opened, 1)._history())  # type: ignore[union-attr]
             assert proposal is not None and proposal.config == line.config
             asked += 1
     assert asked == kind.trials

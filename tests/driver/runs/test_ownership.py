@@ -38,13 +38,6 @@ from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, stat
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hopyard.data.dataset.default_root", lambda: data_cache / "hopyard" / "data")
-        return digests(select(tmp_path_factory.mktemp("own") / "run"))
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -722,7 +715,7 @@ def test_another_number_of_threads_is_said(
         patch.setattr(start, "drive", lambda ready, wait: None)  # the sentence comes before anything is trained
         hy.resume(run, engine=hy.Local(1, threads=2, devices=None))
     assert re.search("threads=2, .* begun with 1: ", caplog.text)
-    about = start.about_of(Layout(run))
+    about = start.about_of(Layout(run))  # type: ignore[attr-defined]
     with pytest.raises(hy.HopyardError, match=r"exact=True .*threads=1"):
         start._compare_threads(Layout(run), about, hy.Local(1, threads=2, devices=None), True)
     caplog.clear()

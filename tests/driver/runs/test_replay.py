@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Began, Durable, Proposed, Retried
+from hopyard.core.runs.events import CODEC, Began, Durable, Line, Proposed, Retried
 from hopyard.driver.runs.replay import _digests, replay
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.journal import Journal
@@ -58,7 +58,7 @@ def test_states_of_a_recipe_that_was_replaced_are_not_compared(tmp_path: Path) -
     def stored(trial: int, step: int, attempt: int, digest: str) -> Durable:
         return Durable(at=1.0, slot=0, ref=Ref(trial, step, attempt), digest=digest, bytes=1)
 
-    lines = [
+    lines: list[Line] = [
         Began(at=0.0, spec=RunSpec(epochs=1, partitions=4, validation=0)),
         *(Proposed(at=0.0, trial=trial, config={}) for trial in (0, 1)),
         stored(0, 2, 1, "old"),

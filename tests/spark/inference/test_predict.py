@@ -111,7 +111,10 @@ class TestPredict:
         np.testing.assert_allclose(column(df), run.best.predict(frame()), rtol=1e-4, atol=1e-6)
 
     def test_a_directory_has_the_transform_and_fills_what_is_missing(self, spark: Any, tmp_path: Path) -> None:
-        options = {"encode": {"kind": hy.Categories("one-hot", ["red", "blue"])}, "impute": {"a": "mean", "kind": red}}
+        options: dict[str, Any] = {
+            "encode": {"kind": hy.Categories("one-hot", ["red", "blue"])},
+            "impute": {"a": "mean", "kind": red},
+        }
         rows = data(**options, features=["twice", "a", "b", "kind"], transform=positive)
         run = fit(classes, tmp_path / "run", rows)
         holed = frame()

@@ -26,6 +26,7 @@ from hopyard.spark.inference.scoring import infer_meaning, probabilities
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
 from hopyard.store.layout import Layout
+from jobs import classes
 from spark_rows import NAME, spark_rows
 
 pytestmark = pytest.mark.spark
@@ -43,37 +44,8 @@ def frame(rows: int = 240) -> pd.DataFrame:
     return made
 
 
-def classes(config: dict[str, Any]) -> Any:
-    return Linear(3, 2, lr=config["lr"], batch_size=16)
-
-
 def numbers(config: dict[str, Any]) -> Any:
     return Linear(3, 1, lr=config["lr"], batch_size=16)
-
-
-@pytest.fixture(scope="module")
-def df(spark: Any) -> Any:
-    return spark.createDataFrame(frame()).repartition(2, "row").cache()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Any:
-    """An Estimator for the classes of `frame`, trained in this process."""
-
-    def made(**more: Any) -> HopyardEstimator:
-        given = {
-            "recipe": classes,
-            "config": {"lr": 0.3},
-            "outputs": "logits",
-            "featuresCols": ["a", "b", "c"],
-            "epochs": 2,
-            "partitions": 2,
-            "engine": hy.Inline(),
-            "runDirectory": str(tmp_path / "runs"),
-        }
-        return HopyardEstimator(**{name: value for name, value in {**given, **more}.items() if value is not None})
-
-    return made
 
 
 def accuracy(scored: Any, label: str = "label") -> float:
@@ -83,7 +55,11 @@ def accuracy(scored: Any, label: str = "label") -> float:
 
 class TestFit:
     def test_search_on_executors(self, df: Any, make: Any) -> None:
-        search = {"config": None, "search": hy.Random(3), "space": hy.Space(lr=hy.loguniform(0.01, 1.0))}
+        search: dict[str, Any] = {
+            "config": None,
+            "search": hy.Random(3),
+            "space": hy.Space(lr=hy.loguniform(0.01, 1.0)),
+        }
         search |= {"stop": hy.ASHA(2, sync=True), "metric": "val_accuracy", "mode": "max"}
         model = make(**search, engine=None, workers=2, validationCol="held").fit(df)
         assert model.run.status == "completed"
@@ -125,7 +101,7 @@ class TestFit:
             featuresCols=["a", "b", "text"], encode=encode, impute=impute,
         )  # fmt: skip
         estimator.write().save(str(tmp_path / "estimator"))
-        loaded = HopyardEstimator.load(str(tmp_path / "estimator")).setEngine(hy.Inline())
+        loaded = HopyardEstimator.load(str(tmp_path / "estimator")).setEngine(hy.Inline())  # type: ignore[attr-defined]
         assert (loaded.getEncode(), loaded.getImpute()) == (encode, impute)
         model = loaded.fit(df)
         manifest = manifest_of(Layout(model.run.directory))
@@ -188,7 +164,7 @@ class TestFit:
         assert resumed.status == "completed"
         model = HopyardModel.of(resumed)
         assert model.run is resumed and model.meaning == "logits"
-        assert (model.getFeaturesCols(), model.getLabelCol()) == (["a", "b", "c"], "label")
+        assert (model.getFeaturesCols(), model.getLabelCol()) == (["a", "b", "c"], "label")  # type: ignore[attr-defined]
         saved = resumed.best.save(tmp_path / "saved")
         scored = [
             PipelineModel([HopyardModel.of(each)]).transform(df).orderBy("row").select("probability").collect()
@@ -229,7 +205,7 @@ class TestWhatIsWritten:
             prepared.get(Rows({"name": name}))
             return sorted(path.name for path in tmp_path.iterdir())
 
-        each = _FitIterator([lambda name=name: fitted(name) for name in "aba"], prepared.close)
+        each = _FitIterator([lambda name=name: fitted(name) for name in "aba"], prepared.close)  # type: ignore[misc]
         assert next(each) == (0, [folder("a")])
         assert next(each) == (1, [folder("a"), folder("b")])
         assert next(each) == (2, [folder("a"), folder("b")])
@@ -238,7 +214,8 @@ class TestWhatIsWritten:
 
     def test_with_one_that_fails(self, prepared: Any, tmp_path: Path) -> None:
         each = _FitIterator(
-            [lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")], prepared.close
+            [lambda name=name: prepared.get(Rows({"name": name})) for name in ("a", "d", "c")],  # type: ignore[misc]
+            prepared.close,
         )
         next(each)
         with pytest.raises(DataError, match="bad rows"):
@@ -306,8 +283,8 @@ class TestInsidePysparkMl:
 
         estimator = make()
         grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 1e-6}, {"lr": 0.3}]).build()
-        evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
-        made = CrossValidator(
+        evaluator = MulticlassClassificationEvaluator(metricName="logLoss")  # type: ignore[arg-type]
+        made: Any = CrossValidator(
             estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
         ).fit(df)
         assert made.avgMetrics[0] > made.avgMetrics[1]
@@ -358,7 +335,7 @@ class TestFiles:
         estimator = make(config=None, space=space, search=hy.Grid(), engine=None)
         path = str(tmp_path / "estimator")
         estimator.save(path)
-        again = HopyardEstimator.load(path)
+        again: Any = HopyardEstimator.load(path)
         assert again.uid == estimator.uid
         assert repr(again.getSpace()) == repr(space)
         assert again.getEpochs() == 2
@@ -430,7 +407,7 @@ class TestRefused:
             partial(hy.spark.map_batches, dict),
         ):  # fmt: skip
             with pytest.raises(SpecError, match=r"session .*was stopped"):
-                act(stopped)
+                act(stopped)  # type: ignore[arg-type]
 
     def test_nulls_lead_to_what_a_data_frame_has(self, df: Any, make: Any) -> None:
         from pyspark.sql import functions as f
@@ -527,6 +504,6 @@ class TestMeaning:
         assert infer_meaning(rng.standard_normal((64, 3, 2)), 3) == "values"
 
     def test_probabilities(self) -> None:
-        np.testing.assert_allclose(probabilities("logits", np.array([-1e3, 0.0, 1e3])), [[1, 0], [0.5, 0.5], [0, 1]])
+        np.testing.assert_allclose(probabilities("logits", np.array([-1e3, 0.0, 1e3])), [[1, 0], [0.5, 0.5], [0, 1]])  # type: ignore[arg-type]
         np.testing.assert_allclose(probabilities("probabilities", np.array([[0.25]])), [[0.75, 0.25]])
         np.testing.assert_allclose(probabilities("logits", np.array([[1e3, 0.0, 0.0]])), [[1, 0, 0]])

@@ -15,7 +15,8 @@ pytest.importorskip("pyspark")
 import hopyard as hy
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel
+from hopyard.spark.ml.estimator import HopyardModel
+from jobs import classes
 
 pytestmark = pytest.mark.spark
 
@@ -29,38 +30,12 @@ def frame(rows: int = 240) -> pd.DataFrame:
     return made
 
 
-def classes(config: dict[str, Any]) -> Any:
-    return Linear(3, 2, lr=config["lr"], batch_size=16)
-
-
 class OneLogit(Linear):
     """The log-odds of class 1."""
 
     def predict(self, batch: Any) -> Any:
         logits = super().predict(batch)
         return logits[:, 1:] - logits[:, :1]
-
-
-@pytest.fixture(scope="module")
-def df(spark: Any) -> Any:
-    return spark.createDataFrame(frame()).repartition(2, "row").cache()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Any:
-    def made(**more: Any) -> HopyardEstimator:
-        given: dict[str, Any] = {
-            "recipe": classes,
-            "config": {"lr": 0.3},
-            "outputs": "logits",
-            "featuresCols": ["a", "b", "c"],
-            "partitions": 2,
-            "engine": hy.Inline(),
-            "runDirectory": str(tmp_path / "runs"),
-        }
-        return HopyardEstimator(**{name: value for name, value in {**given, **more}.items() if value is not None})
-
-    return made
 
 
 def area(scored: Any, label: str = "label") -> float:
@@ -93,7 +68,7 @@ class TestBinaryClassificationEvaluator:
 
         estimator = make()
         grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 1e-6}, {"lr": 0.3}]).build()
-        made = CrossValidator(
+        made: Any = CrossValidator(
             estimator=estimator,
             estimatorParamMaps=grid,
             evaluator=BinaryClassificationEvaluator(),
@@ -161,7 +136,7 @@ class TestNewColumns:
 def test_features_stay_those_of_the_training(df: Any, make: Any, tmp_path: Path) -> None:
     model = make().fit(df)
     model.save(str(tmp_path / "model"))
-    again = HopyardModel.load(str(tmp_path / "model"))
+    again: Any = HopyardModel.load(str(tmp_path / "model"))
     assert again.getFeaturesCols() == ["a", "b", "c"]
     assert again.transform(df).count() == 240
     with pytest.raises(SpecError, match=r"featuresCols .*\['a', 'b', 'c'\], got \['a'\]"):

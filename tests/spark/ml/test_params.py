@@ -25,7 +25,7 @@ from hopyard.spark.ml.params import TABLE, EstimatorParams, ModelParams
 def test_every_param_is_a_keyword_with_its_default_type_and_text(kind: Any, keywords: Any) -> None:
     params = {param.name: param for param in kind().params}
     signature = inspect.signature(kind)
-    assert signature == inspect.signature(kind.__init__).replace(parameters=signature.parameters.values())
+    assert signature == inspect.signature(kind.__init__).replace(parameters=list(signature.parameters.values()))
     assert {name: one.default for name, one in signature.parameters.items()} == {
         name: TABLE[name].default for name in TABLE if name in params
     }
@@ -33,7 +33,7 @@ def test_every_param_is_a_keyword_with_its_default_type_and_text(kind: Any, keyw
     # what type checkers read says the same names, and its types exist
     assert typing.get_type_hints(keywords).keys() == params.keys()
     assert inspect.get_annotations(kind.__init__)["params"] == f"Unpack[{keywords.__name__}]"
-    text = pydoc.render_doc(kind.__init__, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(kind.__init__, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
     assert "rawPredictionCol: 'str' = 'rawPrediction'" in text
     assert all(f"{name}: {row.doc.split()[0]}" in text for name, row in TABLE.items() if name in params)
 
@@ -65,7 +65,7 @@ def test_thresholds_that_are_refused(value: Any) -> None:
 
 def test_what_handle_invalid_takes() -> None:
     with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
-        HopyardEstimator().setHandleInvalid("drop")
+        HopyardEstimator().setHandleInvalid("drop")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_values_of_other_libraries_are_python_s(name: str, value: Any, others: l
 
 
 def test_each_param_is_tried_with_values_of_other_libraries() -> None:
-    (mark,) = test_values_of_other_libraries_are_python_s.pytestmark  # type: ignore[attr-defined]
+    (mark,) = test_values_of_other_libraries_are_python_s.pytestmark
     tried = {name for name, *_ in mark.args[1]}
     objects = {"recipe", "space", "config", "search", "stop", "parallel", "engine", "encode", "impute"}
     assert tried | objects == TABLE.keys()

@@ -80,7 +80,7 @@ class TestThereAndBack:
             (both[0], range(5, 10)),
             (f"{tmp_path}/*/part*", range(10)),
         ]:
-            assert [one.id for one in load_tfrecords(spark, path).collect()] == list(expected)
+            assert [one.id for one in load_tfrecords(spark, path).collect()] == list(expected)  # type: ignore[arg-type]
 
     def test_a_list_that_only_the_last_file_shows(self, spark: Any, tmp_path: Path) -> None:
         import pyarrow as pa

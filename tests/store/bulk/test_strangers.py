@@ -13,10 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,31 +27,10 @@ from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service
 from hopyard.system.network import parted
+from jobs import until
 
 REF = Ref(1, 2, 3)
 SERVICES = {"echo": Service(lambda ask, data: bytes(data))}
-
-
-@pytest.fixture(scope="module")
-def pem() -> str:
-    return make_certificate()
-
-
-@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
-def encrypt(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture
-def credentials(encrypt: bool, pem: str) -> Credentials:
-    return Credentials("the token", pem if encrypt else "")
-
-
-@pytest.fixture
-def server(credentials: Credentials, encrypt: bool) -> Iterator[Server]:
-    made = Server("127.0.0.1", credentials, SERVICES, encrypt=encrypt)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -89,13 +66,6 @@ def ends(line: socket.socket, seconds: float) -> None:
 
 def threads() -> int:
     return sum(thread.name == "hopyard-bulk-line" for thread in threading.enumerate())
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 # ------------------------------------------------------------------------------------------ who gets in
@@ -137,7 +107,7 @@ def test_what_one_said_lets_no_other_in(server: Server, credentials: Credentials
     one, other = Credentials("the token", credentials.certificate), Credentials("the token", credentials.certificate)
     proofs: list[bytes] = []
     mac = one.mac
-    one.mac = lambda *given: proofs.append(mac(*given)) or mac(*given)  # type: ignore[method-assign, func-returns-value]
+    one.mac = lambda *given: proofs.append(mac(*given)) or mac(*given)  # type: ignore[method-assign]
     connection.dial(server.address, one).close()
     other.mac = lambda *given: proofs[0]  # type: ignore[method-assign]
     refused(server.address, other, "the line ended")
@@ -252,7 +222,7 @@ def test_garbage_ends_nothing(server: Server, friend: Callable[[], None]) -> Non
         with socket.create_connection(parted(server.address)) as line:
             line.sendall(random.Random(seed).randbytes(4096))
     friend()
-    wait_for(lambda: not server._strangers)
+    until(lambda: not server._strangers)
 
 
 def test_a_frame_that_is_too_large_is_not_read(
@@ -291,7 +261,7 @@ def test_who_is_slow_on_purpose_has_one_deadline(
         finally:
             ended.set()
             thread.join()
-    wait_for(lambda: threads() <= 1)
+    until(lambda: threads() <= 1)
 
 
 def test_nothing_is_read_behind_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +285,7 @@ def test_a_connection_that_is_half_open_keeps_nobody(
     line = connection.dial(server.address, credentials)
     connection._send(line._socket, b"A\x10\x00")
     friend()
-    wait_for(lambda: threads() <= 1)
+    until(lambda: threads() <= 1)
     line.close()
 
 
@@ -326,14 +296,14 @@ def test_two_hundred_connections_at_once(
     monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 2.0)
     lines = [socket.create_connection(parted(server.address)) for _ in range(200)]
     try:
-        wait_for(lambda: server._accepted_count >= 200)
-        wait_for(lambda: threads() <= bulk_server.STRANGERS + 1)
+        until(lambda: server._accepted_count >= 200)
+        until(lambda: threads() <= bulk_server.STRANGERS + 1)
         friend()
         for line in lines:
             ends(line, 30.0)
     finally:
         for line in lines:
             line.close()
-    wait_for(lambda: not server._strangers)
-    wait_for(lambda: threads() <= 1)
+    until(lambda: not server._strangers)
+    until(lambda: threads() <= 1)
     friend()

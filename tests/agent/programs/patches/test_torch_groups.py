@@ -24,10 +24,10 @@ def averages(args: int, ctx: Any) -> None:
     import torch.distributed as dist
 
     sys.setswitchinterval(5)  # a thread that wants the lock waits until this one gives it up
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
 
     def cycle(number: int) -> None:
-        before = dist.PrefixStore(str(number), store)
+        before = dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=before, rank=ctx.rank, world_size=ctx.world_size)
         net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 2))
         net(torch.ones(4, 6)).sum().backward()

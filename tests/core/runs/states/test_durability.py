@@ -139,12 +139,12 @@ def test_many_states_cost_little_each() -> None:
     looks = 0
 
     class Counted(dict[int, object]):
-        def values(self):  # type: ignore[no-untyped-def]
+        def values(self):
             nonlocal looks
             looks += 1
             return super().values()
 
-        def items(self):  # type: ignore[no-untyped-def]
+        def items(self):
             nonlocal looks
             looks += 1
             return super().items()
@@ -195,8 +195,8 @@ def test_as_plain_bookkeeping_has_it(doings: list[tuple[str, int, int, int]]) ->
                     cut.add(each)
         elif what == "settled":
             it.settled(ref(step))
-            for each in owed.values():
-                each.pop(ref(step), None)
+            for refs in owed.values():
+                refs.pop(ref(step), None)
         elif what == "gone":
             it.gone(slot)
             away.discard(slot)

@@ -36,7 +36,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> Path:
 
 
 def search(directory: Path, trials: int, epochs: int, **more: Any) -> Run:
-    arguments = {"epochs": epochs, "metric": "val_loss", "mode": "min", "engine": hy.Inline()} | more
+    arguments: dict[str, Any] = {"epochs": epochs, "metric": "val_loss", "mode": "min", "engine": hy.Inline()} | more
     return hy.select(linear, SPACE, dataset(), search=hy.Random(trials), directory=directory, **arguments)
 
 
@@ -192,7 +192,7 @@ def test_what_failed_is_tried_again_for_longer(tmp_path: Path) -> None:
 
 def test_a_run_that_was_refused_is_given_more_trials(tmp_path: Path) -> None:
     """The trials that were unfit before do not count again."""
-    configs = [{"lr": 0.1, "do": "build"}] * 3
+    configs: list[dict[str, Any]] = [{"lr": 0.1, "do": "build"}] * 3
     with pytest.raises(hy.PreflightError):
         select(tmp_path / "run", troubled, configs)
     more = [*configs, {"lr": 0.1, "do": "build"}, *CONFIGS[:2]]
@@ -262,7 +262,7 @@ def test_new_trials_have_the_recipe_that_the_run_was_started_with(tmp_path: Path
     def other(config: dict[str, Any]) -> Any:
         return linear({"lr": config["lr"] / 2})
 
-    configs = [CONFIGS[0], {**CONFIGS[1], "at": 5, "do": "raise"}]
+    configs: list[dict[str, Any]] = [CONFIGS[0], {**CONFIGS[1], "at": 5, "do": "raise"}]
     select(tmp_path / "run", troubled, configs)
     more = hy.Configs([*configs, CONFIGS[2]])
     run = hy.resume(tmp_path / "run", failed=True, recipe=other, search=more)

@@ -7,7 +7,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from rows import rows
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
@@ -16,6 +15,7 @@ from hopyard.frameworks.torch.model import Model, accuracy
 from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
+from rows import rows
 
 P, EPOCHS = 3, 3
 
@@ -32,6 +32,9 @@ class Recurrent(nn.Module):
 
 class Tied(nn.Module):
     """Encoder and decoder share one weight; a buffer that is not persistent counts calls and scales."""
+
+    calls: torch.Tensor
+    mean: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
         nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 19), nn.LayerNorm(19),
         nn.GELU(), nn.Dropout(0.1), nn.Linear(19, 5),
     ),
-    "cnn": lambda: nn.Sequential(
+    "cnn": lambda: nn.Sequential(  # type: ignore[call-overload]
         nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2),
         nn.Flatten(), nn.Linear(160, 5),
     ).to(memory_format=torch.channels_last),

@@ -40,7 +40,7 @@ class Rows:
             at += count
             made = [self._part(array, cut) for array in (self.inputs, self.targets, self.weights)]
             held = made
-            yield Batch(*made, rows=count, seed=self.seed)
+            yield Batch(made[0], made[1], made[2], rows=count, seed=self.seed)
             for array in held if self.poison else ():
                 for part in array.values() if isinstance(array, dict) else (array,):
                     if part is not None:
