@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import select
 import shutil
@@ -110,6 +111,9 @@ def _host(name: str, address: str) -> Host:
     return host
 
 
+_networks = itertools.count()
+
+
 class Network:
     """Hosts, and what is between them and this process.
 
@@ -130,7 +134,10 @@ class Network:
                 self.hosts.append(_host(f"slow-{each}", f"{net}.{2 + each}"))
                 for descriptor in self.hosts[-1].namespaces:
                     self._undo.callback(os.close, descriptor)
-            (self._relay if delay else self._bridge)(f"hys{number}", delay)
+            name = (
+                f"hys{number}{chr(97 + next(_networks) % 26)}"  # what one has left goes when its processes have ended
+            )
+            (self._relay if delay else self._bridge)(name, delay)
             for host in self.hosts if rate else ():
                 limits = ["rate", f"{round(8 * rate)}bit", "burst", str(BURST), "latency", "2s"]
                 self._inside(host, ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *limits])
