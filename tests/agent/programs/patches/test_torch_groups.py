@@ -41,7 +41,7 @@ def averages(args: int, ctx: Any) -> None:
 def test_a_model_may_be_freed_after_its_group_was_destroyed(tmp_path: Path) -> None:
     program = hy.launch(averages, CYCLES, directory=tmp_path / "program", roles={"worker": 2}, engine=hy.Local(2))
     try:
-        program.wait(timeout=100)
+        program.wait(timeout=500)
         for values in (task["values"] for task in program.summary()["tasks"]):
             assert values["cycles"] == CYCLES
             assert values["threads"] < CYCLES  # each group has two
