@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import column_name, fraction, path, scalar, sequence, whole
+from hopyard.checks import column_name, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -195,12 +195,8 @@ class Dataset:
             frame: a DataFrame; its index is not used. Columns that nothing names may hold anything, where there is no
                 transform=.
         """
-        used = None
-        if options["transform"] is None:
-            validation = _column_or_share(options["validation"], lambda: list(map(str, getattr(frame, "columns", ()))))
-            named = [options["features"], options["label"], options["weight"], options["key"]]
-            used = set(_texts([*named, validation] if isinstance(validation, str) else named))
-        table = from_pandas(frame, used)
+        build = _own_options(options, [str(name) for name in getattr(frame, "columns", ())])
+        table = from_pandas(frame, build.spec.names if options["transform"] is None else None)
         return cls._of(Table(table, "data frame in memory"), table.schema, **options)
 
     @classmethod
@@ -274,10 +270,8 @@ class Dataset:
     @takes(ItemOptions)
     def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
         """Return a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
-        validation, assign = options["validation"], options["assign"]
-        validation = _column_or_share(validation, lambda: [] if schema is None else schema.names)
-        second = validation if isinstance(validation, Dataset) else None
-        build = _build_options(options, validation, "a Dataset", second=second is not None, assign=assign)
+        build = _own_options(options, [] if schema is None else schema.names)
+        second = options["validation"] if isinstance(options["validation"], Dataset) else None
         if second is not None:
             second._check_validates(build)
         rows = InputRows(source, options["transform"])
@@ -332,14 +326,11 @@ class Dataset:
         return self
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the names of columns in an argument, which may be a list or a dict of them."""
-    value = sequence(value)
-    if isinstance(value, (list, Mapping)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
-    elif isinstance(value, (str, int)):
-        yield str(value)
+def _own_options(options: ItemOptions | TableOptions, names: Sequence[str]) -> BuildOptions:
+    """Return the options of rows that this process reads; `names`: their columns, as far as they are known."""
+    second = isinstance(options["validation"], Dataset)
+    validation = _column_or_share(options["validation"], lambda: names)
+    return _build_options(options, validation, "a Dataset", second=second, assign=options["assign"])
 
 
 def _column_or_share(validation: Any, names: Callable[[], Sequence[str]]) -> Any:
@@ -352,7 +343,12 @@ def _column_or_share(validation: Any, names: Callable[[], Sequence[str]]) -> Any
 
 
 def _build_options(
-    options: ItemOptions | FrameOptions, validation: Any, alternative: str, *, second: bool, assign: Assign
+    options: ItemOptions | TableOptions | FrameOptions,
+    validation: Any,
+    alternative: str,
+    *,
+    second: bool,
+    assign: Assign,
 ) -> BuildOptions:
     """Return the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
     validation = validation if second else scalar(validation)
