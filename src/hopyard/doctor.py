@@ -31,6 +31,7 @@ from hopyard.engines.reach import unreached
 from hopyard.engines.ssh import ask_all
 from hopyard.errors import HopyardError
 from hopyard.spark.local import environment, java
+from hopyard.system.files import total_bytes
 from hopyard.views import words
 
 
@@ -200,7 +201,7 @@ def _disk() -> list[Finding]:
     findings.append(Finding("disk here", usage.free >= 5e9, f"{words.size(usage.free)} free in {Path.cwd()}", advice))
     findings.append(_sync())
     cache = Path(platformdirs.user_cache_dir("hopyard"))
-    cache_bytes = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
+    cache_bytes = total_bytes(cache)
     within = cache_bytes <= CACHE_BYTES
     advice = "" if within else "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it"
     text = f"{words.size(cache_bytes)} in {cache} (XDG_CACHE_HOME names another folder)"

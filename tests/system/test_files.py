@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
-from hopyard.system.files import replacing, sweep_parts, sync_directory
+from hopyard.system.files import replacing, sweep_parts, sync_directory, total_bytes
 from hopyard.system.locks import still_there
 
 
@@ -40,6 +42,30 @@ def test_only_parts_of_writers_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".part-1-folder").mkdir()
     sweep_parts(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*names[2:], ".part-1-folder", "model.keras"}
+
+
+def test_a_folder_is_summed_while_its_parts_vanish(tmp_path: Path) -> None:
+    """As a worker looks at the partition that another one writes, and moves away at the end."""
+    (tmp_path / "stays").write_bytes(bytes(7))
+    ends = threading.Event()
+
+    def come_and_go() -> None:
+        while not ends.is_set():
+            for i in range(20):
+                (tmp_path / f"{i}" / "inner").mkdir(parents=True)
+                (tmp_path / f"{i}" / "inner" / "part").write_bytes(bytes(100))
+            for i in range(20):
+                shutil.rmtree(tmp_path / f"{i}")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        found = [total_bytes(tmp_path) for _ in range(500)]
+    finally:
+        ends.set()
+        thread.join()
+    assert total_bytes(tmp_path) == 7
+    assert all(count % 100 == 7 for count in found) and len(set(found)) > 1
 
 
 def test_only_directories_are_synced(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import typer
 from hopyard.checks import without_scheme
 from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, UsageError
+from hopyard.system.files import total_bytes
 from hopyard.text import shown
 
 DAY = 86_400.0
@@ -261,23 +262,12 @@ def _in_use(path: Path) -> str:
 
 
 def _path_item(kind: str, path: Path, reason: str, remove: Callable[[], bool]) -> Item:
-    return Item(kind, str(path), _bytes(path), path.lstat().st_mtime, reason, remove)
+    return Item(kind, str(path), total_bytes(path), path.lstat().st_mtime, reason, remove)
 
 
 def _remove(path: Path) -> bool:
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
-
-
-def _bytes(path: Path) -> int:
-    size = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                size += (Path(folder) / name).lstat().st_size
-            except OSError:  # gone by now
-                continue
-    return size
 
 
 def _runs(parent: Path) -> tuple[int, int]:
@@ -291,4 +281,4 @@ def _runs(parent: Path) -> tuple[int, int]:
         with contextlib.suppress(OSError):  # another user's
             if Layout(path).exists or Layout(path).program.exists():
                 runs.append(path)
-    return len(runs), sum(_bytes(path) for path in runs)
+    return len(runs), sum(total_bytes(path) for path in runs)

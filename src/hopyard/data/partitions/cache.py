@@ -45,7 +45,7 @@ from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
 from hopyard.formats.arrow import Array
-from hopyard.system.files import FULL
+from hopyard.system.files import FULL, total_bytes
 from hopyard.system.locks import still_there
 
 log = logging.getLogger(__name__)
@@ -158,11 +158,7 @@ def making(root: Path, key: str) -> Iterator[None]:
 
 def _written_bytes(root: Path, key: str) -> int:
     """Return the bytes of the unfinished entry so far."""
-    total = 0
-    for path in root.glob(f".tmp-{key}-*/**/*"):
-        with suppress(OSError):
-            total += path.stat().st_size
-    return total
+    return sum(total_bytes(folder) for folder in root.glob(f".tmp-{key}-*"))
 
 
 @contextmanager
@@ -228,7 +224,7 @@ def entries(root: Path) -> list[Entry]:
         try:
             if not _is_entry(path.parent.name, path.read_bytes()):
                 continue
-            size = sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+            size = total_bytes(path.parent)
             result.append(Entry(path.parent, size, path.stat().st_mtime, needed(path.parent)))
         except FileNotFoundError:  # another process evicts as well
             continue
