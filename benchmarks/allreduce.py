@@ -1,12 +1,15 @@
 """What gangs exchange, beside others, in two processes of this host; medians of interleaved repeats.
 
-    python benchmarks/allreduce.py [--workers 2] [--repeats 7] [--only ddp | average | keras]
+    python benchmarks/allreduce.py [--workers 2] [--repeats 7] [--only ddp | average | keras | gpus]
 
 `ddp`: each process goes over the same partition by turns, in a plain loop around DistributedDataParallel, and as a
 member of a gang (`hy.torch.Model` with the exchange of `hy.AllReduce`); nets of about 12 MB and 1 MB of parameters.
 
 `average`: the end of a round of `hy.LocalSGD`, from parameters that members have changed to their mean in place, beside
 push and pull of the same bytes over one bare TCP connection on loopback with buffers that are there.
+
+`gpus`: the first two on GPUs, between them (NCCL) and through the host's memory. Needs a GPU for each process, or one
+that NCCL lets all have (NCCL_MULTI_RANK_GPU_ENABLE=1).
 
 `keras`: a step of a Keras model in a gang beside one of a loop of one's own under MultiWorkerMirroredStrategy.
 
@@ -72,41 +75,66 @@ def seconds(work: Callable[[], Any]) -> float:
     dist.barrier()
     begin = time.perf_counter()
     work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     dist.barrier()
     return time.perf_counter() - begin
 
 
-def ddp(width: int, columns: Columns, rank: int, size: int) -> Callable[[], None]:
-    module = torch.nn.parallel.DistributedDataParallel(net(width))
+def ddp(
+    width: int, columns: Columns, rank: int, size: int, device: str = "cpu", group: Any = None
+) -> Callable[[], None]:
+    module = torch.nn.parallel.DistributedDataParallel(net(width).to(device), process_group=group)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     loader = PartitionLoader(columns, BATCH, 1, 0, (rank, size))
 
     def work() -> None:
         for batch in loader:
             optimizer.zero_grad()
-            outputs = module(torch.from_numpy(batch.inputs))
-            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(batch.targets)).backward()
+            outputs = module(torch.from_numpy(batch.inputs).to(device))
+            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(batch.targets).to(device)).backward()
             optimizer.step()
 
     return work
 
 
-def gang(width: int, columns: Columns, rank: int, size: int, store: Any) -> Callable[[], None]:
+def gang(
+    width: int,
+    columns: Columns,
+    rank: int,
+    size: int,
+    store: Any,
+    device: str = "cpu",
+    gpu_interface: str | None = None,
+) -> Callable[[], None]:
     module = net(width)
     model = hy.torch.Model(module, torch.optim.SGD(module.parameters(), lr=0.01), torch.nn.functional.cross_entropy)
     meeting: Any = Meeting(store)
-    exchange = GangExchange(rank, size, Gang(size), lambda: Group(rank, size, meeting, width, "127.0.0.1", True))
+    exchange = GangExchange(
+        rank, size, Gang(size), lambda: Group(rank, size, meeting, width, "127.0.0.1", True, gpu_interface)
+    )
     model.set_exchange(exchange)
+    model.to_device(device)
     loader = PartitionLoader(columns, BATCH, 1, 0, (rank, size))
     return lambda: model.train_partition(loader)
 
 
-def average(megabytes: int, rank: int, size: int, store: Any, one_host: bool) -> Callable[[], None]:
+def average(
+    megabytes: int,
+    rank: int,
+    size: int,
+    store: Any,
+    one_host: bool,
+    device: str = "cpu",
+    gpu_interface: str | None = None,
+) -> Callable[[], None]:
     """The end of a round: parameters in ten arrays."""
     meeting: Any = Meeting(store)
     number, gang = 2 * megabytes + one_host, Gang(size, "parameters", every=1)
-    exchange = GangExchange(rank, size, gang, lambda: Group(rank, size, meeting, number, "127.0.0.1", one_host))
-    parameters = [torch.full((megabytes * 25_000,), float(rank)) for _ in range(10)]
+    exchange = GangExchange(
+        rank, size, gang, lambda: Group(rank, size, meeting, number, "127.0.0.1", one_host, gpu_interface)
+    )
+    parameters = [torch.full((megabytes * 25_000,), float(rank), device=device) for _ in range(10)]
     rounds = Rounds()
     rounds.exchange = exchange
     rounds.begin()
@@ -235,6 +263,28 @@ def keras_gang(width: int, columns: Columns, rank: int, size: int, store: Any) -
     return lambda: model.train_partition(loader)
 
 
+def between_gpus(rank: int, size: int, store: Any, repeats: int, columns: Columns) -> None:
+    """Goals are those of hosts for DDP; the host's memory is what NCCL spares."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.set_float32_matmul_precision("high")
+    nccl = dist.new_group(backend="nccl")
+    for name, (width, goal) in SIZES.items():
+        by_nccl, by_host = (dist.PrefixStore(f"{place} {name}", store) for place in ("gpus", "host"))
+        works = {
+            "DDP": ddp(width, columns, rank, size, "cuda", nccl),
+            "a gang": gang(width, columns, rank, size, by_nccl, "cuda", ""),
+            "a gang through the host's memory": gang(width, columns, rank, size, by_host, "cuda"),
+        }
+        compare(f"{name} on GPUs, a step", works, repeats, rank, STEPS, [goal, 0])
+    for megabytes in (10, 40):
+        by_nccl, by_host = (dist.PrefixStore(f"{place} {megabytes}", store) for place in ("gpus", "host"))
+        works = {
+            "an average through the host's memory": average(megabytes, rank, size, by_host, True, "cuda"),
+            "between GPUs": average(megabytes, rank, size, by_nccl, True, "cuda", ""),
+        }
+        compare(f"{megabytes} MB on GPUs", works, 3 * repeats, rank, 1, [1])
+
+
 def member(rank: int, size: int, port: int, repeats: int, only: str) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
@@ -258,6 +308,8 @@ def member(rank: int, size: int, port: int, repeats: int, only: str) -> None:
             "a gang": gang(width, columns, rank, size, dist.PrefixStore("gang", store)),
         }
         compare(f"{name}, a step", works, repeats, rank, STEPS, [goal])
+    if only == "gpus":
+        between_gpus(rank, size, store, repeats, columns)
     if only in ("", "keras") and importlib.util.find_spec("tensorflow") is not None:
         peers = [f"127.0.0.1:{each}" for each in keras_ports(rank, size, store)]
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": peers}, "task": {"type": "worker", "index": rank}})
@@ -279,7 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["ddp", "average", "keras"], default="")
+    parser.add_argument("--only", choices=["ddp", "average", "keras", "gpus"], default="")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

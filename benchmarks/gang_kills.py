@@ -1,6 +1,6 @@
 """Kills members of a gang at random moments, and compares the bits with those of a run to which nothing happened.
 
-    python benchmarks/gang_kills.py [--kills 20] [--workers 3] [--seed 0]
+    python benchmarks/gang_kills.py [--kills 20] [--workers 3] [--seed 0] [--gpus 0,1,2]
 
 Each kill waits until the gang that was formed after the last one has finished a unit, and then for a random part of
 half a second, so that it comes in the middle of whatever is done: a step, an exchange, the State's way into memory, a
@@ -40,11 +40,11 @@ def recipe(config):
     return hy.torch.Model(net, optimizer, torch.nn.functional.cross_entropy, batch_size=48)
 
 
-def start(directory: Path, workers: int, epochs: int) -> hy.Run:
+def start(directory: Path, workers: int, gpus: list[int] | None, epochs: int) -> hy.Run:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(24_000, 16)).astype("float32")
     data = hy.Dataset.numpy(x, (x.sum(1) > 0).astype("int64"), validation=0.1, partitions=8)
-    engine, parallel = hy.Local(workers, devices=None), hy.LocalSGD(every=7, outer=hy.Nesterov(0.7, 0.9))
+    engine, parallel = hy.Local(workers, devices=gpus), hy.LocalSGD(every=7, outer=hy.Nesterov(0.7, 0.9))
     return hy.fit(recipe, {}, data, epochs=epochs, engine=engine, parallel=parallel, directory=directory, wait=False)
 
 
@@ -78,14 +78,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--gpus", type=lambda text: [int(gpu) for gpu in text.split(",")], help="one for each worker")
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        quiet = start(Path(folder) / "quiet", arguments.workers, arguments.epochs)
+        quiet = start(Path(folder) / "quiet", arguments.workers, arguments.gpus, arguments.epochs)
         quiet.wait(LIMIT)
         directory = Path(folder) / "killed"
-        run = start(directory, arguments.workers, arguments.epochs)
+        run = start(directory, arguments.workers, arguments.gpus, arguments.epochs)
         killed = kill(directory, run, arguments.kills, random.Random(arguments.seed))
         run.wait(LIMIT)
         lines = list(read(Layout(directory).journal, CODEC))

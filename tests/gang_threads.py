@@ -35,12 +35,14 @@ def boards(size: int) -> list[Board]:
     return made
 
 
-def exchanges(gang: Gang, number: int = 1, one_host: bool = False) -> list[GangExchange]:
-    """`one_host`: whether they share memory, as those of one host do."""
+def exchanges(
+    gang: Gang, number: int = 1, one_host: bool = False, gpu_interface: str | None = None
+) -> list[GangExchange]:
+    """`one_host`: whether they share memory, as those of one host do. `gpu_interface`: as for `Group`."""
     made = boards(gang.size)
 
     def connect(rank: int) -> Group:
-        return Group(rank, gang.size, made[rank], number, LOOPBACK, one_host)
+        return Group(rank, gang.size, made[rank], number, LOOPBACK, one_host, gpu_interface)
 
     return [
         GangExchange(rank, gang.size, gang, lambda rank=rank: connect(rank))  # type: ignore[misc]

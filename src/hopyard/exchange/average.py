@@ -34,7 +34,7 @@ def average_of(members: Sequence[torch.Tensor], rows: Sequence[float], out: torc
         if number:
             out.add_(change)
     # subtracted, as −0.0 + 0.0 is 0.0, and −0.0 − 0.0 is not
-    torch.addcdiv(first, out, torch.tensor(sum(rows) / unit, dtype=out.dtype), value=-1, out=out)
+    torch.addcdiv(first, out, out.new_tensor(sum(rows) / unit), value=-1, out=out)
     if not math.isfinite(float(out.sum())):  # an infinity that all have differs from itself by no number
         alike = [first.isinf(), *(numbers == first for numbers, _ in others)]
         torch.where(torch.stack(alike).all(0), first, out, out=out)

@@ -24,11 +24,14 @@ LARGE_BYTES = 64 << 10
 """Bytes from which on an array is exchanged by itself."""
 LISTS = 8
 """Lists whose layout is remembered: a model has up to four (gradients or parameters, optimizers, statistics)."""
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""dtypes whose sums are made in another one."""
 
 Span = tuple[int, int, int, int]
 """(array, its first number in the part, past its last one, where they begin in the part)"""
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which numbers of this one are added up."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 class Layout:
@@ -45,7 +48,7 @@ class Layout:
     """
 
     def __init__(self, dtype: torch.dtype, counts: Sequence[int]) -> None:
-        self.dtype = _WIDER.get(dtype, dtype)
+        self.dtype = sum_dtype(dtype)
         most = max(1, PART_BYTES // self.dtype.itemsize)
         size = 1 + sum(counts)
         self.parts = [min(most, size - first) for first in range(0, size, most)]

@@ -11,6 +11,7 @@ import torch
 
 from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
+from hopyard.exchange.gpus import Gpus
 from hopyard.exchange.group import Group
 from hopyard.spec import Gang
 
@@ -31,6 +32,7 @@ class GangExchange:
         self.rank, self.size, self.gang = rank, size, gang
         self._connect = connect
         self._connected: Group | None = None
+        self._aborted = False
         self._layouts = Layouts()
 
     def connect(self) -> None:
@@ -41,6 +43,14 @@ class GangExchange:
         """
         if self._connected is None:
             self._connected = self._connect()
+            if self._aborted:
+                self._connected.abort()
+
+    def abort(self) -> None:
+        """Break off what would wait for a member that is gone without noticing it; from any thread."""
+        self._aborted = True
+        if self._connected is not None:
+            self._connected.abort()
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
@@ -74,6 +84,9 @@ class GangExchange:
         if compress and self.gang.compress:
             return self._mean_in_half(tensors, rows)
         total = 0.0
+        on_gpus, tensors = self._parted(tensors)
+        for gpus, alike in on_gpus:
+            total = gpus.mean(alike, rows)
         for positions, layout in self._layouts.of(tensors):
             total = self._mean(layout, [tensors[position] for position in positions], rows)
         return total
@@ -89,7 +102,9 @@ class GangExchange:
         """
         if self.size == 1:
             return
-        tensors = [tensor_of(array) for array in arrays]
+        on_gpus, tensors = self._parted([tensor_of(array) for array in arrays])
+        for gpus, alike in on_gpus:
+            gpus.average(alike, rows)
         for positions, layout in self._layouts.of(tensors):
             compact = Compact([tensors[position] for position in positions], layout.dtype)
             self._group.average(compact.arrays, rows)
@@ -120,6 +135,9 @@ class GangExchange:
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`; numbers of single precision travel in half precision."""
         total = self._total(rows)
+        on_gpus, tensors = self._parted(tensors)
+        for gpus, alike in on_gpus if total else ():
+            gpus.mean_in_half(alike, rows / total)
         for positions, layout in self._layouts.of(tensors):
             flat, memory = Flat([tensors[position] for position in positions], layout.dtype), layout.memory
             parts = torch.split(memory, layout.parts)
@@ -168,6 +186,22 @@ class GangExchange:
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, by rank."""
         return self._group.gather(data)
+
+    def _parted(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[tuple[Gpus, list[torch.Tensor]]], list[torch.Tensor]]:
+        """Return what is exchanged between GPUs, in lists of one dtype, and what goes through the hosts' memory."""
+        gpus = self._group.gpus
+        if gpus is None:
+            return [], list(tensors)
+        alike: dict[torch.dtype, list[torch.Tensor]] = {}
+        others = []
+        for tensor in tensors:
+            if gpus.takes(tensor):
+                alike.setdefault(tensor.dtype, []).append(tensor)
+            else:
+                others.append(tensor)
+        return [(gpus, each) for each in alike.values()], others
 
     def _total(self, rows: float) -> float:
         total = torch.tensor([rows], dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""The process group of a gang: torch.distributed's gloo between the members, which met on a board.
+"""The process group of a gang: torch.distributed's gloo between the members, which met on a board; for what lies on
+GPUs, NCCL beside it.
 
 torch's global process group is not touched: the user's code may have its own. Sockets are bound to the one address by
 which the members reach each other. gloo knows no authentication; only numbers go over it, no pickled objects.
@@ -9,6 +10,7 @@ its group, so that its neighbours see one, and so on. Time-outs come last.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
+from hopyard.exchange import gpus
 from hopyard.exchange.blocks import Blocks
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS, Layout, Partwise
@@ -66,27 +69,62 @@ class Group:
         number: the number of the group on the board.
         address: the address of this host by which the other members reach it.
         one_host: whether all members are on this host.
+        gpu_interface: the network interface for what is exchanged between GPUs; "": any; None: what lies there goes
+            through the hosts' memory.
+
+    Attributes:
+        gpus: the same members, for what lies on their GPUs; None: that goes through the hosts' memory.
 
     Raises:
         GangBroken: the members could not be connected.
     """
 
-    def __init__(self, rank: int, size: int, board: Board, number: int, address: str, one_host: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        board: Board,
+        number: int,
+        address: str,
+        one_host: bool = False,
+        gpu_interface: str | None = None,
+    ) -> None:
         self.rank, self.size = rank, size
         self._one_host = one_host
         self._shared: SharedMemory | None = None
         self._blocks: Blocks | None = None
         self._group: Any = None
+        self.gpus: gpus.Gpus | None = None
         if size == 1:
             return
         store = Rendezvous(board, number)
-        store.set(f"here/{rank}", b"")
-        store.wait([f"here/{each}" for each in range(size)])  # a member may still build its model for minutes
+        store.set(f"here/{rank}", b"" if gpu_interface is None else gpus.identity())
+        identities = [store.get(f"here/{each}") for each in range(size)]  # one may still build its model for minutes
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
         self._group = self._guarded(lambda: ProcessGroupGloo(store, rank, size, options))
         self._group._set_default_timeout(timedelta(seconds=SILENT_SECONDS))
+        if gpus.reachable(identities):
+            self.gpus = self._with_gpus(store, gpu_interface or "")
+
+    def _with_gpus(self, store: Rendezvous, interface: str) -> gpus.Gpus | None:
+        """Connect the GPUs; None: not all members could."""
+        connected, fault = None, ""
+        try:
+            connected = gpus.connect(store, self.rank, self.size, interface, self._guarded)
+        except RuntimeError as error:
+            fault = f"member {self.rank}: {_reason(error)}"
+        faults = [each.decode() for each in self.gather(fault.encode()) if each]
+        if not faults:
+            return connected
+        if connected is not None:
+            connected.abort()
+        warnings.warn(
+            f"NCCL cannot connect the GPUs of this gang: what they exchange goes through memory of hosts; {faults[0]}",
+            stacklevel=2,
+        )
+        return None
 
     def add(self, flat: torch.Tensor) -> None:
         """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
@@ -162,11 +200,17 @@ class Group:
         self._guarded(lambda: self._alive().allgather(everything, padded).wait())
         return [part[:count].numpy().tobytes() for part, count in zip(everything, counts, strict=True)]
 
+    def abort(self) -> None:
+        """Break off what the GPUs exchange, from any thread; by gloo and in memory members notice it by themselves."""
+        if (connected := self.gpus) is not None:
+            connected.abort()
+
     def close(self) -> None:
         """Hang up, which the other members notice."""
+        self.abort()
         if self._shared is not None:
             self._shared.close()
-        self._group = self._shared = self._blocks = None
+        self._group = self._shared = self._blocks = self.gpus = None
 
     def _alive(self) -> Any:
         if self._group is None:
@@ -187,5 +231,8 @@ class Group:
             return operation()
         except RuntimeError as error:
             self.close()
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise GangBroken(f"the exchange between the members of the gang broke: {reason}") from None
+            raise GangBroken(f"the exchange between the members of the gang broke: {_reason(error)}") from None
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

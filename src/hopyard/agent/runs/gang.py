@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.spec import Gang
+from hopyard.system.network import interface_of
 
 if TYPE_CHECKING:
     from hopyard.exchange.exchange import GangExchange
@@ -76,6 +77,7 @@ class Member:
                     membership.group,
                     self._address(membership.one_host),
                     membership.one_host,
+                    interface_of(self._address(False)),  # NCCL takes one for the whole life of a process
                 ),
             )
         if self._exchange is None:
@@ -110,6 +112,9 @@ class Member:
             if ahead:
                 self._given_up.add(message.lease)
         self._board.close(message.group)
+        exchange = self._exchange
+        if exchange is not None and message.group == self._group:
+            exchange.abort()
         if not ahead:
             self._send(Broken(self._slot, message.lease))
 

@@ -69,7 +69,8 @@ class Member:
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in trained):
             raise SpecError("a gang cannot average sparse gradients: make the embedding with sparse=False")
-        reached = torch.tensor([float(parameter.grad is not None) for parameter in trained])
+        device = trained[0].device if trained else None
+        reached = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=device)
         for parameter in trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

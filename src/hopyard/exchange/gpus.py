@@ -1,0 +1,202 @@
+"""What a gang exchanges where it lies on GPUs, by NCCL, where each member has a GPU of its own.
+
+Nobody in NCCL notices that a member is gone: whoever hears of it from the driver aborts what this one waits for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+)
+
+from hopyard.exchange.average import average_of
+from hopyard.exchange.blocks import Guard
+from hopyard.exchange.buffers import sum_dtype
+
+SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""The environment variable by which NCCL (from 2.31 on) lets several members have one GPU: for trials, it is slow."""
+INTERFACE = "NCCL_SOCKET_IFNAME"
+UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
+"""Set, torch starts no thread that watches what is under way, and ends the process where that fails."""
+AVERAGED_BYTES = 64 << 20
+"""Bytes that are averaged at a time: as many are received beside them."""
+
+
+def identity() -> bytes:
+    """Return what names the GPU on which torch works in this process, and its NCCL; empty: there is none of them."""
+    if not (dist.is_nccl_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return b""
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return f"NCCL {version}, GPU {gpu}".encode()
+
+
+def reachable(identities: Sequence[bytes]) -> bool:
+    """Whether members with these GPUs can be connected by one NCCL."""
+    versions = {each.partition(b",")[0] for each in identities}
+    alone = len(set(identities)) == len(identities) or os.environ.get(SHARED) == "1"
+    return all(identities) and len(versions) == 1 and alone
+
+
+def connect(store: Store, rank: int, size: int, interface: str, guard: Guard) -> Gpus:
+    """Connect the members by NCCL.
+
+    Args:
+        store: where they meet.
+        rank, size: which member this is, of how many.
+        interface: the network interface that leads to the others, if the user's environment names none; "": any.
+        guard: calls what they exchange from then on.
+
+    Raises:
+        RuntimeError: NCCL cannot.
+    """
+    if interface:
+        os.environ.setdefault(INTERFACE, interface)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(days=1)
+    with _unwatched():
+        group: Any = dist.ProcessGroupNCCL(PrefixStore("gpus", store), rank, size, options)
+    gpus = Gpus(group, size, torch.device("cuda", torch.cuda.current_device()), _settle, guard)
+    _settle(group.allreduce([torch.ones(1, device="cuda")], _now(AllreduceOptions)))  # only now NCCL connects
+    return gpus
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    before = os.environ.get(UNWATCHED)
+    os.environ[UNWATCHED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[UNWATCHED]
+        else:
+            os.environ[UNWATCHED] = before
+
+
+def _now(kind: type[Any]) -> Any:
+    """Return options of an operation that goes in the current stream, not in one of NCCL's own."""
+    options = kind()
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
+    return options
+
+
+def _settle(work: Any) -> None:
+    """Wait until the GPU has done it; other threads of Python go on."""
+    if not hasattr(AllreduceOptions, "asyncOp"):  # until torch 2.7
+        work.synchronize()  # the current stream waits for NCCL's
+    torch.cuda.current_stream().synchronize()
+
+
+class Gpus:
+    """One member's part in what all exchange on their GPUs. All call the same operations in the same order.
+
+    Args:
+        group: of torch.distributed, of all members.
+        size: how many they are.
+        device: this member's.
+        settle: waits for an operation of the group.
+        guard: calls it.
+    """
+
+    def __init__(
+        self, group: Any, size: int, device: torch.device, settle: Callable[[Any], None], guard: Guard
+    ) -> None:
+        self._group, self._size, self._device, self._settle, self._guard = group, size, device, settle, guard
+        self._aborted = False
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on this member's GPU."""
+        return tensor.device == self._device
+
+    def mean(self, tensors: list[torch.Tensor], rows: float) -> float:
+        """Replace tensors of one dtype by their means, weighted by rows, as `GangExchange.mean` does.
+
+        Returns:
+            Σ rows over all members; where that is 0 the tensors stay as they are.
+
+        Raises:
+            GangBroken: a member is gone.
+        """
+        flat, parts = self._flat(tensors)
+        flat.mul_(rows) if rows else flat.zero_()  # numbers of a member without rows may be no numbers
+        flat[0] = rows
+        self._do(lambda: self._group.allreduce([flat], _now(AllreduceOptions)))
+        total = float(flat[0])
+        if total:
+            flat.div_(total)
+            torch._foreach_copy_(tensors, parts)
+        return total
+
+    def mean_in_half(self, tensors: list[torch.Tensor], share: float) -> None:
+        """As `mean`; numbers of single precision travel in half precision. `share`: rows / Σ rows."""
+        flat, parts = self._flat(tensors)
+        flat.mul_(share) if share else flat.zero_()
+        sent = flat.to(torch.float16) if flat.dtype is torch.float32 else flat
+        self._do(lambda: self._group.allreduce([sent], _now(AllreduceOptions)))
+        flat.copy_(sent)
+        torch._foreach_copy_(tensors, parts)
+
+    def average(self, tensors: list[torch.Tensor], rows: float) -> None:
+        """Replace tensors of one dtype by their averages, as `GangExchange.average` does. Each member averages a block.
+
+        Raises:
+            GangBroken: a member is gone.
+        """
+        flat, parts = self._flat(tensors, self._size)
+        counts = torch.zeros(self._size, dtype=torch.float64, device=flat.device)
+        self._gather(counts, torch.full_like(counts[:1], rows))
+        most = max(1, AVERAGED_BYTES // flat.element_size() // self._size) * self._size
+        for piece in torch.split(flat, most):
+            self._average(piece, counts.tolist())
+        torch._foreach_copy_(tensors, parts)
+
+    def _average(self, piece: torch.Tensor, counts: Sequence[float]) -> None:
+        received = torch.empty_like(piece)
+        self._do(lambda: self._group.alltoall_base(received, piece, [], [], _now(AllToAllOptions)))
+        blocks = list(received.view(self._size, -1))
+        average = torch.empty_like(blocks[0])
+        average_of(blocks, counts, average)
+        self._gather(piece, average)
+
+    def _gather(self, all_of_it: torch.Tensor, own: torch.Tensor) -> None:
+        self._do(lambda: self._group._allgather_base(all_of_it, own, _now(AllgatherOptions)))
+
+    def _flat(self, tensors: list[torch.Tensor], multiple: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return a copy of all tensors' numbers after one number more, as many as a multiple of something; and where in
+        it each tensor is."""
+        counts = [tensor.numel() for tensor in tensors]
+        length = -(-(1 + sum(counts)) // multiple) * multiple
+        flat = torch.zeros(length, dtype=sum_dtype(tensors[0].dtype), device=tensors[0].device)
+        _, *flats = torch.split(flat[: 1 + sum(counts)], [1, *counts])
+        parts = [part.view(tensor.shape) for part, tensor in zip(flats, tensors, strict=True)]
+        torch._foreach_copy_(parts, tensors)
+        return flat, parts
+
+    def _do(self, begin: Callable[[], Any]) -> None:
+        """Begin an operation of the group, and wait for its end."""
+
+        def done() -> None:
+            self._settle(begin())
+            if self._aborted:
+                raise RuntimeError("the unit was given up")
+
+        self._guard(done)
+
+    def abort(self) -> None:
+        """Break off what is under way, from any thread; nothing else can be exchanged."""
+        if not self._aborted:
+            self._aborted = True
+            self._group.abort()
