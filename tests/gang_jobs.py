@@ -1,13 +1,17 @@
 """A recipe for gangs, with and without trouble (see jobs.py). Its config says which member has it: {"rank": 1, "at": 7,
-"do": "kill"} kills the second one in its seventh batch."""
+"do": "kill"} kills the second one in its seventh batch, {"rank": 1, "within": "memory"} while it averages."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from typing import Any
 
 import torch
 
 import hopyard as hy
+from hopyard.exchange import blocks, group, shared
 from jobs import WIDTH, do, first_time
 
 
@@ -18,10 +22,39 @@ class Wide(torch.nn.Module):
         return x.double()
 
 
+class Large(torch.nn.Sequential):
+    """With parameters of several parts of shared memory, and of several pieces of what goes over sockets."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__(*layers)
+        self.scale = torch.nn.Parameter(torch.ones(1_000_000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale[:2]
+
+
 def network(config: dict[str, Any]) -> Any:
-    net = torch.nn.Sequential(Wide(), torch.nn.Linear(WIDTH, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+    layers = Wide(), torch.nn.Linear(WIDTH, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    net = (Large if "within" in config else torch.nn.Sequential)(*layers).double()
     optimizer = torch.optim.Adam(net.parameters(), lr=config.get("lr", 0.05))
     return Troubled(config, net, optimizer, torch.nn.functional.cross_entropy, {"accuracy": hy.torch.accuracy})
+
+
+def die_within(place: str, kill: bool) -> None:
+    """Average in "memory" or over "sockets"; be killed in the middle of the second average."""
+    if place == "sockets":
+        group.SHARED_BYTES = 1 << 40
+    if not kill:
+        return
+    kind, name = (shared.Gate, "arrive") if place == "memory" else (blocks._Piece, "gather")
+    go_on, calls = getattr(kind, name), itertools.count()
+
+    def killed(*arguments: Any) -> None:
+        if next(calls) == (14 if place == "memory" else 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        go_on(*arguments)
+
+    setattr(kind, name, killed)
 
 
 class Troubled(hy.torch.Model):
@@ -34,11 +67,17 @@ class Troubled(hy.torch.Model):
     def set_exchange(self, exchange: Any) -> None:
         super().set_exchange(exchange)
         self._rank = exchange.rank
+        if (within := self._config.get("within")) is not None:
+            die_within(within, exchange.rank == self._config.get("rank") and first_time(self._config.get("once")))
 
     def _backward(self, *arguments: Any) -> float:
         config = self._config
         if self._rank >= 0:
             self._batches += 1
-        if config.get("rank", -2) == self._rank and config["at"] == self._batches and first_time(config.get("once")):
+        if (
+            config.get("rank", -2) == self._rank
+            and config.get("at") == self._batches
+            and first_time(config.get("once"))
+        ):
             do(config["do"])
         return super()._backward(*arguments)

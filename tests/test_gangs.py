@@ -73,6 +73,19 @@ def test_a_member_that_is_killed_costs_no_bit(
     assert not memory(tmp_path)
 
 
+@pytest.mark.parametrize("within", ["memory", "sockets"])
+def test_a_member_that_is_killed_while_it_averages_costs_no_bit(tmp_path: Path, within: str) -> None:
+    """Of the others' parameters some are averages by then, others not yet."""
+    config, parallel = {"lr": 0.05, "within": within}, hy.LocalSGD(every=2)
+    quiet = fit(tmp_path / "quiet", parallel=parallel, config=config, epochs=1)
+    config |= {"rank": 1, "once": str(tmp_path / "once")}
+    run = fit(tmp_path / "run", parallel=parallel, config=config, epochs=1)
+    assert digests(run) == digests(quiet)
+    (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]
+    assert "SIGKILL" in lost.reason
+    assert not memory(tmp_path)
+
+
 def test_the_error_of_any_member_is_the_one_that_is_shown(tmp_path: Path) -> None:
     with pytest.raises(hy.RunFailed, match="the moon"):
         fit(tmp_path / "run", config=trouble(1, 7, "raise"))
