@@ -212,7 +212,7 @@ def train(rows: Rows, cell: Cell, plan: Plan) -> tuple[dict[tuple[float, int], C
             batch = index[:, number].reshape(-1, cell.batch_size)
             replicas.step(rows.inputs[batch], rows.targets[batch])
             done += 1
-            if done % cell.every:
+            if done % cell.every and cell.workers > 1:  # a net alone is there after each step
                 continue
             replicas.average()
             if done < next_look:
