@@ -13,8 +13,8 @@ that NCCL lets all have (NCCL_MULTI_RANK_GPU_ENABLE=1).
 
 `keras`: a step of a Keras model in a gang beside one of a loop of one's own under MultiWorkerMirroredStrategy.
 
-Goals, throughput ÷ the other's: DDP 0.95 at 12 MB and 0.8 at 1 MB; push and pull 0.6 at 10 MB and 0.9 at 40 MB by gloo,
-and 1.5 in the memory that members of one host share; Keras 1.0 at 12 MB.
+Goals, throughput ÷ the other's: DDP 0.95 at 12 MB and 0.8 at 1 MB; push and pull 0.6 at 10 MB and 0.9 at 40 MB over
+sockets, and 1.5 in the memory that members of one host share; Keras 1.0 at 12 MB.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def member(rank: int, size: int, port: int, repeats: int, only: str) -> None:
         meeting = dist.PrefixStore("average", store)
         works = {
             "push and pull": push_pull(megabytes, rank, meeting),
-            "an average by gloo": average(megabytes, rank, size, meeting, False),
+            "an average over sockets": average(megabytes, rank, size, meeting, False),
             "in shared memory": average(megabytes, rank, size, meeting, True),
             "in shared memory, of arrays in place": in_place(megabytes, rank, size, meeting),
         }

@@ -46,7 +46,7 @@ def die_within(place: str, kill: bool) -> None:
         group.SHARED_BYTES = 1 << 40
     if not kill:
         return
-    kind, name = (shared.Gate, "arrive") if place == "memory" else (blocks._Piece, "gather")
+    kind, name = (shared.Gate, "arrive") if place == "memory" else (blocks._Piece, "average")
     go_on, calls = getattr(kind, name), itertools.count()
 
     def killed(*arguments: Any) -> None:

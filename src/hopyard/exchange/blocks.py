@@ -1,32 +1,33 @@
 """Averages over sockets: each member makes those of one block of each piece.
 
 What the others have of a block is sent to its member, and what that one has made of it is sent to all: as many bytes as
-a sum takes. Members send to each other without collective operations, which copy a member's own block as well, and wake
-a thread for each. What is sent leaves from the arrays themselves, and averages come into them.
+a sum takes. What is sent leaves from the arrays themselves, and averages come into them.
+
+Between two members bytes have one order, which both know: first the rows, then in each step s the block of piece s, and
+the average of piece s − AHEAD. So nobody waits for what stands behind something that waits for it. A member sends no
+average before the blocks of its piece have gone to all: they share the way out, and others wait for blocks longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from functools import partial
-from typing import Any
+import struct
+from collections.abc import Sequence
 
 import torch
 
 from hopyard.exchange.average import average_of
+from hopyard.exchange.board import GangBroken
 from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS
+from hopyard.exchange.peers import Peer, wait
 
 PIECE_BYTES = PIECE_PARTS * PART_BYTES
 AHEAD = 5
-"""Pieces that are sent before the first of them is averaged, and averages that are sent before one is taken."""
-
-Guard = Callable[[Callable[[], Any]], Any]
-"""Calls an operation of the process group; raises GangBroken where that fails."""
+"""Pieces whose blocks are sent before the average of the first of them."""
+_ROWS = struct.Struct("<d")
 
 
 class _Piece:
-    """One piece of the arrays while it is under way.
+    """One piece of the arrays.
 
     Args:
         numbers: of the piece, which become the averages.
@@ -38,50 +39,104 @@ class _Piece:
     def __init__(self, numbers: torch.Tensor, received: torch.Tensor, rank: int) -> None:
         self._rank = rank
         most = -(-len(numbers) // len(received))
-        self._blocks = [numbers[each * most : (each + 1) * most] for each in range(len(received))]
+        self.blocks = [numbers[each * most : (each + 1) * most] for each in range(len(received))]
         """Those of the members; the last ones may have no numbers."""
-        self._received = list(received[:, : len(self._blocks[rank])])
-        self._works: list[Any] = []
-
-    def scatter(self, group: Any, tag: int) -> None:
-        """Send each member what this one has of its block."""
-        self._start(group, tag, self._received, self._blocks)
+        self.received = list(received[:, : len(self.blocks[rank])])
+        self.pending = 2 * (len(received) - 1)
+        """How many parts of blocks have not gone to others, or not come from them."""
 
     def average(self, rows: Sequence[float]) -> None:
-        """Average this member's block, once all of it is there."""
-        own, average = self._blocks[self._rank], self._received[self._rank]
+        """Average this member's block."""
+        own, average = self.blocks[self._rank], self.received[self._rank]
         if len(own):
-            average_of([own if n == self._rank else each for n, each in enumerate(self._received)], rows, average)
+            average_of([own if n == self._rank else each for n, each in enumerate(self.received)], rows, average)
             own.copy_(average)
 
-    def gather(self, group: Any, tag: int) -> None:
-        """Send all what this member has averaged, and take what they have."""
-        self._start(group, tag, self._blocks, [self._blocks[self._rank]] * len(self._blocks))
+    def moved(self) -> None:
+        """A part of a block has gone, or has come."""
+        self.pending -= 1
 
-    def _start(self, group: Any, tag: int, into: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
-        others = [n for n in range(len(self._blocks)) if n != self._rank]
-        self._works = [group.recv([into[n]], n, tag) for n in others if len(into[n])]
-        self._works += [group.send([sent[n]], n, tag) for n in others if len(sent[n])]
 
-    def wait(self, timeout: timedelta) -> None:
-        """Wait until what was sent and is to be received has gone and come."""
-        for work in self._works:
-            work.wait(timeout)
-        self._works = []
+class _Average:
+    """One average while it is under way.
+
+    Args:
+        others: rank → peer.
+        rank: of this member.
+        pieces: of the arrays.
+        rows: of this member.
+    """
+
+    def __init__(self, others: dict[int, Peer], rank: int, pieces: Sequence[_Piece], rows: float) -> None:
+        self._peers, self._rank, self._pieces = others, rank, pieces
+        steps = range(len(pieces) + AHEAD)
+        self._order = [(n, averaged) for step in steps for n, averaged in ((step, False), (step - AHEAD, True))]
+        self._order = [(n, averaged) for n, averaged in self._order if 0 <= n < len(pieces)]
+        """What goes to each peer, and comes from it: the block of a piece, or its average."""
+        self._outward = self._inward = self._averaged = 0
+        """How many of these the peers have to send, and to receive; pieces whose average is there."""
+        self._rows = [bytearray(_ROWS.pack(rows)) for _ in range(len(others) + 1)]
+        for other, peer in others.items():
+            peer.send(memoryview(self._rows[rank]), _nothing)
+            peer.receive(memoryview(self._rows[other]), _nothing)
+
+    @property
+    def done(self) -> bool:
+        """Whether all has been sent, and has come."""
+        given = self._inward == self._outward == len(self._order)
+        return given and all(peer.done for peer in self._peers.values())
+
+    def go_on(self) -> bool:
+        """Average what is there, and let peers send and receive what may be. Returns whether that was anything."""
+        before = self._averaged, self._outward, self._inward
+        while self._averaged < len(self._pieces) and not self._pieces[self._averaged].pending:
+            self._pieces[self._averaged].average([_ROWS.unpack(each)[0] for each in self._rows])
+            self._averaged += 1
+        while self._outward < len(self._order) and self._may_send(*self._order[self._outward]):
+            self._send(*self._order[self._outward])
+            self._outward += 1
+        while self._inward < len(self._order) and self._may_receive(*self._order[self._inward]):
+            self._receive(*self._order[self._inward])
+            self._inward += 1
+        return before != (self._averaged, self._outward, self._inward)
+
+    def _may_send(self, number: int, averaged: bool) -> bool:
+        return not averaged or number < self._averaged
+
+    def _may_receive(self, number: int, averaged: bool) -> bool:
+        return averaged or number <= self._averaged + AHEAD  # then nobody needs what its memory had
+
+    def _send(self, number: int, averaged: bool) -> None:
+        piece = self._pieces[number]
+        for other, peer in self._peers.items():
+            block = piece.blocks[self._rank if averaged else other]
+            peer.send(_bytes(block), _nothing if averaged else piece.moved)
+
+    def _receive(self, number: int, averaged: bool) -> None:
+        piece = self._pieces[number]
+        for other, peer in self._peers.items():
+            into = (piece.blocks if averaged else piece.received)[other]
+            peer.receive(_bytes(into), _nothing if averaged else piece.moved)
+
+
+def _bytes(numbers: torch.Tensor) -> memoryview:
+    return memoryview(numbers.numpy()).cast("B")  # type: ignore[arg-type]
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 class Blocks:
-    """One member's part in averages over a process group. Owner of the memory for the pieces that are under way.
+    """One member's part in averages over sockets. Owner of its peers, and of memory for what is under way.
 
     Args:
-        group: gloo's, of all members.
-        rank, size: which member this is, of how many.
-        guard: calls what the group does.
-        timeout: for one operation.
+        others: rank → peer.
+        rank: of this member.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, guard: Guard, timeout: timedelta) -> None:
-        self._group, self._rank, self._size, self._guard, self._timeout = group, rank, size, guard, timeout
+    def __init__(self, others: dict[int, Peer], rank: int) -> None:
+        self._peers, self._rank, self._size = others, rank, len(others) + 1
         self._received: dict[torch.dtype, torch.Tensor] = {}
 
     def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
@@ -91,24 +146,20 @@ class Blocks:
             GangBroken: a member is gone.
         """
         dtype = arrays[0].dtype
-        counts, own = torch.zeros(self._size, dtype=torch.float64), torch.tensor([rows], dtype=torch.float64)
-        counting = self._guard(lambda: self._group._allgather_base(counts, own))
         received = self._memory(dtype)
         parts = [part for array in arrays for part in torch.split(array, PIECE_BYTES // dtype.itemsize)]
         pieces = [_Piece(part, received[n % len(received)], self._rank) for n, part in enumerate(parts)]
-        count = len(pieces)
-        for step in range(count + 2 * AHEAD):
-            if step < count:
-                self._guard(partial(pieces[step].scatter, self._group, 2 * step))
-            if 0 <= (scattered := step - AHEAD) < count:
-                piece = pieces[scattered]
-                self._guard(partial(piece.wait, self._timeout))
-                if not scattered:
-                    self._guard(counting.wait)
-                piece.average(counts.tolist())
-                self._guard(partial(piece.gather, self._group, 2 * scattered + 1))
-            if (gathered := step - 2 * AHEAD) >= 0:
-                self._guard(partial(pieces[gathered].wait, self._timeout))
+        under_way = _Average(self._peers, self._rank, pieces, rows)
+        try:
+            peers = list(self._peers.values())
+            while not under_way.done:
+                moved = [peer.go_on() for peer in peers]
+                if under_way.go_on():
+                    peers = list(self._peers.values())
+                elif not any(moved):
+                    peers = wait(self._peers.values())
+        except OSError as error:
+            raise GangBroken(f"a member of the gang has hung up: {error}") from None
 
     def _memory(self, dtype: torch.dtype) -> torch.Tensor:
         """Return memory for what is received of the pieces that are under way: (pieces, members, numbers)."""
@@ -116,3 +167,13 @@ class Blocks:
             most = -(-PIECE_BYTES // dtype.itemsize // self._size)
             self._received[dtype] = torch.zeros(AHEAD + 1, self._size, most, dtype=dtype)
         return self._received[dtype]
+
+    def abort(self) -> None:
+        """Break off what is under way, from any thread; nothing else can be exchanged."""
+        for peer in self._peers.values():
+            peer.hang_up()
+
+    def close(self) -> None:
+        """End the connections."""
+        for peer in self._peers.values():
+            peer.close()

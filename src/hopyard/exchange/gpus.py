@@ -21,7 +21,6 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from hopyard.exchange.average import average_of
-from hopyard.exchange.blocks import Guard
 from hopyard.exchange.buffers import sum_dtype
 
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -31,6 +30,9 @@ UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
 """Set, torch starts no thread that watches what is under way, and ends the process where that fails."""
 AVERAGED_BYTES = 64 << 20
 """Bytes that are averaged at a time: as many are received beside them."""
+
+Guard = Callable[[Callable[[], Any]], Any]
+"""Calls an operation of the process group; raises GangBroken where that fails."""
 
 
 def identity() -> bytes:

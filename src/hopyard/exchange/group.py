@@ -1,5 +1,5 @@
-"""The process group of a gang: torch.distributed's gloo between the members, which met on a board; for what lies on
-GPUs, NCCL beside it.
+"""The process group of a gang: torch.distributed's gloo between the members, which met on a board; beside it sockets of
+their own for averages, memory that members of one host share, and NCCL for what lies on GPUs.
 
 torch's global process group is not touched: the user's code may have its own. Sockets are bound to the one address by
 which the members reach each other. gloo knows no authentication; only numbers go over it, no pickled objects.
@@ -23,10 +23,9 @@ from hopyard.exchange import gpus
 from hopyard.exchange.blocks import Blocks
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS, Layout, Partwise
+from hopyard.exchange.peers import CONNECT_SECONDS, Peer, connect
 from hopyard.exchange.shared import SharedMemory, share
 
-CONNECT_SECONDS = 30.0
-"""Time for the members to connect, once all of them are there."""
 SHARED_BYTES = 1 << 18
 """Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
@@ -90,11 +89,12 @@ class Group:
         gpu_interface: str | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._one_host = one_host
+        self._address, self._one_host = address, one_host
         self._shared: SharedMemory | None = None
         self._blocks: Blocks | None = None
         self._group: Any = None
         self.gpus: gpus.Gpus | None = None
+        self._aborted = False
         if size == 1:
             return
         store = Rendezvous(board, number)
@@ -164,10 +164,15 @@ class Group:
             with self._hanging_up():
                 shared.average(arrays, rows)
             return
-        if self._blocks is None:
-            silent = timedelta(seconds=SILENT_SECONDS)
-            self._blocks = Blocks(self._alive(), self.rank, self.size, self._guarded, silent)
-        self._blocks.average(arrays, rows)
+        with self._hanging_up():
+            if self._blocks is None:
+                self._blocks = Blocks(self._connect(), self.rank)
+                if self._aborted:
+                    self._blocks.abort()
+            self._blocks.average(arrays, rows)
+
+    def _connect(self) -> dict[int, Peer]:
+        return connect(self.rank, self.size, self._address, self.gather, lambda: self._aborted)
 
     def _begin(self, piece: torch.Tensor) -> Any:
         return self._guarded(lambda: self._alive().allreduce(piece))
@@ -201,15 +206,18 @@ class Group:
         return [part[:count].numpy().tobytes() for part, count in zip(everything, counts, strict=True)]
 
     def abort(self) -> None:
-        """Break off what the GPUs exchange, from any thread; by gloo and in memory members notice it by themselves."""
-        if (connected := self.gpus) is not None:
-            connected.abort()
+        """Break off, from any thread, what does not notice by itself that a member is gone."""
+        self._aborted = True
+        for part in (self.gpus, self._blocks):
+            if part is not None:
+                part.abort()
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
         self.abort()
-        if self._shared is not None:
-            self._shared.close()
+        for part in (self._shared, self._blocks):
+            if part is not None:
+                part.close()
         self._group = self._shared = self._blocks = self.gpus = None
 
     def _alive(self) -> Any:
