@@ -66,13 +66,13 @@ class Peer:
         self._inward: deque[_Part] = deque()
         self._enough = 1
 
-    def send(self, data: memoryview, done: Callable[[], None]) -> None:
-        """Let bytes follow what is still to be sent; `done` is called when the system has all of them."""
-        self._outward.append((data, done)) if data else done()
+    def send(self, data: memoryview, then: Callable[[], None]) -> None:
+        """Let bytes follow what is still to be sent; `then` is called when the system has all of them."""
+        self._outward.append((data, then)) if data else then()
 
-    def receive(self, into: memoryview, done: Callable[[], None]) -> None:
-        """Let bytes come after what is still to come; `done` is called when all of them are there."""
-        self._inward.append((into, done)) if into else done()
+    def receive(self, into: memoryview, then: Callable[[], None]) -> None:
+        """Let bytes come after what is still to come; `then` is called when all of them are there."""
+        self._inward.append((into, then)) if into else then()
 
     @property
     def done(self) -> bool:
@@ -134,12 +134,12 @@ class Peer:
 
 
 def _advance(parts: deque[_Part], count: int) -> None:
-    data, done = parts[0]
+    data, then = parts[0]
     if count < len(data):
-        parts[0] = data[count:], done
+        parts[0] = data[count:], then
     else:
         parts.popleft()
-        done()
+        then()
 
 
 def wait(peers: Iterable[Peer]) -> list[Peer]:
