@@ -112,9 +112,7 @@ def gang(
     module = net(width)
     model = hy.torch.Model(module, torch.optim.SGD(module.parameters(), lr=0.01), torch.nn.functional.cross_entropy)
     meeting: Any = Meeting(store)
-    exchange = GangExchange(
-        rank, size, Gang(size), lambda: Group(rank, size, meeting, width, "127.0.0.1", True, gpu_interface)
-    )
+    exchange = GangExchange(Gang(size), Group(rank, size, meeting, width, "127.0.0.1", True, gpu_interface))
     model.set_exchange(exchange)
     model.to_device(device)
     loader = PartitionLoader(columns, BATCH, 1, 0, (rank, size))
@@ -133,9 +131,7 @@ def average(
     """The end of a round: parameters in ten arrays."""
     meeting: Any = Meeting(store)
     number, gang = 2 * megabytes + one_host, Gang(size, "parameters", every=1)
-    exchange = GangExchange(
-        rank, size, gang, lambda: Group(rank, size, meeting, number, "127.0.0.1", one_host, gpu_interface)
-    )
+    exchange = GangExchange(gang, Group(rank, size, meeting, number, "127.0.0.1", one_host, gpu_interface))
     parameters = [torch.full((megabytes * 25_000,), float(rank), device=device) for _ in range(10)]
     rounds = Rounds()
     rounds.exchange = exchange
@@ -154,9 +150,7 @@ def in_place(megabytes: int, rank: int, size: int, store: Any) -> Callable[[], N
     """Only the mean of arrays, in their place, as of gradients."""
     meeting: Any = Meeting(store)
     number = 1000 + megabytes
-    exchange = GangExchange(
-        rank, size, Gang(size), lambda: Group(rank, size, meeting, number, "127.0.0.1", one_host=True)
-    )
+    exchange = GangExchange(Gang(size), Group(rank, size, meeting, number, "127.0.0.1", one_host=True))
     arrays = [torch.full((megabytes * 25_000,), float(rank)) for _ in range(10)]
     return lambda: exchange.mean(arrays, 1.0) and None
 
@@ -259,7 +253,7 @@ def keras_gang(width: int, columns: Columns, rank: int, size: int, store: Any) -
     model = hy.keras.Model(net, batch_size=BATCH)
     model.set_schema({"inputs": ((64,), "float32")}, {"targets": ((), "int64")})
     meeting: Any = Meeting(store)
-    exchange = GangExchange(rank, size, Gang(size), lambda: Group(rank, size, meeting, 1, "127.0.0.1", True))
+    exchange = GangExchange(Gang(size), Group(rank, size, meeting, 1, "127.0.0.1", True))
     model.set_exchange(exchange)
     loader = PartitionLoader(columns, BATCH, 1, 0, (rank, size))
     return lambda: model.train_partition(loader)

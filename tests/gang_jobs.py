@@ -43,14 +43,14 @@ def network(config: dict[str, Any]) -> Any:
 def die_within(place: str, kill: bool) -> None:
     """Average in "memory" or over "sockets"; be killed in the middle of the second average."""
     if place == "sockets":
-        group.SHARED_BYTES = 1 << 40
+        group.SHARED_BYTES, blocks.PIECE_BYTES = 1 << 40, 1 << 19  # more pieces than are under way at a time
     if not kill:
         return
     kind, name = (shared.Gate, "arrive") if place == "memory" else (blocks._Piece, "average")
     go_on, calls = getattr(kind, name), itertools.count()
 
     def killed(*arguments: Any) -> None:
-        if next(calls) == (14 if place == "memory" else 3):
+        if next(calls) == (14 if place == "memory" else 25):
             os.kill(os.getpid(), signal.SIGKILL)
         go_on(*arguments)
 

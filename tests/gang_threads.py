@@ -41,11 +41,8 @@ def exchanges(
     """`one_host`: whether they share memory, as those of one host do. `gpu_interface`: as for `Group`."""
     made = boards(gang.size)
 
-    def connect(rank: int) -> Group:
-        return Group(rank, gang.size, made[rank], number, LOOPBACK, one_host, gpu_interface)
-
     return [
-        GangExchange(rank, gang.size, gang, lambda rank=rank: connect(rank))  # type: ignore[misc]
+        GangExchange(gang, Group(rank, gang.size, made[rank], number, LOOPBACK, one_host, gpu_interface))
         for rank in range(gang.size)
     ]
 

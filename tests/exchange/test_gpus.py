@@ -6,6 +6,7 @@ one that NCCL lets two members have (`NCCL_MULTI_RANK_GPU_ENABLE=1`).
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -45,7 +46,7 @@ def by_gloo(store: Store, rank: int, size: int, interface: str, guard: Callable[
 @pytest.fixture
 def members_have_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "identity", lambda: f"NCCL 2, GPU {threading.get_ident()}".encode())
-    monkeypatch.setattr(gpus, "connect", by_gloo)
+    monkeypatch.setattr(gpus, "prepare", by_gloo)
 
 
 def arrays(rank: int, shift: float = 0.0) -> list[torch.Tensor]:
@@ -139,34 +140,40 @@ def test_only_what_lies_on_the_gpu_is_exchanged_there(members_have_gpus: None, m
 
 
 @pytest.mark.parametrize(
-    ("identities", "shared", "expected"),
+    ("identities", "expected"),
     [
-        ([b"NCCL 2, GPU a", b"NCCL 2, GPU b"], "", True),
-        ([b"NCCL 2, GPU a", b"NCCL 2, GPU a"], "", False),
-        ([b"NCCL 2, GPU a", b"NCCL 2, GPU a"], "1", True),
-        ([b"NCCL 2, GPU a", b"NCCL 3, GPU b"], "", False),
-        ([b"NCCL 2, GPU a", b""], "", False),
-        ([b"", b""], "1", False),
+        ([b"NCCL 2, GPU a", b"NCCL 2, GPU b"], True),
+        ([b"NCCL 2, GPU a", b"NCCL 2, GPU a"], False),
+        ([b"NCCL 2, shared GPU a", b"NCCL 2, shared GPU a"], True),
+        ([b"NCCL 2, shared GPU a", b"NCCL 2, GPU b", b"NCCL 2, GPU b"], False),
+        ([b"NCCL 2, GPU a", b"NCCL 3, GPU b"], False),
+        ([b"NCCL 2, GPU a", b""], False),
+        ([b"", b""], False),
     ],
 )
-def test_each_member_needs_a_gpu_of_its_own(
-    identities: list[bytes], shared: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(gpus.SHARED, shared)
+def test_each_member_needs_a_gpu_of_its_own(identities: list[bytes], expected: bool) -> None:
     assert gpus.reachable(identities) is expected
 
 
+@pytest.mark.parametrize("prepared", [True, False])
 def test_where_one_member_cannot_connect_all_go_by_their_hosts(
-    members_have_gpus: None, monkeypatch: pytest.MonkeyPatch
+    members_have_gpus: None, monkeypatch: pytest.MonkeyPatch, prepared: bool
 ) -> None:
-    def connect(store: Store, rank: int, *arguments: Any) -> Gpus:
-        connected = by_gloo(store, rank, *arguments)
-        if rank == 1:
-            raise RuntimeError("unhandled system error")
-        return connected
+    """Before anybody waits for it, or when they meet."""
 
-    monkeypatch.setattr(gpus, "connect", connect)
-    monkeypatch.setattr(Gpus, "abort", lambda self: None)
+    def prepare(store: Store, rank: int, *arguments: Any) -> Gpus:
+        if rank == 1 and not prepared:
+            raise RuntimeError("unhandled system error")
+        return Gpus(None, 2, torch.device("cpu"), lambda work: None, lambda operation: None)
+
+    def meet(self: Gpus) -> str:
+        assert prepared
+        return "unhandled system error" if next(calls) else ""
+
+    calls = itertools.count()
+    monkeypatch.setattr(gpus, "prepare", prepare)
+    monkeypatch.setattr(Gpus, "meet", meet)
+    monkeypatch.setattr(Gpus, "_abort", lambda self: None)
 
     def work(exchange: Any) -> Any:
         value = torch.full((4,), float(exchange.rank))
@@ -175,6 +182,27 @@ def test_where_one_member_cannot_connect_all_go_by_their_hosts(
 
     with pytest.warns(UserWarning, match="unhandled system error"):
         assert together(work, exchanges(Gang(2), gpu_interface="")) == [(None, [0.5] * 4)] * 2
+
+
+def test_who_does_not_meet_the_others_in_time_breaks_off(
+    members_have_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "MEET_SECONDS", 0.1)
+    broken = threading.Event()
+    monkeypatch.setattr(Gpus, "_abort", lambda self: broken.set())
+
+    def settle(work: Any) -> None:
+        assert broken.wait(60)
+
+    waits = Gpus(Waits(), 2, torch.device("cpu"), settle, lambda operation: None)
+    assert waits.meet() == "they did not meet"
+
+
+class Waits:
+    """A group whose operations are under way for ever."""
+
+    def allreduce(self, tensors: Any, options: Any) -> None:
+        """Begin nothing."""
 
 
 @pytest.mark.parametrize("before", [True, False])

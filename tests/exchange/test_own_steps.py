@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gang_threads import exchanges, partitions, together
+from hopyard.agent.runs.members import gathered
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
@@ -55,6 +56,60 @@ def test_arrays_that_cannot_be_changed_are_refused():
     array.flags.writeable = False
     with pytest.raises(SpecError, match="read-only: give a copy"):
         exchange.mean([array], 1.0)
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, ">f4"), np.zeros(3, np.longdouble)], ids=["big-endian", "long double"])
+def test_numbers_that_torch_does_not_have_are_refused(array):
+    (exchange, _) = exchanges(Gang(2))
+    with pytest.raises(SpecError, match="an exchange takes"):
+        exchange.mean([array], 1.0)
+
+
+@pytest.mark.parametrize("rows", [-1, float("nan"), float("inf"), "8", None])
+@pytest.mark.parametrize("operation", ["mean", "average"])
+def test_rows_are_a_number(rows, operation):
+    (exchange, _) = exchanges(Gang(2))
+    with pytest.raises(SpecError, match="rows must be"):
+        getattr(exchange, operation)([np.zeros(3)], rows)
+
+
+@pytest.mark.parametrize("one_host", [False, True])
+@pytest.mark.parametrize("other", [np.zeros(4), np.zeros(3, np.float32), None], ids=["size", "dtype", "count"])
+def test_members_with_other_arrays_are_told(other, one_host):
+    """They would wait for each other, or end each other's process."""
+
+    def work(exchange):
+        exchange.mean([np.zeros(3)], 1.0)
+        arrays = (
+            [np.zeros(300_000), np.zeros(3)]
+            if exchange.rank
+            else [np.zeros(300_000), *([] if other is None else [other])]
+        )
+        with pytest.raises(SpecError, match=r"equal arrays in equal order.* at member 1"):
+            exchange.mean(arrays, 1.0)
+        return exchange.mean([np.zeros(3)], 1.0)
+
+    assert together(work, exchanges(Gang(2), one_host=one_host)) == [2.0, 2.0]
+
+
+class Forgets(Shared):
+    def train(self, batch):
+        exchange, self.exchange = self.exchange, None
+        sums = super().train(batch)
+        self.exchange = exchange
+        return sums
+
+
+def test_who_never_exchanges_anything_is_told():
+    def work(exchange):
+        model = Forgets(5, 3, 0.5, 8)
+        model.set_exchange(exchange)
+        with pytest.raises(SpecError, match=r"never called exchange\.mean"):
+            gathered(exchange, model, [])
+        exchange.mean([np.zeros(3)], 1.0)
+        return gathered(exchange, model, [])
+
+    assert together(work, exchanges(Gang(2))) == [[], []]
 
 
 def test_averages_are_never_rounded():

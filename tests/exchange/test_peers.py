@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +113,8 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
             stranger.close()
 
 
-def test_who_gives_up_waits_for_nobody_to_dial() -> None:
+def test_who_gives_up_waits_for_nobody_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "CONNECT_SECONDS", 10_000.0)
     begin = time.monotonic()
 
     def gather(data: bytes) -> list[bytes]:
@@ -121,6 +122,19 @@ def test_who_gives_up_waits_for_nobody_to_dial() -> None:
 
     with pytest.raises(GangBroken, match="could not be connected"):
         connect(0, 2, LOOPBACK, gather, lambda: time.monotonic() > begin + 0.1)
+
+
+def test_who_waits_for_one_to_dial_notices_that_another_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "CONNECT_SECONDS", 10_000.0)
+    with socket.create_server((LOOPBACK, 0)) as server:
+        first = msgspec.msgpack.encode(peers._Place(LOOPBACK, server.getsockname()[1], bytes(16)))
+
+        def gather(data: bytes) -> list[bytes]:
+            threading.Thread(target=lambda: server.accept()[0].close()).start()
+            return [first, data, data]  # the third one never dials
+
+        with pytest.raises(GangBroken, match="hung up"):
+            connect(1, 3, LOOPBACK, gather, lambda: False)
 
 
 def test_nobody_can_be_dialed_who_is_gone() -> None:
@@ -157,10 +171,7 @@ def test_who_is_told_to_give_up_waits_no_longer() -> None:
 def test_a_hang_up_is_noticed_though_a_fork_holds_the_socket() -> None:
     """As processes do that load data for the user's code."""
     (one,), (other,) = ([*each.values()] for each in connected(2))
-    child = os.fork()
-    if not child:
-        time.sleep(60)
-        os._exit(0)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[one.fileno()])
     try:
         one.close()
         other.receive(memoryview(bytearray(1)), lambda: None)
@@ -168,6 +179,6 @@ def test_a_hang_up_is_noticed_though_a_fork_holds_the_socket() -> None:
         with pytest.raises(ConnectionError):
             other.go_on()
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
+        child.wait()
         other.close()

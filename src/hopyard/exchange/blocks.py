@@ -83,8 +83,9 @@ class _Average:
     @property
     def done(self) -> bool:
         """Whether all has been sent, and has come."""
-        given = self._inward == self._outward == len(self._order)
-        return given and all(peer.done for peer in self._peers.values())
+        if self._inward < len(self._order) or self._outward < len(self._order):
+            return False
+        return all(peer.done for peer in self._peers.values())
 
     def go_on(self) -> bool:
         """Average what is there, and let peers send and receive what may be. Returns whether that was anything."""

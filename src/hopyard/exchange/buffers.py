@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,8 @@ def tensor_of(array: Any) -> torch.Tensor:
     if isinstance(array, np.ndarray) and array.dtype.kind == "f":
         if not array.flags.writeable:
             raise SpecError("an exchange takes arrays that it may change, got one that is read-only: give a copy")
-        return torch.from_numpy(array)
+        with suppress(TypeError, ValueError):  # another order of bytes, or of more of them than torch has
+            return torch.from_numpy(array)
     if isinstance(array, torch.Tensor) and array.is_floating_point():
         return array.detach()
     raise SpecError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
+from hopyard.checks import number
+from hopyard.errors import SpecError
 from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.gpus import Gpus
@@ -18,21 +21,27 @@ from hopyard.spec import Gang
 _ROUNDED = ("bf16", "int8")
 """Compressions under which members send their numbers rounded, and each adds up those of all."""
 
+KNOWN = 64
+"""Lists of arrays that are remembered as alike."""
+SHOWN = 200
+"""Characters of a list in an error."""
+
 
 class GangExchange:
     """A member's exchange with the others; a `ports.Exchange`.
 
     Args:
-        rank, size: which member this is, of how many.
         gang: how they train together.
-        connect: connects the members; called when they first exchange something.
+        group: of all members; it is connected when they first exchange something.
     """
 
-    def __init__(self, rank: int, size: int, gang: Gang, connect: Callable[[], Group]) -> None:
-        self.rank, self.size, self.gang = rank, size, gang
-        self._connect = connect
-        self._connected: Group | None = None
-        self._aborted = False
+    def __init__(self, gang: Gang, group: Group) -> None:
+        self.rank, self.size, self.gang = group.rank, group.size, gang
+        self._group = group
+        self.means = 0
+        """How often `mean` was called."""
+        self._known: set[tuple[Any, ...]] = set()
+        """Lists of arrays that all members have alike."""
         self._layouts = Layouts()
 
     def connect(self) -> None:
@@ -41,27 +50,15 @@ class GangExchange:
         Raises:
             GangBroken: they could not be connected, or their unit was given up.
         """
-        if self._connected is None:
-            self._connected = self._connect()
-            if self._aborted:
-                self._connected.abort()
+        self._group.connect()
 
     def abort(self) -> None:
         """Break off what would wait for a member that is gone without noticing it; from any thread."""
-        self._aborted = True
-        if self._connected is not None:
-            self._connected.abort()
+        self._group.abort()
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
-        if self._connected is not None:
-            self._connected.close()
-
-    @property
-    def _group(self) -> Group:
-        self.connect()
-        assert self._connected is not None
-        return self._connected
+        self._group.close()
 
     def mean(self, arrays: Sequence[Any], rows: float, compress: bool = True) -> float:
         """Replace arrays by their means over all members, weighted by rows, with the same bits on each member.
@@ -75,10 +72,17 @@ class GangExchange:
 
         Returns:
             Σ rows over all members; where that is 0 the arrays stay as they are.
+
+        Raises:
+            SpecError: rows are no finite number >= 0; arrays are of another kind, or others than those of another
+                member.
+            GangBroken: a member is gone.
         """
+        rows = number("rows", rows, 0)
+        self.means += 1
         if self.size == 1:
             return rows
-        tensors = [tensor_of(array) for array in arrays]
+        tensors = self._tensors(arrays)
         if compress and self.gang.compress in _ROUNDED:
             return self._mean_of_rounded(tensors, rows)
         if compress and self.gang.compress:
@@ -99,10 +103,14 @@ class GangExchange:
         Args:
             arrays: as for `mean`.
             rows: as for `mean`.
+
+        Raises:
+            SpecError, GangBroken: as for `mean`.
         """
+        rows = number("rows", rows, 0)
         if self.size == 1:
             return
-        on_gpus, tensors = self._parted([tensor_of(array) for array in arrays])
+        on_gpus, tensors = self._parted(self._tensors(arrays))
         for gpus, alike in on_gpus:
             gpus.average(alike, rows)
         for positions, layout in self._layouts.of(tensors):
@@ -141,15 +149,15 @@ class GangExchange:
         for positions, layout in self._layouts.of(tensors):
             flat, memory = Flat([tensors[position] for position in positions], layout.dtype), layout.memory
             parts = torch.split(memory, layout.parts)
-            for number, part in enumerate(parts) if rows else ():
-                layout.load(number, part, flat.arrays, rows / total)
+            for place, part in enumerate(parts) if rows else ():
+                layout.load(place, part, flat.arrays, rows / total)
             if not rows:
                 memory.zero_()
             small = memory.to(torch.float16) if layout.dtype is torch.float32 else memory
             self._group.add(small)
             memory.copy_(small)
-            for number, part in enumerate(parts) if total else ():
-                layout.store(number, part, flat.arrays, 1.0)
+            for place, part in enumerate(parts) if total else ():
+                layout.store(place, part, flat.arrays, 1.0)
             flat.finish()
         return total
 
@@ -187,6 +195,21 @@ class GangExchange:
         """Return the data of all members, by rank."""
         return self._group.gather(data)
 
+    def _tensors(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        """Return arrays as tensors, once it is known that all members have such."""
+        tensors = [tensor_of(array) for array in arrays]
+        key = tuple([(str(tensor.dtype).removeprefix("torch."), tensor.numel()) for tensor in tensors])
+        if key not in self._known:
+            members = self._group.gather(msgspec.json.encode(key))
+            if (other := next((rank for rank, each in enumerate(members) if each != members[0]), 0)) != 0:
+                raise SpecError(
+                    "all members of a gang must exchange equal arrays in equal order; (dtype, numbers) are at member 0 "
+                    f"{_some(members[0])}, at member {other} {_some(members[other])}"
+                )
+            self._known = self._known if len(self._known) < KNOWN else set()
+            self._known.add(key)
+        return tensors
+
     def _parted(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[tuple[Gpus, list[torch.Tensor]]], list[torch.Tensor]]:
@@ -207,3 +230,8 @@ class GangExchange:
         total = torch.tensor([rows], dtype=torch.float64)
         self._group.add(total)
         return float(total)
+
+
+def _some(described: bytes) -> str:
+    text = described.decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -1,13 +1,14 @@
 """What a gang exchanges where it lies on GPUs, by NCCL, where each member has a GPU of its own.
 
-Nobody in NCCL notices that a member is gone: whoever hears of it from the driver aborts what this one waits for.
+NCCL does not notice that a member is gone. The driver says so, and the connection's thread aborts what this one does.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,11 @@ SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 INTERFACE = "NCCL_SOCKET_IFNAME"
 UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
 """Set, torch starts no thread that watches what is under way, and ends the process where that fails."""
+MEET_SECONDS = 120.0
+"""Time for NCCL to connect the members, once all of them are prepared."""
+ABORT_SECONDS = 10.0
+"""Time for NCCL to give back what it has."""
+_MAY_SHARE = "shared GPU"
 AVERAGED_BYTES = 64 << 20
 """Bytes that are averaged at a time: as many are received beside them."""
 
@@ -36,42 +42,43 @@ Guard = Callable[[Callable[[], Any]], Any]
 
 
 def identity() -> bytes:
-    """Return what names the GPU on which torch works in this process, and its NCCL; empty: there is none of them."""
+    """Return what names the GPU on which torch works in this process, and its NCCL; empty: it cannot be used."""
     if not (dist.is_nccl_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return b""
+    if not hasattr(dist.ProcessGroupNCCL, "abort"):  # torch 2.5
         return b""
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    return f"NCCL {version}, GPU {gpu}".encode()
+    kind = _MAY_SHARE if os.environ.get(SHARED) == "1" else "GPU"
+    return f"NCCL {version}, {kind} {gpu}".encode()
 
 
 def reachable(identities: Sequence[bytes]) -> bool:
     """Whether members with these GPUs can be connected by one NCCL."""
     versions = {each.partition(b",")[0] for each in identities}
-    alone = len(set(identities)) == len(identities) or os.environ.get(SHARED) == "1"
-    return all(identities) and len(versions) == 1 and alone
+    may_share = all(_MAY_SHARE.encode() in each for each in identities)
+    return all(identities) and len(versions) == 1 and (may_share or len(set(identities)) == len(identities))
 
 
-def connect(store: Store, rank: int, size: int, interface: str, guard: Guard) -> Gpus:
-    """Connect the members by NCCL.
+def prepare(store: Store, rank: int, size: int, interface: str, guard: Guard) -> Gpus:
+    """Return this member's part, which is not connected yet. Nobody is waited for.
 
     Args:
-        store: where they meet.
+        store: where the members meet.
         rank, size: which member this is, of how many.
         interface: the network interface that leads to the others, if the user's environment names none; "": any.
-        guard: calls what they exchange from then on.
+        guard: calls what they exchange.
 
     Raises:
-        RuntimeError: NCCL cannot.
+        RuntimeError: NCCL or the GPU cannot do that.
     """
     if interface:
-        os.environ.setdefault(INTERFACE, interface)
+        os.environ.setdefault(INTERFACE, f"={interface}")  # it alone, and none whose name begins like it
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(days=1)
     with _unwatched():
         group: Any = dist.ProcessGroupNCCL(PrefixStore("gpus", store), rank, size, options)
-    gpus = Gpus(group, size, torch.device("cuda", torch.cuda.current_device()), _settle, guard)
-    _settle(group.allreduce([torch.ones(1, device="cuda")], _now(AllreduceOptions)))  # only now NCCL connects
-    return gpus
+    return Gpus(group, size, torch.device("cuda", torch.cuda.current_device()), _settle, guard)
 
 
 @contextmanager
@@ -117,7 +124,23 @@ class Gpus:
         self, group: Any, size: int, device: torch.device, settle: Callable[[Any], None], guard: Guard
     ) -> None:
         self._group, self._size, self._device, self._settle, self._guard = group, size, device, settle, guard
-        self._aborted = False
+        self._one = torch.ones(1, device=device)
+        self._aborted = threading.Event()
+        self._aborting = threading.Thread(target=self._abort, name="hopyard-abort", daemon=True)
+        self._lock = threading.Lock()
+
+    def meet(self) -> str:
+        """Connect the members. Returns what is wrong; "": nothing."""
+        late = threading.Timer(MEET_SECONDS, self.abort)
+        late.daemon = True
+        late.start()
+        try:
+            self._settle(self._group.allreduce([self._one], _now(AllreduceOptions)))
+        except RuntimeError as error:
+            return str(error) or type(error).__name__
+        finally:
+            late.cancel()
+        return "they did not meet" if self._aborted.is_set() else ""
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on this member's GPU."""
@@ -192,13 +215,23 @@ class Gpus:
 
         def done() -> None:
             self._settle(begin())
-            if self._aborted:
+            if self._aborted.is_set():
                 raise RuntimeError("the unit was given up")
 
         self._guard(done)
 
     def abort(self) -> None:
-        """Break off what is under way, from any thread; nothing else can be exchanged."""
-        if not self._aborted:
-            self._aborted = True
+        """Break off what is under way, from any thread; nothing else can be exchanged. Does not wait for NCCL."""
+        with self._lock:
+            if not self._aborted.is_set():
+                self._aborted.set()
+                self._aborting.start()
+
+    def close(self) -> None:
+        """Break off what is under way, and give back what NCCL has."""
+        self.abort()
+        self._aborting.join(ABORT_SECONDS)
+
+    def _abort(self) -> None:
+        with suppress(RuntimeError):  # whom that leaves waiting, the driver ends
             self._group.abort()

@@ -29,8 +29,8 @@ from hopyard.exchange.shared import SharedMemory, share
 SHARED_BYTES = 1 << 18
 """Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
-"""Time that one operation of gloo waits for others; at a pipe there is no limit. A member that makes no progress is
-noticed by the driver before."""
+"""Time that one operation of gloo waits for others; at a pipe, and in averages over sockets, there is no limit. A member
+that makes no progress is noticed by the driver before."""
 
 
 class Rendezvous(Store):
@@ -60,7 +60,7 @@ class Rendezvous(Store):
 
 
 class Group:
-    """A member's end of the group. All members call the same operations in the same order.
+    """A member's end of the group, connected when it is first used. All call the same operations in the same order.
 
     Args:
         rank, size: which member this is, of how many.
@@ -70,12 +70,6 @@ class Group:
         one_host: whether all members are on this host.
         gpu_interface: the network interface for what is exchanged between GPUs; "": any; None: what lies there goes
             through the hosts' memory.
-
-    Attributes:
-        gpus: the same members, for what lies on their GPUs; None: that goes through the hosts' memory.
-
-    Raises:
-        GangBroken: the members could not be connected.
     """
 
     def __init__(
@@ -89,42 +83,69 @@ class Group:
         gpu_interface: str | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._address, self._one_host = address, one_host
+        self._board, self._number, self._address = board, number, address
+        self._one_host, self._gpu_interface = one_host, gpu_interface
+        self._group: Any = None
         self._shared: SharedMemory | None = None
         self._blocks: Blocks | None = None
-        self._group: Any = None
-        self.gpus: gpus.Gpus | None = None
-        self._aborted = False
-        if size == 1:
+        self._gpus: gpus.Gpus | None = None
+        self._aborted = self._closed = False
+
+    def connect(self) -> None:
+        """Connect the members, if they are not; waits until all of them are there.
+
+        Raises:
+            GangBroken: they could not be connected, or their unit was given up.
+        """
+        if self.size == 1 or self._group is not None:
             return
-        store = Rendezvous(board, number)
-        store.set(f"here/{rank}", b"" if gpu_interface is None else gpus.identity())
-        identities = [store.get(f"here/{each}") for each in range(size)]  # one may still build its model for minutes
+        if self._closed:
+            raise GangBroken("this member has hung up")
+        store = Rendezvous(self._board, self._number)
+        store.set(f"here/{self.rank}", b"" if self._gpu_interface is None else gpus.identity())
+        identities = [store.get(f"here/{each}") for each in range(self.size)]  # one may build its model for minutes
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._address)]
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        self._group = self._guarded(lambda: ProcessGroupGloo(store, rank, size, options))
+        self._group = self._guarded(lambda: ProcessGroupGloo(store, self.rank, self.size, options))
         self._group._set_default_timeout(timedelta(seconds=SILENT_SECONDS))
         if gpus.reachable(identities):
-            self.gpus = self._with_gpus(store, gpu_interface or "")
+            self._connect_gpus(store)
 
-    def _with_gpus(self, store: Rendezvous, interface: str) -> gpus.Gpus | None:
-        """Connect the GPUs; None: not all members could."""
-        connected, fault = None, ""
+    def _connect_gpus(self, store: Rendezvous) -> None:
+        """Connect the GPUs, if all members can."""
+        fault = ""
         try:
-            connected = gpus.connect(store, self.rank, self.size, interface, self._guarded)
+            self._gpus = gpus.prepare(store, self.rank, self.size, self._gpu_interface or "", self._guarded)
         except RuntimeError as error:
-            fault = f"member {self.rank}: {_reason(error)}"
-        faults = [each.decode() for each in self.gather(fault.encode()) if each]
-        if not faults:
-            return connected
-        if connected is not None:
-            connected.abort()
-        warnings.warn(
-            f"NCCL cannot connect the GPUs of this gang: what they exchange goes through memory of hosts; {faults[0]}",
-            stacklevel=2,
-        )
-        return None
+            fault = _reason(error)
+        if not (faults := self._faults(fault)) and self._gpus is not None:
+            if self._aborted:
+                self._gpus.abort()
+            fault = self._gpus.meet()
+            if self._aborted:
+                self.close()
+                raise GangBroken("the unit was given up while its members met")
+            faults = self._faults(fault)
+        if faults:
+            if self._gpus is not None:
+                self._gpus.close()
+            self._gpus = None
+            warnings.warn(
+                f"NCCL cannot connect the GPUs of this gang, so arrays go through the hosts' memory; {faults[0]}",
+                stacklevel=2,
+            )
+
+    def _faults(self, own: str) -> list[str]:
+        """Return what is wrong at any member."""
+        faults = self.gather(own.encode())
+        return [f"member {rank}: {each.decode()}" for rank, each in enumerate(faults) if each]
+
+    @property
+    def gpus(self) -> gpus.Gpus | None:
+        """The same members, for what lies on their GPUs; None: that goes through the hosts' memory."""
+        self.connect()
+        return self._gpus
 
     def add(self, flat: torch.Tensor) -> None:
         """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
@@ -208,29 +229,29 @@ class Group:
     def abort(self) -> None:
         """Break off, from any thread, what does not notice by itself that a member is gone."""
         self._aborted = True
-        for part in (self.gpus, self._blocks):
+        for part in (self._gpus, self._blocks):
             if part is not None:
                 part.abort()
 
     def close(self) -> None:
         """Hang up, which the other members notice."""
+        self._closed = True
         self.abort()
-        for part in (self._shared, self._blocks):
+        for part in (self._shared, self._blocks, self._gpus):
             if part is not None:
                 part.close()
-        self._group = self._shared = self._blocks = self.gpus = None
+        self._group = self._shared = self._blocks = self._gpus = None
 
     def _alive(self) -> Any:
-        if self._group is None:
-            raise GangBroken("this member has hung up")
+        self.connect()
         return self._group
 
     @contextmanager
     def _hanging_up(self) -> Iterator[None]:
-        """Hang up where a member is gone, so that the others notice."""
+        """Hang up where an exchange ends before its end, so that the others notice."""
         try:
             yield
-        except GangBroken:
+        except BaseException:
             self.close()
             raise
 

@@ -1,8 +1,8 @@
 """The other members as one of them sees them: a socket to each, for averages, which go both ways at once.
 
 gloo's thread and the caller's take turns for each operation; here one thread sends to all others, and receives from
-them, as much as the system takes. A member listens on the one address by which the others reach it, while they connect,
-and lets in who knows its token.
+them, as much as the system takes. A member listens on the one address by which the others reach it, while they connect;
+they prove by a token, which went through the group, that they are members.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hopyard.system.network import keep_alive
 
 CONNECT_SECONDS = 30.0
 """Time for the members to connect, once all of them are there."""
-HELLO_SECONDS = 5.0
+HELLO_SECONDS = 1.0
 """Time for who dials to say the token."""
-LOOK_SECONDS = 0.5
-"""After which who waits for others to dial looks whether it still should."""
+LOOK_SECONDS = 0.2
+"""Time between two looks at whether the other members are still there, while they dial."""
 SENT_BYTES = 1 << 19
 """Bytes that are sent before what has come is looked at."""
 UNSENT_BYTES = 1 << 16
@@ -59,7 +59,7 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         keep_alive(connection)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with suppress(AttributeError, OSError):  # then it is only slower
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._connection = connection
         self._outward: deque[_Part] = deque()
@@ -82,7 +82,8 @@ class Peer:
     def waits(self) -> int:
         """Return what this end waits for, as `select.poll` names it; 0: nothing. It is not woken for every packet."""
         if self._inward and (enough := min(len(self._inward[0][0]), ENOUGH_BYTES)) != self._enough:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
+            with suppress(OSError):
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
             self._enough = enough
         return (select.POLLOUT if self._outward else 0) | (select.POLLIN if self._inward else 0)
 
@@ -121,6 +122,15 @@ class Peer:
             return 0
         _advance(self._outward, count)
         return count
+
+    def gone(self) -> bool:
+        """Whether the other one has hung up, and nothing has come from it before."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def hang_up(self) -> None:
         """End the connection, from any thread: processes that the user's code has forked hold it too."""
@@ -178,12 +188,17 @@ def connect(
             places = [msgspec.msgpack.decode(each, type=_Place) for each in gather(msgspec.msgpack.encode(own))]
             for other, place in enumerate(places[:rank]):
                 connection = socket.create_connection((place.host, place.port), CONNECT_SECONDS)
-                connection.sendall(_HELLO.pack(place.token, rank))
                 peers[other] = Peer(connection)
+                connection.sendall(_HELLO.pack(place.token, rank))  # a new connection takes so few bytes at once
             end = time.monotonic() + CONNECT_SECONDS
             while len(peers) < size - 1:
-                if given_up() or time.monotonic() > end:
-                    raise TimeoutError("some did not come")
+                if given_up():
+                    raise ConnectionError("the unit was given up")
+                if gone := [other for other, peer in peers.items() if peer.gone()]:
+                    raise ConnectionError(f"members {gone} have hung up")
+                if time.monotonic() > end:
+                    missing = sorted({*range(size)} - {*peers, rank})
+                    raise TimeoutError(f"members {missing} did not dial within {CONNECT_SECONDS:.0f} seconds")
                 if (dialed := _accept(listener, own.token)) is not None:
                     peers[dialed[0]] = Peer(dialed[1])
     except OSError as error:
@@ -200,10 +215,12 @@ def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] 
         connection, _ = listener.accept()
     except TimeoutError:
         return None
-    hello = b""
+    hello, end = b"", time.monotonic() + HELLO_SECONDS
     with suppress(OSError):
-        connection.settimeout(HELLO_SECONDS)
-        while len(hello) < _HELLO.size and (more := connection.recv(_HELLO.size - len(hello))):
+        while len(hello) < _HELLO.size and (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (more := connection.recv(_HELLO.size - len(hello))):
+                break
             hello += more
     if len(hello) == _HELLO.size:
         said, rank = _HELLO.unpack(hello)

@@ -66,20 +66,16 @@ class Member:
         if membership.group != self._group:
             self._hang_up()
             self._group = membership.group
-            self._exchange = GangExchange(
+            group = Group(
                 membership.rank,
                 membership.size,
-                self._gang,
-                lambda: Group(
-                    membership.rank,
-                    membership.size,
-                    self._board,
-                    membership.group,
-                    self._address(membership.one_host),
-                    membership.one_host,
-                    interface_of(self._address(False)),  # NCCL takes one for the whole life of a process
-                ),
+                self._board,
+                membership.group,
+                self._address(membership.one_host),
+                membership.one_host,
+                interface_of(self._address(False)),  # NCCL takes one for the whole life of a process
             )
+            self._exchange = GangExchange(self._gang, group)
         if self._exchange is None:
             raise GangBroken("its process group broke in an earlier unit")
         return self._exchange

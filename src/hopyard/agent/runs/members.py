@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hopyard.data.partitions.loader import sizes
+from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lower
 from hopyard.ports import SupportsAveraging, SupportsExchange, SupportsGangCheck
 from hopyard.spec import Array, Gang, PackedSums, Part
@@ -32,12 +33,21 @@ def alone(gang: Gang) -> GangExchange:
     from hopyard.exchange.exchange import GangExchange
     from hopyard.exchange.group import Group
 
-    return GangExchange(0, 1, gang, lambda: Group(0, 1, Board(lambda group, key, value: None), 0, ""))
+    return GangExchange(gang, Group(0, 1, Board(lambda group, key, value: None), 0, ""))
 
 
 def gathered(exchange: GangExchange, trainable: Any, parts: list[Part]) -> list[Part]:
-    """Hand this member's share to rank 0. Returns the sums of all members there, and its own elsewhere."""
+    """Hand this member's share to rank 0. Returns the sums of all members there, and its own elsewhere.
+
+    Raises:
+        SpecError: the Trainable has exchanged nothing: each member has trained for itself.
+    """
     averages = exchange.gang.exchange == "parameters"
+    if not averages and not exchange.means:
+        raise SpecError(
+            f"{type(trainable).__module__}.{type(trainable).__qualname__} has set_exchange(exchange), but never called "
+            "exchange.mean(gradients, rows): each member would train for itself; call it before each step"
+        )
     state = bytes(encode(lower(trainable.member_state()))) if averages and exchange.rank else b""
     shares = exchange.gather(msgspec.msgpack.encode(Share(parts, state)))
     if exchange.rank:

@@ -120,16 +120,21 @@ class Member:
             for name, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, torch.Tensor) and value.is_floating_point()
         }
-        described = [[*key, list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()]
+        described = [
+            [*key, list(value.shape), str(value.dtype).removeprefix("torch."), value.device.type]
+            for key, value in own.items()
+        ]
         gathered = [json.loads(text) for text in exchange.gather(json.dumps(described).encode())]
-        shapes = {(number, name): (shape, dtype) for each in gathered for number, name, shape, dtype in each}
+        shapes = {(number, name): more for each in gathered for number, name, *more in each}
         values = []
         for key in sorted(shapes):
-            shape, dtype = shapes[key]
+            shape, dtype, kind = shapes[key]
             value = own.get(key)
             if value is None:
                 parameter = self._parameters[key[0]]
-                value = torch.zeros(shape, dtype=getattr(torch, dtype), device=parameter.device if shape else None)
+                value = torch.zeros(
+                    shape, dtype=getattr(torch, dtype), device="cpu" if kind == "cpu" else parameter.device
+                )
                 optimizer.state[parameter][key[1]] = value
             values.append(value)
         exchange.average(values, self.rounds.rows)
