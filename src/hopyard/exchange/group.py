@@ -29,7 +29,7 @@ from hopyard.exchange.shared import SharedMemory, share
 SHARED_BYTES = 1 << 18
 """Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
-"""Time that one operation of gloo waits for others; at a pipe, and in averages over sockets, there is no limit. A member
+"""Time that one operation of gloo waits for others; at a pipe, and in averages over sockets, there is none. A member
 that makes no progress is noticed by the driver before."""
 
 
