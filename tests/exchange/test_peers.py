@@ -92,7 +92,7 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def between(rank: int, everything: list[bytes]) -> None:
         if rank == 0:
             return
-        place = msgspec.msgpack.decode(everything[0], type=peers._Place)
+        place = msgspec.msgpack.decode(everything[0], type=peers._Address)
         for said in (b"", b"GET / HTTP/1.1", peers._HELLO.pack(bytes(16), 1), b"x" * 1000):
             strangers.append(socket.create_connection((place.host, place.port)))
             strangers[-1].sendall(said)
@@ -127,7 +127,7 @@ def test_who_gives_up_waits_for_nobody_to_dial(monkeypatch: pytest.MonkeyPatch) 
 def test_who_waits_for_one_to_dial_notices_that_another_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "CONNECT_SECONDS", 10_000.0)
     with socket.create_server((LOOPBACK, 0)) as server:
-        first = msgspec.msgpack.encode(peers._Place(LOOPBACK, server.getsockname()[1], bytes(16)))
+        first = msgspec.msgpack.encode(peers._Address(LOOPBACK, server.getsockname()[1], bytes(16)))
 
         def gather(data: bytes) -> list[bytes]:
             threading.Thread(target=lambda: server.accept()[0].close()).start()
@@ -140,7 +140,7 @@ def test_who_waits_for_one_to_dial_notices_that_another_is_gone(monkeypatch: pyt
 def test_nobody_can_be_dialed_who_is_gone() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-    place = msgspec.msgpack.encode(peers._Place(LOOPBACK, port, bytes(16)))
+    place = msgspec.msgpack.encode(peers._Address(LOOPBACK, port, bytes(16)))
     with pytest.raises(GangBroken, match="could not be connected"):
         connect(1, 2, LOOPBACK, lambda data: [place, data], lambda: False)
 

@@ -32,8 +32,6 @@ SENT_BYTES = 1 << 19
 """Bytes that are sent before what has come is looked at."""
 UNSENT_BYTES = 1 << 16
 """Bytes for one peer that the system takes before they are on their way: what is first comes first at all peers."""
-ENOUGH_BYTES = 1 << 16
-"""Bytes that are waited for, where more are to come."""
 _TOKEN = 16
 _HELLO = struct.Struct(f"!{_TOKEN}sI")
 """Who dials says: the token of whom it dials, its own rank."""
@@ -41,7 +39,7 @@ _Part = tuple[memoryview, Callable[[], None]]
 """Bytes that are still to go or to come, and what is called then."""
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _Address(msgspec.Struct, frozen=True):
     """Where a member listens, and what it wants to hear."""
 
     host: str
@@ -64,7 +62,6 @@ class Peer:
         self._connection = connection
         self._outward: deque[_Part] = deque()
         self._inward: deque[_Part] = deque()
-        self._enough = 1
 
     def send(self, data: memoryview, then: Callable[[], None]) -> None:
         """Let bytes follow what is still to be sent; `then` is called when the system has all of them."""
@@ -80,11 +77,7 @@ class Peer:
         return not self._outward and not self._inward
 
     def waits(self) -> int:
-        """Return what this end waits for, as `select.poll` names it; 0: nothing. It is not woken for every packet."""
-        if self._inward and (enough := min(len(self._inward[0][0]), ENOUGH_BYTES)) != self._enough:
-            with suppress(OSError):
-                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
-            self._enough = enough
+        """Return what this end waits for, as `select.poll` names it; 0: nothing."""
         return (select.POLLOUT if self._outward else 0) | (select.POLLIN if self._inward else 0)
 
     def fileno(self) -> int:
@@ -179,17 +172,17 @@ def connect(
     Raises:
         GangBroken: they could not be connected.
     """
-    own = _Place(host, 0, secrets.token_bytes(_TOKEN))
+    own = _Address(host, 0, secrets.token_bytes(_TOKEN))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     peers: dict[int, Peer] = {}
     try:
         with socket.create_server((host, 0), family=family, backlog=size) as listener:
             own = msgspec.structs.replace(own, port=listener.getsockname()[1])
-            places = [msgspec.msgpack.decode(each, type=_Place) for each in gather(msgspec.msgpack.encode(own))]
-            for other, place in enumerate(places[:rank]):
-                connection = socket.create_connection((place.host, place.port), CONNECT_SECONDS)
+            addresses = [msgspec.msgpack.decode(each, type=_Address) for each in gather(msgspec.msgpack.encode(own))]
+            for other, address in enumerate(addresses[:rank]):
+                connection = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
                 peers[other] = Peer(connection)
-                connection.sendall(_HELLO.pack(place.token, rank))  # a new connection takes so few bytes at once
+                connection.sendall(_HELLO.pack(address.token, rank))  # a new connection takes so few bytes at once
             end = time.monotonic() + CONNECT_SECONDS
             while len(peers) < size - 1:
                 if given_up():
