@@ -422,4 +422,4 @@ class RecipeContext:
             SpecError: it is not an integer >= 1.
         """
         size = whole("batch_size", batch_size, 1) * self._own_batches
-        return sum(rows // size + (rows % size > 1 or rows == 1) for rows in self.partition_rows)
+        return sum(rows // size + (rows % size > 1 or rows == 1 < size) for rows in self.partition_rows)
