@@ -15,7 +15,7 @@ from typing import Any
 
 from hopyard.checks import flag, number, scalar, sequence, whole
 from hopyard.errors import SpecError
-from hopyard.spec import Config
+from hopyard.spec import Config, copied
 from hopyard.text import error_line, numeral, shown, unwritable
 
 
@@ -310,9 +310,9 @@ class Space:
         for name in self.parameters:
             parameter = self._distribution(name, config)
             if isinstance(parameter, Distribution):
-                config[name] = pick(name, parameter)
+                config[name] = copied(pick(name, parameter))
             elif parameter is not None or not callable(self.parameters[name]):
-                config[name] = parameter
+                config[name] = copied(parameter)
         return config
 
     def grid(self) -> Iterator[Config]:
@@ -325,7 +325,7 @@ class Space:
 
     def _grid(self, names: list[str], config: Config) -> Iterator[Config]:
         if not names:
-            yield dict(config)
+            yield copied(config)
             return
         name, *rest = names
         parameter = self._distribution(name, config)
@@ -340,7 +340,7 @@ class Space:
         if isinstance(parameter, Distribution) or not callable(parameter):
             return parameter
         try:
-            parameter = parameter(dict(config))
+            parameter = parameter(copied(config))
         except Exception as error:
             raise SpecError(
                 f"Space({name}=…): the function failed on the configuration so far, {config!r}: "

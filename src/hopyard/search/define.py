@@ -24,7 +24,7 @@ from hopyard.space import (
     plain,
     unpruned,
 )
-from hopyard.spec import Config
+from hopyard.spec import Config, copied
 from hopyard.text import error_line, numeral, shown
 
 CALLS = 3
@@ -83,14 +83,14 @@ class Suggestions:
         if (before := self._distributions.get(name)) is not None:
             if before != distribution:
                 raise SpecError(f"{label}: it was asked for before in this trial, with other values; give another name")
-            return self._values[name]
+            return copied(self._values[name])
         self._distributions[name] = distribution
         try:
             self._values[name] = self._pick(name, distribution)
         except BaseException as error:
             self._raised = error
             raise
-        return self._values[name]
+        return copied(self._values[name])
 
 
 class Defined:

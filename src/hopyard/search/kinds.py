@@ -186,7 +186,7 @@ class Before:
     def ask(self, trial: int) -> Config | None:
         """Return the configuration of this trial; None after the last."""
         count = len(self._configs)
-        return dict(self._configs[trial]) if trial < count else self._sampler.ask(trial - count)
+        return self._configs[trial] if trial < count else self._sampler.ask(trial - count)
 
 
 class First:
@@ -200,7 +200,7 @@ class First:
     def propose(self, history: Sequence[Observation]) -> Proposal | None:
         """Return the next configuration, given all trials so far; None when there is none left."""
         if len(history) < len(self._configs):
-            return Proposal(dict(self._configs[len(history)]))
+            return Proposal(self._configs[len(history)])
         return self._sampler.propose(history)
 
 
