@@ -228,11 +228,35 @@ Distribution = Choice | Uniform | RandInt | Steps
 
 
 def choice(values: Sequence[Any]) -> Choice:
-    """One of `values`: numbers, strings, booleans, None, or lists of these. An array of one axis is a list of them."""
+    """One of `values`: numbers, strings, booleans, None, or lists of these. An array of one axis is a list of them.
+
+    Raises:
+        SpecError: two values are equal in Python, as 1, 1.0 and True are, or a list is there beside its own text.
+    """
     items = sequence(values)
     if not isinstance(items, list) or not items:
         raise SpecError(f"choice(…) must be given a list of at least one value, got {shown(values)}")
-    return Choice(tuple(plain(value, f"choice({shown(values)})") for value in items))
+    label = f"choice({shown(values)})"
+    plain_values = [plain(value, label) for value in items]
+    seen: dict[Any, Any] = {}
+    for value in plain_values:
+        keys = {_hashable(value), category(value)}
+        if equal := keys & seen.keys():
+            raise SpecError(
+                f"{label}: {shown(seen[equal.pop()])} and {shown(value)} are the same value to a search, so it cannot "
+                "tell their results apart; leave one out, or give names and look the values up in the recipe"
+            )
+        seen |= dict.fromkeys(keys, value)
+    return Choice(tuple(plain_values))
+
+
+def category(value: Any) -> Any:
+    """Return a value of a choice as a study of Optuna has it: lists as text."""
+    return str(value) if isinstance(value, list) else value
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def uniform(low: float, high: float, grid: int | None = None) -> Uniform:

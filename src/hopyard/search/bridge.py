@@ -12,7 +12,7 @@ import msgspec
 
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
-from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform, category
 
 
 def optuna_package() -> Any:
@@ -105,7 +105,8 @@ def parameter_of(distribution: Distribution, value: Any) -> Any:
     """
     match distribution:
         case Choice(values):
-            return values.index(value)
+            places = [*values, *map(category, values)]  # a study that `study_of` made has lists as text
+            return places.index(value) % len(values)
         case Steps():
             return distribution.number(value)
         case _:

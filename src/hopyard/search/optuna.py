@@ -265,7 +265,7 @@ class Asked:
         def pick(name: str, distribution: Distribution) -> Any:
             distributions[name] = as_optuna(optuna, distribution)
             params[name] = parameter_of(distribution, each.config[name])
-            return each.config[name]
+            return value_of(distribution, params[name])
 
         state = state_of(each, self._prunes)
         try:
