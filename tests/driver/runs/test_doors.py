@@ -43,8 +43,10 @@ def widened(config: dict[str, Any]) -> Any:
 
 
 def select(directory: Path, search: Any, space: Any = None, recipe: Any = widened, **more: Any) -> hy.Run:
-    arguments = {"metric": "val_loss", "mode": "min", "engine": hy.Inline(), "exact": False, "epochs": 2} | more
-    return hy.select(recipe, space, dataset(), search=search, directory=directory, **arguments)
+    arguments: dict[str, Any] = {"engine": hy.Inline(), "exact": False, "epochs": 2} | more
+    return hy.select(
+        recipe, space, dataset(), search=search, metric="val_loss", mode="min", directory=directory, **arguments
+    )
 
 
 def proposed(run: hy.Run) -> list[Any]:
