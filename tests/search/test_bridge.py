@@ -70,7 +70,11 @@ def test_a_suggested_number_never_passes_high() -> None:
     assert greatest == {"x": 0.3, "y": 0.7, "z": 0.3}
 
 
-@pytest.mark.parametrize("search", [hy.TPE(24), hy.GP(14), hy.CMA(24), hy.Random(200), hy.Grid()], ids=str)
+@pytest.mark.parametrize(
+    "search",
+    [hy.TPE(24), pytest.param(hy.GP(14), marks=pytest.mark.slow), hy.CMA(24), hy.Random(200), hy.Grid()],
+    ids=["tpe", "gp", "cma", "random", "grid"],
+)
 def test_searches_propose_these_values_and_learn_from_them(search: Any) -> None:
     space = hy.Space(rate=hy.quniform(0.05, 0.3, 0.1), other=hy.quniform(0, 0.3, 0.1))
     sampler = search.open(space, 0)
