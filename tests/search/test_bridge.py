@@ -93,6 +93,13 @@ def test_searches_propose_these_values_and_learn_from_them(search: Any) -> None:
     assert 0.3 in others and others <= {0.0, 0.1, 0.2, 0.3}
 
 
+def test_a_space_sees_the_values_of_a_trial_as_they_are() -> None:
+    space = hy.Space(x=hy.uniform(0, 1), y=lambda config: hy.choice([1, [2]]) if config["x"] == 1.0 else None)
+    config = {"x": 1.0, "y": [2]}  # of enqueue=: draws stay below 1
+    frozen = hy.TPE(2).open(space, 0)._frozen(optuna, Observation(config, "completed", {}, (0.5,), -1, {}))
+    assert frozen.params == {"x": 1.0, "y": 1}
+
+
 def test_integers_of_64_bits_are_exact() -> None:
     low, high = -(1 << 63), (1 << 64) - 1
     distribution = hy.randint(low, high, step=3)
