@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopyard.errors import SpecError
+from hopyard.search.define import Defined
 from hopyard.space import Space, choice, loguniform, plain, quniform, randint, uniform
 
 unit = st.floats(0.0, 1.0, exclude_max=True)
@@ -58,7 +59,7 @@ def test_grids_of_ranges():
     assert uniform(0, 1, grid=1).points() == (0.5,)
     assert loguniform(1, 100, grid=1).points() == pytest.approx((10.0,))
     assert uniform(0, 1, grid=2).points() == (0.0, 1.0)
-    assert quniform(0, 1, 0.5, grid=9).points() == (0.0, 0.5, 1.0)
+    assert tuple(quniform(0, 1, 0.5, grid=9).points()) == (0.0, 0.5, 1.0)
     assert list(randint(0, 3).points()) == [0, 1, 2]
     assert randint(0, 100, grid=3).points() == (0, 50, 99)
     assert list(randint(0, 3, grid=50).points()) == [0, 1, 2]
@@ -72,7 +73,7 @@ def test_integers_in_steps():
     assert {type(width.at(u)) for u in EDGES} == {int}
     assert list(randint(0, 10, step=3).points()) == [0, 3, 6, 9] == list(randint(0, 10, 9, step=3).points())
     assert list(randint(0, 9, step=3).points()) == [0, 3, 6]
-    assert randint(16, 129, grid=3, step=16).points() == (16, 80, 128)
+    assert tuple(randint(16, 129, grid=3, step=16).points()) == (16, 80, 128)
     assert [config["n"] for config in Space(n=randint(2, 7, step=np.int64(2))).grid()] == [2, 4, 6]
     assert randint(3, 4, step=1) == randint(3, 4)
 
@@ -132,8 +133,27 @@ def test_none_is_a_value_of_a_choice_and_of_a_constant():
     assert Space(a=choice([None, 1]), b=None).draw(lambda name: 0.0) == {"a": None, "b": None}
 
 
-def test_duplicates_are_kept_as_weights():
-    assert choice([1, 1, 2]).points() == (1, 1, 2)
+@pytest.mark.parametrize(
+    ("values", "pair"),
+    [
+        ([1, 1, 2], "1 and 1"),
+        ([1, True, 0], "1 and True"),
+        ([False, 0], "False and 0"),
+        (["a", 1, 1.0], r"1 and 1\.0"),
+        ([[1, 2], [3], [1.0, 2]], r"\[1, 2\] and \[1\.0, 2\]"),
+        ([[1, [0]], [True, [False]]], r"\[1, \[0\]\] and \[True, \[False\]\]"),
+        ([None, None], "None and None"),
+        (["[64, 64]", [64, 64]], r"'\[64, 64\]' and \[64, 64\]"),
+        ([np.float32(0.5), 0.5], r"0\.5 and 0\.5"),
+    ],
+)
+def test_values_that_a_search_cannot_tell_apart_are_refused(values, pair):
+    """Bug: results of one were learned as the other's, and a study had one category for both."""
+    with pytest.raises(SpecError, match=rf"choice\(.*\): {pair} are"):
+        choice(values)
+    with pytest.raises(SpecError, match=f"{pair} are"):
+        Defined(lambda trial: trial.suggest_categorical("x", values)).walk(lambda name, values: None)
+    assert choice([1, "1", None, "None", False, [], "", [1], [[1]]]).points()
 
 
 def test_values_become_plain():

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from hopyard.data.partitions.loader import sizes
 from hopyard.errors import SpecError
 from hopyard.parallel import Hopper
-from hopyard.spec import Ref, RunSpec, Timeouts, Unit, better
+from hopyard.spec import RecipeContext, Ref, RunSpec, Timeouts, Unit, better
 
 GOOD = {"epochs": 1, "partitions": 1, "validation": 0}
 
@@ -87,3 +88,11 @@ def test_seconds_of_any_kind(name: str) -> None:
     for bad in (10**400, True, "1", 0, math.nan, math.inf):
         with pytest.raises(SpecError, match=name):
             Timeouts(**{name: bad})
+
+
+@pytest.mark.parametrize("rows", range(1, 13))
+def test_the_batches_of_an_epoch_are_those_that_the_loader_yields(rows):
+    """Bug: a partition of one row counted twice with batch_size 1, and a schedule of that length never ended."""
+    context = RecipeContext("cpu", {}, None, 0, 0, (rows, 7))
+    for size in range(1, 7):
+        assert context.batches(size) == len(sizes(rows, size)) + len(sizes(7, size)), size

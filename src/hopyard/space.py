@@ -15,8 +15,13 @@ from typing import Any
 
 from hopyard.checks import flag, number, scalar, sequence, whole
 from hopyard.errors import SpecError
-from hopyard.spec import Config
+from hopyard.spec import Config, copied
 from hopyard.text import error_line, numeral, shown, unwritable
+
+SLACK = 1e-9
+"""The share of a step by which a value may differ from its place: 0.3 is three steps of 0.1."""
+MULTIPLES = 1 << 53
+"""Multiples of a step, of which floats hold no more."""
 
 
 def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:
@@ -97,12 +102,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """A real number in [low, high), in steps of `q` if given; the logarithm is uniform if `log`."""
+    """A real number in [low, high); its logarithm is uniform if `log`."""
 
     low: float
     high: float
     log: bool = False
-    q: float | None = None
     grid: int | None = None
 
     def at(self, u: float) -> float:
@@ -110,10 +114,7 @@ class Uniform:
         if self.log:
             value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
             return min(max(value, self.low), math.nextafter(self.high, self.low))
-        value = self.low + u * (self.high - self.low)
-        if self.q is not None:
-            return float(min(max(round(value / self.q) * self.q, self.low), self.high))
-        return min(value, math.nextafter(self.high, self.low))
+        return min(self.low + u * (self.high - self.low), math.nextafter(self.high, self.low))
 
     def points(self) -> tuple[float, ...]:
         """Return `grid` values from low to high, both included."""
@@ -128,10 +129,7 @@ class Uniform:
             return (middle,)
         first, last = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         inner = [first + (last - first) * i / (self.grid - 1) for i in range(1, self.grid - 1)]
-        values = [self.low, *(math.exp(x) if self.log else x for x in inner), self.high]
-        if self.q is not None:
-            values = list(dict.fromkeys(round(x / self.q) * self.q for x in values))
-        return tuple(float(x) for x in values)
+        return (self.low, *(math.exp(x) if self.log else x for x in inner), self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +163,100 @@ class RandInt:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One of `count` numbers, all equally likely: low, low + step, low + 2 · step, …"""
+    """One of several numbers, all equally likely: origin + n · step for n = first, …, last. Each search goes by n."""
 
     low: float
+    high: float
+    """Bounds that no number passes by rounding: 3 · 0.1 is above 0.3."""
     step: float
-    count: int
+    origin: float
+    first: int
+    last: int
     grid: int | None = None
 
-    @property
-    def high(self) -> float:
-        """The last of them."""
-        return self.low + (self.count - 1) * self.step
+    def value(self, n: int) -> float:
+        """Return the number that belongs to `n`."""
+        return min(max(self.origin + n * self.step, self.low), self.high)
+
+    def number(self, value: float) -> int:
+        """Return the n to which a value belongs.
+
+        Raises:
+            ValueError: it lies between two of the numbers, or beyond them.
+        """
+        slack = SLACK * self.step
+        if not self.low - slack <= value <= self.high + slack:
+            raise ValueError(f"is outside {numeral(self.low)} to {numeral(self.high)}")
+        n = round((value - self.origin) / self.step)
+        near = math.isclose(value, self.origin + n * self.step, rel_tol=1e-12, abs_tol=slack)
+        if not near or not self.first <= n <= self.last:
+            raise ValueError(f"lies between two steps of {numeral(self.step)} from {numeral(self.origin)}")
+        return n
 
     def at(self, u: float) -> float:
         """Return the value for `u` in [0, 1)."""
-        return self.low + min(int(u * self.count), self.count - 1) * self.step
+        return self.value(RandInt(self.first, self.last + 1).at(u))
 
-    def points(self) -> tuple[float, ...]:
-        """Return all of them, or `grid` of them, evenly spread."""
-        return tuple([self.low + k * self.step for k in RandInt(0, self.count, self.grid).points()])
+    def points(self) -> Iterator[float]:
+        """Yield all of them, or `grid` of them, evenly spread."""
+        return map(self.value, RandInt(self.first, self.last + 1, self.grid).points())
+
+
+def stepped(label: str, low: float, high: float, step: float, origin: float, grid: int | None = None) -> Steps:
+    """Return the numbers origin + n · step from low to high. An end that is one of them up to rounding is included.
+
+    Raises:
+        SpecError: the step is too small to tell its multiples apart.
+    """
+    if isinstance(low, int):  # so are all of them, and origin is low; integers of 64 bits are no exact floats
+        last = int((high - low) // step)
+        return Steps(low, low + last * step, step, origin, 0, last, grid)
+    ends = (low - origin) / step, (high - origin) / step
+    if not max(map(abs, ends)) < MULTIPLES:
+        raise SpecError(
+            f"{label}: steps of {numeral(step)} cannot be told apart at {numeral(high)}, as floats have 53 bits; give "
+            "a wider step"
+        )
+    first, last = (
+        nearest if math.isclose(end, nearest := round(end), rel_tol=1e-15, abs_tol=SLACK) else toward(end)
+        for end, toward in zip(ends, (math.ceil, math.floor), strict=True)
+    )
+    return Steps(low, high, step, origin, first, last, grid)
 
 
 Distribution = Choice | Uniform | RandInt | Steps
 
 
 def choice(values: Sequence[Any]) -> Choice:
-    """One of `values`: numbers, strings, booleans, None, or lists of these. An array of one axis is a list of them."""
+    """One of `values`: numbers, strings, booleans, None, or lists of these. An array of one axis is a list of them.
+
+    Raises:
+        SpecError: two values are equal in Python, as 1, 1.0 and True are, or a list is there beside its own text.
+    """
     items = sequence(values)
     if not isinstance(items, list) or not items:
         raise SpecError(f"choice(…) must be given a list of at least one value, got {shown(values)}")
-    return Choice(tuple(plain(value, f"choice({shown(values)})") for value in items))
+    label = f"choice({shown(values)})"
+    plain_values = [plain(value, label) for value in items]
+    seen: dict[Any, Any] = {}
+    for value in plain_values:
+        keys = {_hashable(value), category(value)}
+        if equal := keys & seen.keys():
+            raise SpecError(
+                f"{label}: {shown(seen[equal.pop()])} and {shown(value)} are the same value to a search, so it cannot "
+                "tell their results apart; leave one out, or give names and look the values up in the recipe"
+            )
+        seen |= dict.fromkeys(keys, value)
+    return Choice(tuple(plain_values))
+
+
+def category(value: Any) -> Any:
+    """Return a value of a choice as a study of Optuna has it: lists as text."""
+    return str(value) if isinstance(value, list) else value
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
@@ -203,17 +265,18 @@ def uniform(low: float, high: float, grid: int | None = None) -> Uniform:
     return Uniform(low, high, grid=grid)
 
 
-def quniform(low: float, high: float, q: float, grid: int | None = None) -> Uniform:
-    """A real number in [low, high], rounded to a multiple of `q`. As in Ray, high is included when q divides it. It is
-    a float also where `q` is whole: `hy.randint(16, 129, step=16)` gives integers, for the width of a layer."""
+def quniform(low: float, high: float, q: float, grid: int | None = None) -> Steps:
+    """A multiple of `q` in [low, high], all equally likely. `low` and `high` are included where q divides them. It is a
+    float also where `q` is whole: `hy.randint(16, 129, step=16)` gives integers, for the width of a layer. `grid`: the
+    number of points that a Grid uses; None: all."""
     low, high, grid = _range("quniform", low, high, grid)
     if (q := number("quniform: q", q)) <= 0:
         raise SpecError(f"quniform(q=…) must be a number > 0, got {shown(q)}")
-    if q > high - low:
+    if q > (high - low) * (1 + SLACK):
         raise SpecError(
             f"quniform({low!r}, {high!r}, q={q!r}): the step is wider than the range; give q <= {high - low!r}"
         )
-    return Uniform(low, high, q=q, grid=grid)
+    return stepped(f"quniform({low!r}, {high!r}, q={q!r})", low, high, q, 0.0, grid)
 
 
 def loguniform(low: float, high: float, grid: int | None = None) -> Uniform:
@@ -243,7 +306,7 @@ def randint(low: int, high: int, grid: int | None = None, *, step: int = 1, log:
     step = whole(f"{label}: step", step, 1, max(1, high - 1 - low))
     log = exclusive(label, low, step != 1, log)
     if step != 1:
-        return Steps(low, step, 1 + (high - 1 - low) // step, grid)
+        return stepped(label, low, high - 1, step, low, grid)
     return RandInt(low, high, grid, log)
 
 
@@ -310,9 +373,9 @@ class Space:
         for name in self.parameters:
             parameter = self._distribution(name, config)
             if isinstance(parameter, Distribution):
-                config[name] = pick(name, parameter)
+                config[name] = copied(pick(name, parameter))
             elif parameter is not None or not callable(self.parameters[name]):
-                config[name] = parameter
+                config[name] = copied(parameter)
         return config
 
     def grid(self) -> Iterator[Config]:
@@ -325,7 +388,7 @@ class Space:
 
     def _grid(self, names: list[str], config: Config) -> Iterator[Config]:
         if not names:
-            yield dict(config)
+            yield copied(config)
             return
         name, *rest = names
         parameter = self._distribution(name, config)
@@ -340,7 +403,7 @@ class Space:
         if isinstance(parameter, Distribution) or not callable(parameter):
             return parameter
         try:
-            parameter = parameter(dict(config))
+            parameter = parameter(copied(config))
         except Exception as error:
             raise SpecError(
                 f"Space({name}=…): the function failed on the configuration so far, {config!r}: "

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from hopyard.errors import SpecError
 from hopyard.stopping import Rule, check_rule
 from hopyard.text import shown, unwritable
 
+T = TypeVar("T")
 FORMAT = 1
 """Version of the journal. A reader refuses a newer journal than it knows."""
 
@@ -31,6 +32,14 @@ Values = float | list[float]
 
 Sums = dict[str, tuple[Values, float]]
 """Metric name → (sum over rows, rows). Rows are a float because weighted rows add up to one."""
+
+
+def copied(value: T) -> T:
+    """Return a copy of a plain value. All values that go to user code or come from it are copies: a recipe may insert
+    into a list of its configuration, and the journal must not see it."""
+    if isinstance(value, dict):
+        return cast(T, {name: copied(item) for name, item in value.items()})
+    return cast(T, [copied(item) for item in value]) if isinstance(value, list) else value
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -422,4 +431,4 @@ class RecipeContext:
             SpecError: it is not an integer >= 1.
         """
         size = whole("batch_size", batch_size, 1) * self._own_batches
-        return sum(rows // size + (rows % size > 1 or rows == 1) for rows in self.partition_rows)
+        return sum(rows // size + (rows % size > 1 or rows == 1 < size) for rows in self.partition_rows)

@@ -8,10 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import optuna
 import pytest
 
 import hopyard as hy
 from hopyard.errors import SpecError
+from hopyard.search.proposer import observation
 from jobs import dataset, linear
 
 SPACE = hy.Space(lr=hy.uniform(0.0, 1.0))
@@ -19,8 +21,6 @@ SPACE = hy.Space(lr=hy.uniform(0.0, 1.0))
 
 def studied(directions: Sequence[Any] = ("minimize",), name: str = "lr") -> Any:
     """Return a study of 30 trials, best where the parameter is 0.2; one failed, one is open."""
-    import optuna
-
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), directions=directions)
 
     def objective(trial: Any) -> Any:
@@ -87,6 +87,40 @@ def test_a_run_that_goes_on_from_another_repeats_none_of_its_trials(tmp_path: Pa
     assert [trial.config for trial in resumed.trials] == [trial.config for trial in run.trials]
 
 
+CHOICES = hy.Space(
+    lr=hy.uniform(0.0, 1.0),
+    layers=hy.choice([[64, 64], [64], "[4]", []]),
+    drop=hy.choice([None, 0.5, 1]),
+    norm=hy.choice([True, False]),
+    act=hy.choice(["relu", "[64, 64, 64]", "None"]),
+    deep=lambda config: hy.choice([[1, None], [True]]) if len(config["layers"]) == 2 else None,
+)
+
+
+def choices(trial: Any) -> dict[str, Any]:
+    layers = trial.suggest_categorical("layers", [[64, 64], [64], [4, 4, 4]])
+    units = [trial.suggest_int(f"units{n}", 1, width) for n, width in enumerate(layers)]
+    return {"lr": trial.suggest_float("lr", 0.0, 1.0), "units": units}
+
+
+@pytest.mark.parametrize("space", [CHOICES, choices], ids=["space", "function"])
+def test_a_run_s_own_study_is_taken_back_for_every_kind_of_choice(tmp_path: Path, space: Any) -> None:
+    """Bug: choices of lists, which are text in a study, made it a study of another space."""
+
+    run = hy.select(
+        linear, space, dataset(), search=hy.TPE(14, batch=1), epochs=1, metric="val_loss", mode="min",
+        engine=hy.Inline(), directory=tmp_path / "run",
+    )  # fmt: skip
+    sampler = hy.Optuna(study=run.to_optuna(), trials=1).open(space, 0)
+    history = [observation(record, run._machine.spec) for record in run._records]
+    assert len(sampler._earlier) == 14
+    assert [sampler._frozen(optuna, each).params for each in sampler._earlier] == [
+        sampler._frozen(optuna, each).params for each in history
+    ]
+    proposals = sampler.propose([]), hy.TPE(15).open(space, 0).propose(history)
+    assert len({str(each.config) for each in proposals if each}) == 1, "it learns what the run's own search learns"
+
+
 def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
     with pytest.raises(SpecError, match=r"minimize, minimize, .* min"):
         hy.Optuna(study=studied(("minimize", "minimize")), trials=2).open(SPACE, 0)
@@ -95,8 +129,6 @@ def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
 
 
 def test_a_sampler_that_needs_more_than_a_seed_is_refused_where_it_is_named() -> None:
-    import optuna
-
     with pytest.raises(SpecError, match=r"one that seed= alone makes, got .*GridSampler.*: missing .*search_space"):
         hy.Optuna(optuna.samplers.GridSampler, 2)
     hy.Optuna(lambda seed: optuna.samplers.GridSampler({"lr": [0.1]}, seed=seed), 2)

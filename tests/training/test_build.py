@@ -243,12 +243,14 @@ def test_a_framework_that_the_recipe_imports_itself_is_seeded_all_the_same(monke
     built: list[int] = []
     monkeypatch.setattr("hopyard.training.build.imported", lambda: [] if not built else ["torch"])
 
-    def recipe(config: Any) -> Any:
-        built.append(1)
-        return linear(config)
+    def recipe(config: Any, ctx: hy.RecipeContext) -> Any:
+        built.append(ctx.inputs.popitem()[1][0][0])
+        config["sizes"].append(1)
+        return linear({"lr": config.pop("lr") * len(config["sizes"])})
 
-    build(plan(recipe), 0, {"lr": 0.1})
-    assert len(built) == 2
+    config = {"lr": 0.1, "sizes": [8]}
+    assert build(plan(recipe), 0, config).trainable.lr == 0.2, "each call has arguments of its own"
+    assert built == [WIDTH, WIDTH] and config == {"lr": 0.1, "sizes": [8]}
 
 
 def test_threads_take_turns_in_the_users_own_process() -> None:

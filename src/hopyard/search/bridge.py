@@ -5,18 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import ceil, floor, isclose, nextafter
+from math import nextafter
 from typing import Any
 
 import msgspec
 
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
-from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
-from hopyard.text import numeral
-
-SLACK = 1e-9
-"""The share of a step by which a value may differ from its place: 0.3 is three steps of 0.1."""
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform, category
 
 
 def optuna_package() -> Any:
@@ -66,10 +62,8 @@ def as_optuna(optuna: Any, distribution: Distribution) -> Any:
             return kinds.CategoricalDistribution(tuple(range(len(values))))
         case RandInt(low, high, log=log):
             return kinds.IntDistribution(low, high - 1, log=log)
-        case Steps(_, _, count):
-            return kinds.IntDistribution(0, count - 1)
-        case Uniform(low, high, q=q) if q is not None:
-            return kinds.IntDistribution(ceil(low / q), max(ceil(low / q), floor(high / q)))
+        case Steps(first=first, last=last):
+            return kinds.IntDistribution(first, last)
         case Uniform(low, high, log):
             return kinds.FloatDistribution(low, high, log=log)
 
@@ -95,12 +89,10 @@ def value_of(distribution: Distribution, parameter: Any) -> Any:
     match distribution:
         case Choice(values):
             return values[parameter]
-        case Uniform(low, high, q=q) if q is not None:
-            return float(min(max(parameter * q, low), high))
         case Uniform(low, high):
             return min(max(parameter, low), nextafter(high, low))
-        case Steps(low, step):
-            return low + parameter * step
+        case Steps():
+            return distribution.value(parameter)
         case RandInt():
             return parameter
 
@@ -113,17 +105,12 @@ def parameter_of(distribution: Distribution, value: Any) -> Any:
     """
     match distribution:
         case Choice(values):
-            return values.index(value)
-        case Uniform(q=q) if q is not None:
-            first, step = 0.0, q
-        case Steps(first, step):
-            pass
+            places = [*values, *map(category, values)]  # a study that `study_of` made has lists as text
+            return places.index(value) % len(values)
+        case Steps():
+            return distribution.number(value)
         case _:
             return value
-    number = round((value - first) / step)
-    if not isclose(value, value_of(distribution, number), rel_tol=1e-12, abs_tol=SLACK * step):
-        raise ValueError(f"lies between two steps of {numeral(step)} from {numeral(first)}")
-    return number
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,24 +7,25 @@ these have. So it must depend on what it is told alone: no clock, no file, no ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor, isfinite
+from math import isfinite
 from typing import Any
 
 from hopyard.checks import number, real, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.space import (
+    SLACK,
     Distribution,
     RandInt,
     Space,
-    Steps,
     Uniform,
     choice,
     exclusive,
     parameter_name,
     plain,
+    stepped,
     unpruned,
 )
-from hopyard.spec import Config
+from hopyard.spec import Config, copied
 from hopyard.text import error_line, numeral, shown
 
 CALLS = 3
@@ -59,9 +60,9 @@ class Suggestions:
         if step is None:
             return self._suggest(label, name, Uniform(low, high, log=log))
         width = real(step)
-        if not 0 < width <= high - low:
+        if not 0 < width <= (high - low) * (1 + SLACK):
             raise SpecError(f"{label}: step must be a number > 0 and <= {numeral(high - low)}, got {shown(step)}")
-        return self._suggest(label, name, Steps(low, width, 1 + floor((high - low) / width + 1e-9)))
+        return self._suggest(label, name, stepped(label, low, high, width, low))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
         """Return an integer from `low` to `high`; `step`: low, low + step, …; `log`: its logarithm is uniform."""
@@ -72,7 +73,7 @@ class Suggestions:
         log = exclusive(label, low, step != 1, log)
         if step == 1:
             return self._suggest(label, name, RandInt(low, high + 1, log=log))
-        return self._suggest(label, name, Steps(low, step, 1 + (high - low) // step))
+        return self._suggest(label, name, stepped(label, low, high, step, low))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Return one of `choices`."""
@@ -83,14 +84,14 @@ class Suggestions:
         if (before := self._distributions.get(name)) is not None:
             if before != distribution:
                 raise SpecError(f"{label}: it was asked for before in this trial, with other values; give another name")
-            return self._values[name]
+            return copied(self._values[name])
         self._distributions[name] = distribution
         try:
             self._values[name] = self._pick(name, distribution)
         except BaseException as error:
             self._raised = error
             raise
-        return self._values[name]
+        return copied(self._values[name])
 
 
 class Defined:

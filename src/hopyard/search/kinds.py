@@ -11,11 +11,10 @@ from typing import Any
 from hopyard.checks import no_such, sequence
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
-from hopyard.search.bridge import SLACK, parameter_of
 from hopyard.search.define import Defined, Searched, check_pure, searched
 from hopyard.search.listed import Configs, Grid, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
-from hopyard.space import Choice, Distribution, RandInt, Space, Steps, Uniform
+from hopyard.space import Choice, Distribution, RandInt, Space, Steps
 from hopyard.spec import Config, Mode
 from hopyard.text import error_line, numeral, shown
 
@@ -122,15 +121,14 @@ def _departure(distribution: Distribution, value: Any, label: str) -> str:
         return "" if value in distribution.values else f"is not one of {shown(list(distribution.values))}"
     low, last = distribution.low, distribution.high - 1 if isinstance(distribution, RandInt) else distribution.high
     limits = f"{numeral(low)} to {numeral(last)}"
-    integers = isinstance(low, int) and not isinstance(distribution, Uniform)
+    integers = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, int if integers else (int, float)):
         kind = "an integer" if integers else "a number"
         raise SpecError(f"{label} must be {kind}, its range is {limits}, got {shown(value)}")
-    slack = SLACK * distribution.step if isinstance(distribution, Steps) else 0
-    if not low - slack <= value <= last + slack:
-        return f"is outside {limits}"
+    if not isinstance(distribution, Steps):
+        return "" if low <= value <= last else f"is outside {limits}"
     try:
-        parameter_of(distribution, value)
+        distribution.number(value)
     except ValueError as error:
         return str(error)
     return ""
@@ -186,7 +184,7 @@ class Before:
     def ask(self, trial: int) -> Config | None:
         """Return the configuration of this trial; None after the last."""
         count = len(self._configs)
-        return dict(self._configs[trial]) if trial < count else self._sampler.ask(trial - count)
+        return self._configs[trial] if trial < count else self._sampler.ask(trial - count)
 
 
 class First:
@@ -200,7 +198,7 @@ class First:
     def propose(self, history: Sequence[Observation]) -> Proposal | None:
         """Return the next configuration, given all trials so far; None when there is none left."""
         if len(history) < len(self._configs):
-            return Proposal(dict(self._configs[len(history)]))
+            return Proposal(self._configs[len(history)])
         return self._sampler.propose(history)
 
 

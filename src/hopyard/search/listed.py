@@ -14,7 +14,7 @@ from hopyard.core.runs.order import fraction
 from hopyard.errors import SpecError
 from hopyard.search.define import Defined, Searched, searched
 from hopyard.space import parameter_name, plain
-from hopyard.spec import Config
+from hopyard.spec import Config, copied
 from hopyard.text import shown
 
 LIMIT = 1_000_000
@@ -78,11 +78,11 @@ class Configs:
         configs = self.configs if isinstance(self.configs, Sequence) else sequence(self.configs)
         if not isinstance(configs, Sequence) or not configs or not all(isinstance(config, dict) for config in configs):
             raise SpecError(f"Configs(…) must be given a list of at least one dict, got {shown(self.configs)}")
-        object.__setattr__(self, "configs", configs)
+        object.__setattr__(self, "configs", tuple([plain_config(config, "Configs") for config in configs]))
 
     def open(self, space: Any, seed: int) -> Listed:
         """Return the list itself."""
-        return Listed([plain_config(config, "Configs") for config in self.configs])
+        return Listed(list(self.configs))
 
 
 class Listed:
@@ -94,7 +94,7 @@ class Listed:
 
     def ask(self, trial: int) -> Config | None:
         """Return the configuration of this trial; None after the last."""
-        return dict(self.configs[trial]) if trial < len(self.configs) else None
+        return copied(self.configs[trial]) if trial < len(self.configs) else None
 
 
 def plain_config(config: Config, label: str) -> Config:

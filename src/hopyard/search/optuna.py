@@ -31,7 +31,7 @@ from hopyard.search.bridge import (
 from hopyard.search.define import Searched
 from hopyard.search.earlier import Earlier, earlier_of
 from hopyard.search.listed import needed
-from hopyard.space import Distribution
+from hopyard.space import Choice, Distribution
 from hopyard.spec import Mode
 from hopyard.text import error_line, shown
 
@@ -265,6 +265,8 @@ class Asked:
         def pick(name: str, distribution: Distribution) -> Any:
             distributions[name] = as_optuna(optuna, distribution)
             params[name] = parameter_of(distribution, each.config[name])
+            if isinstance(distribution, Choice):  # a study has lists as text
+                return value_of(distribution, params[name])
             return each.config[name]
 
         state = state_of(each, self._prunes)

@@ -19,7 +19,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
-from hopyard.spec import RunSpec, Warned
+from hopyard.spec import RunSpec, Warned, copied
 from hopyard.text import error_line
 
 log = logging.getLogger(__name__)
@@ -115,11 +115,9 @@ class Proposer:
             if proposal is None:
                 events.append(Exhausted(at=at))
                 break
-            attributes = dict(proposal.attributes)
-            events.append(
-                Proposed(at=at, trial=number, config=proposal.config, count=proposal.count, attributes=attributes)
-            )
-            history.append(Observation(proposal.config, "waiting", {}, (), proposal.count, attributes))
+            config, attributes = copied(proposal.config), copied(dict(proposal.attributes))
+            events.append(Proposed(at=at, trial=number, config=config, count=proposal.count, attributes=attributes))
+            history.append(Observation(copied(config), "waiting", {}, (), proposal.count, copied(attributes)))
             number += 1
         return events
 
@@ -155,7 +153,8 @@ def observation(trial: TrialRecord, spec: RunSpec) -> Observation:
         for epoch, metrics in sorted(trial.history.items())
         if (value := metrics.get(spec.metric or "")) is not None
     }
-    return Observation(trial.config, trial.status, values, trial.objectives(spec), trial.count, trial.attributes)
+    config, attributes = copied(trial.config), copied(trial.attributes)
+    return Observation(config, trial.status, values, trial.objectives(spec), trial.count, attributes)
 
 
 def _up_to(count: float) -> range:

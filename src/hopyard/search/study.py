@@ -16,7 +16,7 @@ from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation
 from hopyard.search.bridge import quietly, state_of
 from hopyard.search.define import Searched, searched
-from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform
+from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform, category
 from hopyard.spec import Config, Objective
 
 LEAST = 4
@@ -125,7 +125,7 @@ def _shared(kinds: Any, distributions: Sequence[Distribution], values: Sequence[
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     if not numbers or any(isinstance(each, Choice) for each in distributions):
         choices = [value for each in distributions if isinstance(each, Choice) for value in each.values]
-        return kinds.CategoricalDistribution(list(dict.fromkeys(map(_scalar, [*choices, *values]))))
+        return kinds.CategoricalDistribution(list(dict.fromkeys(map(category, [*choices, *values]))))
     ranges = [each for each in distributions if isinstance(each, (RandInt, Uniform, Steps))]
     last = [each.high - 1 if isinstance(each, RandInt) else each.high for each in ranges]
     low, high = min([*values, *[each.low for each in ranges]]), max([*values, *last])
@@ -142,7 +142,7 @@ def _frozen(optuna: Any, result: Result, distributions: Mapping[str, Any], singl
     if state == "RUNNING" and each.status == "waiting":
         state = "WAITING"
     params = {
-        name: _scalar(each.config[name]) if hasattr(distribution, "choices") else each.config[name]
+        name: category(each.config[name]) if hasattr(distribution, "choices") else each.config[name]
         for name, distribution in distributions.items()
     }
     trial = optuna.trial.create_trial(
@@ -158,8 +158,3 @@ def _frozen(optuna: Any, result: Result, distributions: Mapping[str, Any], singl
     if trial.datetime_complete is not None and result.end is not None:
         trial.datetime_complete = datetime.fromtimestamp(result.end)
     return trial
-
-
-def _scalar(value: Any) -> Any:
-    """Return a value of a choice as Optuna takes it: lists as text."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

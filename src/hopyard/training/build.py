@@ -24,7 +24,7 @@ from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
 from hopyard.meter import Steps
 from hopyard.ports import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
-from hopyard.spec import Config, RecipeContext, RunSpec
+from hopyard.spec import Config, RecipeContext, RunSpec, copied
 from hopyard.training.recipes import all_of, recipe_of, wants_context
 
 BATCH_SIZE = 32
@@ -187,19 +187,8 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         Exception: whatever the recipe raises.
     """
     seed = build_seed(plan.spec.seed, trial)
-    arguments: list[Any] = [dict(config)]
     recipe, manifest = recipe_of(plan.recipe, trial), plan.manifest
-    context: RecipeContext | None = None
-    if wants_context(recipe):
-        rows = tuple([part.rows for part in manifest.train])
-        shapes = _shapes(manifest.inputs)
-        spec, labels = plan.spec, manifest.label_values
-        classes = len(labels) if isinstance(labels, list) else manifest.classes
-        context = RecipeContext(
-            *(plan.device, shapes, classes, seed, trial, rows, spec.epochs, spec.own_batches),
-            categories=manifest.categories,
-        )
-        arguments.append(context)
+    takes_context = wants_context(recipe)
     names = named(recipe)
     while True:
         before = imported()
@@ -207,6 +196,8 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
         seed_all(seed)
         for framework in before:
             runtime(framework).before_recipe(seed, framework in names)
+        context = _context(plan, trial, seed) if takes_context else None
+        arguments = [copied(config)] if context is None else [copied(config), context]
         trainable = _call_recipe(recipe, arguments)
         for framework in before:
             runtime(framework).after_recipe()
@@ -225,6 +216,18 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
     if size is None:
         size = config.get("batch_size", BATCH_SIZE)
     return Built(trainable, whole("batch_size", size, 1), context=context)
+
+
+def _context(plan: Plan, trial: int, seed: int) -> RecipeContext:
+    """Return what the recipe of this trial receives in addition to its configuration."""
+    spec, manifest = plan.spec, plan.manifest
+    labels = manifest.label_values
+    classes = len(labels) if isinstance(labels, list) else manifest.classes
+    rows = tuple([part.rows for part in manifest.train])
+    return RecipeContext(
+        *(plan.device, _shapes(manifest.inputs), classes, seed, trial, rows, spec.epochs, spec.own_batches),
+        categories=manifest.categories,
+    )
 
 
 def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[tuple[int, ...], str]]:

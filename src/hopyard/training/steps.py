@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from hopyard import meter
@@ -57,7 +58,8 @@ def over(built: Built, batches: PartitionBatches, train: bool) -> Sums:
 
 
 def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
-    """Return metric → (sum, rows) over batches. A sum may be a number, a one-element tensor, or an additive array."""
+    """Return metric → (sum, rows) over batches. A sum may be a number, a one-element tensor, or an additive array,
+    which the model may fill anew for the next batch."""
     numbers: dict[str, list[Any]] = {}
     rows: dict[str, float] = {}
     for report in reports:
@@ -71,7 +73,8 @@ def gather(reports: Iterable[Mapping[str, tuple[Any, float]]]) -> Sums:
                     "up: report fewer bins, or a number"
                 )
             detach = getattr(total, "detach", None)  # otherwise it keeps the graph of its batch alive
-            numbers.setdefault(name, []).append(total if detach is None else detach())
+            value = total if detach is None else detach()
+            numbers.setdefault(name, []).append(deepcopy(value) if count_of_numbers > 1 else value)
             rows[name] = rows.get(name, 0.0) + float(count)
     return {name: (_total(totals), rows[name]) for name, totals in numbers.items()}
 

@@ -136,7 +136,7 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "state_bytes": timeline.stored_bytes,
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
-        "defects": machine.defects,
+        "defects": list(machine.defects),
         "warnings": [
             {"place": place, "text": text, "trials": sorted(trials)}
             for (place, _), (text, trials) in machine.warnings.items()

@@ -574,6 +574,21 @@ def test_a_reported_tensor_does_not_hold_on_to_its_graph() -> None:
     assert gather([{"loss": ((weight * 2).sum(), 2)}]) == {"loss": (4.0, 2.0)}  # else torch warns, and memory grows
 
 
+@pytest.mark.parametrize("kind", ["list", "numpy", "torch"])
+def test_an_array_that_a_model_fills_anew_in_each_batch_is_added_up(kind: str) -> None:
+    """Bug: the last batch counted as often as there were batches."""
+    import torch
+
+    bins: Any = {"list": [0.0, 0.0], "numpy": np.zeros(2), "torch": torch.zeros(2)}[kind]
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for number in (1.0, 2.0, 3.0):
+            bins[0], bins[1] = number, 10 * number
+            yield {"bins": (bins, 1)}
+
+    assert gather(batches()) == {"bins": ([6.0, 60.0], 3.0)}
+
+
 def test_an_array_of_millions_is_refused_at_its_first_batch() -> None:
     """Bug: its numbers were added one by one, for minutes, without a word."""
     batches = iter([{"big": (np.ones(2_000_000), 4.0)}])

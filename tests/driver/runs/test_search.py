@@ -436,6 +436,14 @@ def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, ca
     (line,) = [line for line in journal(run.directory) if isinstance(line, Exhausted)]
     assert line.reason.startswith("the search raised ValueError: I am lost (test_search.py, line ")
     assert f"  nothing more was proposed: {line.reason}\n" in hy.load(run.directory).report()
+    with pytest.raises(
+        RunDirectoryError, match=r"of 2 trials.*I am lost \(test_search\.py.*hy\.resume.*to_optuna"
+    ) as raised:
+        search(run.directory, search=hy.Optuna(Fails, 9), epochs=1, resume=True)
+    assert "search= of more trials" not in str(raised.value), "a search that learns is given no more"
+    assert len(hy.resume(run.directory).trials) == 2
+    study = hy.load(run.directory).to_optuna()
+    assert len(search(tmp_path / "more", search=hy.Optuna(study=study, trials=3), epochs=1).trials) == 3
 
 
 # ------------------------------------------------------------------------------------------------ what is refused

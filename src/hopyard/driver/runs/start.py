@@ -283,7 +283,12 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     if manifest.digest != about.data:
         differ.append(difference(manifest_of(layout), manifest) or "on other data")
     sampler = open_sampler(inputs.search, inputs.space, now.seed, now.modes)
-    if machine.exhausted and not machine.search.closed and now.trials != len(machine.trials):
+    final = then.stop is not None or learns(inputs.search)
+    more = "" if final else ", with more epochs= or a search= of more trials if you like"
+    if machine.search.error:
+        differ.append(f"of {len(machine.trials)} trials, after which {machine.search.error} and proposes nothing more")
+        more = "; another run learns from it by search=hy.Optuna(study=hy.load(directory).to_optuna(), trials=n)"
+    elif machine.exhausted and not machine.search.closed and now.trials != len(machine.trials):
         differ.append(f"of {len(machine.trials)} trials, the search proposes {now.trials}")
     for trial in machine.trials.values():
         if isinstance(sampler, LearningSampler):  # it cannot be asked again without what came between
@@ -292,7 +297,6 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             differ.append(f"whose trial {trial.id} has {trial.config}, the search proposes {config}")
             break
     if differ:
-        more = ", with more epochs= or a search= of more trials if you like" if then.stop is None else ""
         raise RunDirectoryError(
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             f"with what it was started with{more}"

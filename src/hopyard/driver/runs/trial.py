@@ -18,7 +18,7 @@ from hopyard.driver.saved_model import save
 from hopyard.errors import Inexact, SpecError, TrialFailed
 from hopyard.frameworks.tree import restore
 from hopyard.ports import Store
-from hopyard.spec import Config, RunSpec
+from hopyard.spec import Config, RunSpec, copied
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
 from hopyard.text import escaped, shown
@@ -70,7 +70,7 @@ class Trial:
         self._models = models
         self._manifest = manifest
         self.id = record.id
-        self.config: Config = dict(record.config)
+        self.config: Config = copied(record.config)
         self.status: str = record.status
         self.epoch = None if record.best is None else record.best + 1
         self.history = {epoch + 1: dict(values) for epoch, values in sorted(record.history.items())}
@@ -208,7 +208,7 @@ class Trial:
                 f"{remedy}"
             )
         with undisturbed():
-            built = build(replace(self._plan, threads=0), self.id, self.config)
+            built = build(replace(self._plan, threads=0), self.id, self._record.config)
         restore(built.trainable, decode(data))
         return TrainedModel(built, source.plan.manifest, source.tracker)
 

@@ -20,6 +20,7 @@ from hopyard.spark.inference.scoring import Meaning, Score, infer_meaning, proba
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.params import ClassifierParams, ModelParams, begin, has, value
 from hopyard.sparkapi.dataframe import narrowed, new_columns
+from hopyard.spec import copied
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     @property
     def bestConfig(self) -> dict[str, Any]:
         """The configuration that was chosen."""
-        return dict(self._model.about.config)
+        return copied(self._model.about.config)
 
     @property
     def metrics(self) -> dict[str, float | None]:
