@@ -54,6 +54,7 @@ from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
+from hopyard.store.standing import standing
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.training.build import needed
 from hopyard.views.report import brief
@@ -119,13 +120,14 @@ def drive(job: Drive, wait: bool) -> Run:
     with room(job.layout.root):
         journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
     handle = Handle()
-    run = Run(job.layout, job.machine, job.inputs, handle, live=job.live)
+    run = Run(job.layout, Machine(job.machine.spec), job.inputs, handle, live=job.live)
     DRIVEN.append(run)
 
     def over() -> None:
         DRIVEN.remove(run)
         handle.detach()
-        OUTCOMES.add(Outcome(run.status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
+        status = standing(job.layout, job.machine.status)
+        OUTCOMES.add(Outcome(status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
         handle.finish()
 
     if wait:
@@ -203,7 +205,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def stops_trial(number: int) -> bool:
-            trial = without_time(run.trial(number)) if spec.exact is True else run.trial(number)
+            trial = run._trial(machine.trials[number], machine.spec, machine.status)
+            trial = without_time(trial) if spec.exact is True else trial
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 
