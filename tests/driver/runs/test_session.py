@@ -17,7 +17,7 @@ from hopyard.cli import app
 from hopyard.core.runs.events import Checked, Done, Failed
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
-from jobs import CONFIGS, WIDTH, journal, linear, select
+from jobs import CONFIGS, WIDTH, journal, select
 
 LOCAL = hy.Local(workers=2, devices=None)
 
@@ -114,12 +114,6 @@ def test_inline_the_error_of_the_recipe_is_the_cause(tmp_path: Path) -> None:
     with pytest.raises(hy.RunFailed) as failed:
         select(tmp_path / "trained", breaks, CONFIGS[:2], engine=hy.Inline())
     assert isinstance(failed.value.__cause__, ValueError)
-    run = select(tmp_path / "background", linear, engine=hy.Inline(), wait=False).wait()
-    assert run.status == "completed"
-    background = select(tmp_path / "behind", narrow, engine=hy.Inline(), wait=False)
-    with pytest.raises(hy.PreflightError) as late:
-        background.wait()
-    assert isinstance(late.value.__cause__, TypeError)
 
 
 def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) -> None:
