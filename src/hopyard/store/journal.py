@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Generic
@@ -163,7 +164,7 @@ class Journal(Generic[Line]):
             os.ftruncate(self._file, self._size)
             if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
-            resume = self._codec.resume.format(directory=self.path.parent)
+            resume = self._codec.resume.format(directory=shlex.quote(str(self.path.parent)))
             next_step = resume if self.begun else "start again, with resume=True"
             raise ResourceError(
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {next_step}"
