@@ -322,8 +322,55 @@ def test_a_run_is_loaded_as_it_was(run: hy.Run) -> None:
 def test_by_name_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = select(None, configs=CONFIGS[:1])
-    assert run.directory.parent == Path("runs")
+    assert run.directory.parent == tmp_path / "runs"
+    assert repr(run).startswith("<Run runs/")
+    assert f"hy.load('runs/{run.directory.name}')" in run.report()
     assert digests(hy.load(run.directory.name)) == digests(run)
+
+
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: relative directories, also the default one, were looked for in the folder of the moment."""
+    monkeypatch.chdir(tmp_path)
+    run = select(None, configs=CONFIGS[:1], store="states")
+    again = hy.load(run.directory.name)
+    saved = hy.load_model(run.best.save("saved"))
+    weights, files = run.best.model().weights, saved.files()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    for each in (run, again):
+        np.testing.assert_array_equal(each.best.model().weights, weights)
+        assert each.report().startswith(f"Hopyard run {run.directory}: completed")
+        assert (each.status, each.summary()["completed"], len(each.to_pandas())) == ("completed", 1, 1)
+        assert each.plot().parent == each.gantt().parent == run.directory
+    assert saved.files() == files
+    assert hy.resume(run.directory, epochs=3).best.epoch == 3
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_working_directory_may_change_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [{**CONFIGS[0], "at": 14, "do": f"wait for {tmp_path / 'go'}"}]
+    monkeypatch.chdir(tmp_path)
+    run = select(None, troubled, configs, engine=LOCAL, wait=False)
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    (tmp_path / "go").touch()
+    assert run.wait(60).status == "completed"
+    layout = Layout(run.directory)
+    assert layout.report.exists() and layout.gantt.exists() and layout.summary.exists()
+    assert run.best.model().steps == 24
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.programs
+def test_the_working_directory_may_change_while_a_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = hy.launch(print, "hello", roles={"worker": 1}, directory="program")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert program.wait(60).status == "completed" and program.directory == tmp_path / "program"
+    assert program.logs() and list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_run_that_was_moved_still_has_its_models(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Run:
             ends = [record.status for record in machine.trials.values()]
         done, stopped = ends.count("completed"), ends.count("stopped")
         text = f"{done} of {len(ends)} trials completed" + (f", {stopped} stopped" if stopped else "")
-        return escaped(f"<Run {self.directory} {status}: {text}>")
+        return escaped(f"<Run {self._layout.shown} {status}: {text}>")
 
     def _now(self) -> contextlib.AbstractContextManager[Moment]:
         """Hold the run's state as it is now, for reading."""
@@ -285,7 +285,7 @@ class Run:
         """Return the report, plain text."""
         from hopyard.views.report import report
 
-        about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
+        about = {**msgspec.to_builtins(about_of(self._layout)), "directory": self._layout.shown}
         with self._now() as (machine, status):
             return report(self._fold.lines(), machine, about, status)
 

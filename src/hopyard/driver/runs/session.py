@@ -56,6 +56,7 @@ from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
 from hopyard.store.standing import standing
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.text import shell_command
 from hopyard.training.build import needed
 from hopyard.views.report import brief
 from hopyard.views.timeline import Chart
@@ -165,7 +166,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         stack.callback(job.lock.free)
         stack.callback(journal.close)
         token = memory_name(layout.root)
-        root = memory_root(layout.root.absolute() / ".memory")
+        root = memory_root(layout.root / ".memory")
         sweep(root)
         need(job.manifest, layout.root)
         stack.callback(_release_rows, job.manifest, layout, machine)
@@ -240,10 +241,9 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             _explain(error, machine, link)
             raise
         except KeyboardInterrupt as error:
-            hint = "` goes on"
-            if engine.apart:
-                hint = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
-            log.warning("interrupted; `hopyard resume %s%s", layout.root, hint)
+            resume = shell_command("resume", layout.shown, " --workers …" if engine.apart else "")
+            elsewhere = " here, hopyard.resume(directory, engine=…) elsewhere" if engine.apart else ""
+            log.warning("interrupted; `%s` goes on%s", resume, elsewhere)
             raise error.with_traceback(None) from None  # without the thirty lines of where it was
     try:
         write_whole(layout.report, run.report().encode())
