@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import traceback
 import warnings
 from pathlib import Path
@@ -15,9 +17,10 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Checked, Done, Failed
+from hopyard.driver.runs import session
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
-from jobs import CONFIGS, WIDTH, journal, select
+from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, until
 
 LOCAL = hy.Local(workers=2, devices=None)
 
@@ -122,6 +125,42 @@ def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) ->
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-4:] == ["select", "begin", "drive", "_run_to_end"], "some thirty lines of where it was"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_a_function_of_the_users_that_blocks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the driver waited, the table of trials stood still, and nobody knew for what."""
+    monkeypatch.setattr(session, "SLOW", 0.01)
+
+    class Signals(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            name = "search" if "search=" in record.getMessage() else "stop"
+            (tmp_path / name).touch()
+
+    signals = Signals()
+    monkeypatch.setattr(session.log, "handlers", [signals])
+    search, stop, begun = (str(tmp_path / name) for name in ("search", "stop", "run/run.json"))
+
+    def space(trial: Any) -> dict[str, Any]:
+        until(lambda: Path(search).exists() or not Path(begun).exists())  # it was asked before the run began, too
+        return {"lr": trial.suggest_float("lr", 1e-3, 1e-1)}
+
+    def ends(trial: Any, history: Any) -> bool:
+        until(Path(stop).exists)
+        return False
+
+    run = hy.select(
+        *(linear, space, dataset()),
+        **{"search": hy.Random(2), "epochs": 2, "metric": "val_loss", "mode": "min", "stop": ends},
+        **{"engine": hy.Inline(), "directory": tmp_path / "run"},
+    )
+    assert run.status == "completed"
+    first, second = caplog.messages
+    assert first == "search= has not returned for 0 s, asked about trial 0: the run waits for it"
+    assert re.fullmatch(
+        r"the function of stop= \(test_session\.py, line \d+, in ends\) has not returned for 0 s, asked about .*", second
+    )
 
 
 def interrupts(config: dict[str, Any]) -> Any:

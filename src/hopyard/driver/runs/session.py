@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopyard import __version__
+from hopyard.agent.runs.silence import Silence
 from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
@@ -82,6 +83,9 @@ files of the data cache open, live for as long as their users keep them."""
 
 ROOM = 1 << 20
 """Bytes of a message to a worker beside those of recipe and manifest."""
+
+SLOW = 30.0
+"""Seconds after which a function of the user's that the driver has called is warned of."""
 
 IDLE = 30.0
 """Seconds after which an idle worker in somebody else's cluster is given back."""
@@ -203,7 +207,9 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
         )
 
-        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
+        watched = _watch(stack)
+        with watched("search=", len(machine.trials)):  # it may draw all trials now
+            sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def stops_trial(number: int) -> bool:
             trial = run._trial(machine.trials[number], machine.spec, machine.status)
@@ -212,7 +218,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             return answer is not None and flag("what the function of stop= returns", answer)
 
         stops, defined = (None, "") if inputs.stop is None else (stops_trial, places.of_function(inputs.stop))
-        proposer = Proposer(machine, sampler, engine.workers, stops, defined)
+        proposer = Proposer(machine, sampler, engine.workers, stops, defined, watched)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
@@ -258,6 +264,24 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         failure = RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
         _explain(failure, machine, link)
         raise failure
+
+
+def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:
+    """Return what watches calls of the user's functions: the first of each that does not return is warned of."""
+    silence, warned = Silence(SLOW), set[str]()
+    stack.callback(silence.close)
+
+    def watched(what: str, trial: int) -> contextlib.AbstractContextManager[None]:
+        def warn() -> None:
+            if what not in warned:
+                warned.add(what)
+                log.warning(
+                    "%s has not returned for %.0f s, asked about trial %d: the run waits for it", what, SLOW, trial
+                )
+
+        return silence.watched(warn)
+
+    return watched
 
 
 def _explain(error: HopyardError, machine: Machine, link: Link) -> None:
