@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import re
@@ -127,6 +128,20 @@ def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) ->
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
+@pytest.mark.slow
+def test_a_recipe_that_parses_a_command_line(tmp_path: Path) -> None:
+    def recipe(config: dict[str, Any]) -> Any:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--width", type=int, required=True)
+        return Linear(parser.parse_args().width, 2, lr=config["lr"], batch_size=16)
+
+    with pytest.raises(
+        hy.PreflightError, match=r"SystemExit: 2: the following arguments are required: --width; .*config"
+    ):
+        select(tmp_path / "run", recipe, engine=LOCAL)
+    assert "required: --width" in hy.load(tmp_path / "run").trials[0].error
+
+
 def test_a_function_of_the_users_that_blocks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +174,8 @@ def test_a_function_of_the_users_that_blocks_is_named(
     first, second = caplog.messages
     assert first == "search= has not returned for 0 s, asked about trial 0: the run waits for it"
     assert re.fullmatch(
-        r"the function of stop= \(test_session\.py, line \d+, in ends\) has not returned for 0 s, asked about .*", second
+        r"the function of stop= \(test_session\.py, line \d+, in ends\) has not returned for 0 s, asked about .*",
+        second,
     )
 
 
