@@ -165,11 +165,8 @@ def test_a_function_of_the_users_that_blocks_is_named(
         until(Path(stop).exists)
         return False
 
-    run = hy.select(
-        *(linear, space, dataset()),
-        **{"search": hy.Random(2), "epochs": 2, "metric": "val_loss", "mode": "min", "stop": ends},
-        **{"engine": hy.Inline(), "directory": tmp_path / "run"},
-    )
+    more: dict[str, Any] = {"metric": "val_loss", "mode": "min", "engine": hy.Inline(), "directory": tmp_path / "run"}
+    run = hy.select(linear, space, dataset(), search=hy.Random(2), epochs=2, stop=ends, **more)
     assert run.status == "completed"
     first, second = caplog.messages
     assert first == "search= has not returned for 0 s, asked about trial 0: the run waits for it"
