@@ -216,7 +216,6 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Loop]]:
     [
         (hy.Inline(), True),
         (hy.Local(1, devices=None), False),
-        pytest.param(hy.Inline(), False, marks=pytest.mark.long),
         pytest.param(hy.Local(1, devices=None), True, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -235,7 +234,7 @@ def test_a_run_that_is_kept_holds_no_driver(
 
 
 def test_a_run_that_failed_in_the_background_holds_none_either(tmp_path: Path, loops: list[weakref.ref[Loop]]) -> None:
-    run = select(tmp_path / "run", metric="auc", wait=False)
+    run = select(tmp_path / "run", metric="auc", engine=hy.Local(1, devices=None), wait=False)
     with pytest.raises(PreflightError, match="auc"):
         run.wait()
     gc.collect()

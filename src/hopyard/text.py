@@ -8,8 +8,10 @@ text of an error it is escaped. So are control characters there, because a termi
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
+import shlex
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
@@ -42,6 +44,11 @@ def shown(value: Any) -> str:
     except Exception:  # noqa: BLE001 - the user's own __repr__; ValueError for integers of thousands of digits
         text = f"<{type(value).__name__}>"
     return escaped(re.sub(r"\s*\n\s*", " ", text))
+
+
+def shell_command(verb: str, directory: str | os.PathLike[str], options: str = "") -> str:
+    """Return a command of Hopyard's command line that can be pasted into a shell."""
+    return f"hopyard {verb} {shlex.quote(os.fspath(directory))}{options}"
 
 
 def sendable(text: str) -> bool:

@@ -16,7 +16,7 @@ def test_the_names_are_those_of_the_docstring() -> None:
     assert names == {"journal.jsonl", "lock", "run.json", "recipe.pkl", "manifest.json"}
     assert (layout.states.name, layout.logs.name) == ("states", "logs")
     assert (layout.report.name, layout.gantt.name) == ("report.txt", "gantt.html")
-    assert layout.log(3) == Path("runs/x/logs/slot-3.log")
+    assert layout.log(3) == Path("runs/x/logs/slot-3.log").absolute()
     assert all(path.parent == layout.root for path in (layout.journal, layout.states, layout.report))
 
 
@@ -24,9 +24,19 @@ def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "journal.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    assert find("runs/a").root == Path("runs/a")
-    assert find("a").root == Path("runs/a")
+    assert find("runs/a").root == find("a").root == tmp_path / "runs" / "a"
+    assert find("a").shown == "runs/a"
     assert find(tmp_path / "runs" / "a").exists
+
+
+def test_a_layout_stays_where_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout = Layout(Path("a"))
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    assert (layout.root, layout.shown) == (tmp_path / "a", str(tmp_path / "a"))
+    (tmp_path / "b").rmdir()
+    assert layout.shown == str(tmp_path / "a")
 
 
 def test_no_run_is_said(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_the_page_holds_all_needs_no_network_and_escapes() -> None:
     assert drawn["curves"][2]["reason"] == "rung 1: 3rd of 3"
 
 
+def test_what_looks_like_a_place_of_the_page_is_text() -> None:
+    """Bug: a text {{data}} was replaced by all data."""
+    texts = ["{{title}}, {{data}}", "{{data}}, {{title}}", "{{data}}, {{summary}}"]
+    page = plot.html(machine([{"act": text} for text in texts]), "{{summary}}")
+    assert "<title>{{summary}}</title>" in page
+    assert re.search(r"best: trial \d, act=\{\{\w+\}\}, \{\{\w+\}\}\.", page)
+    assert {curve["text"] for curve in data(page)["curves"]} == {f"act={text}" for text in texts}
+
+
 def test_before_anything_happened_and_with_one_trial() -> None:
     for configs in ([], CONFIGS[:1]):
         drawn = data(plot.html(machine(configs)))

@@ -46,6 +46,16 @@ def test_a_run_that_is_not_over_says_how_to_go_on(rough):
     assert "hopyard resume runs/x" in report(lines, fold(lines), {"directory": "runs/x"}, "interrupted")
 
 
+def test_commands_can_be_pasted(rough):
+    """Bug: a name with a space or a semicolon was another command."""
+    for lines, status, options in ((rough[:70], "interrupted", ""), (rough, "partial", " --failed")):
+        machine = fold(lines)
+        if options:
+            next(t for t in machine.trials.values() if t.status == "failed").fault = "system"
+        text = report(lines, machine, {"directory": "my runs/x; y"}, status)
+        assert f"hopyard resume 'my runs/x; y'{options}\n" in text
+
+
 def test_a_run_that_was_left_says_so_and_so_do_its_trials(spec, play):
     lines = play(spec, [{"lr": lr} for lr in range(6)], interrupt=12)
     lines = lines[: 1 + next(at for at, line in enumerate(lines) if type(line).__name__ == "Interrupted")]

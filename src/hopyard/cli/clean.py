@@ -21,7 +21,7 @@ from hopyard.checks import without_scheme
 from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, UsageError
 from hopyard.system.files import total_bytes
-from hopyard.text import shown
+from hopyard.text import shell_command, shown
 
 DAY = 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
@@ -92,7 +92,8 @@ def clean(
         from hopyard.views import words
 
         many = f"{count:,} run director{'y' if count == 1 else 'ies'}"
-        echo(f"{runs}: {many}, {words.size(size)}; clean never removes these: `hopyard ls {runs}`, then rm -r")
+        ls = shell_command("ls", runs)
+        echo(f"{runs}: {many}, {words.size(size)}; clean never removes these: `{ls}`, then rm -r")
 
 
 def seconds(text: str) -> float:

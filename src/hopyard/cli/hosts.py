@@ -10,7 +10,7 @@ import typer
 
 from hopyard.cli.common import echo, say, verb
 from hopyard.errors import UsageError
-from hopyard.text import shown
+from hopyard.text import shell_command, shown
 
 if TYPE_CHECKING:
     from hopyard.engines.hosts import Hosts
@@ -60,7 +60,7 @@ def ticket(
             f"--address must be a name or address that can be dialled, without spaces, got {shown(address)}"
         )
     tickets.write(file, tickets.new(address, port))
-    echo(f"{file}: copy it to each host (scp keeps its mode), and run there: hopyard agent --join {file}")
+    echo(f"{file}: copy it to each host (scp keeps its mode), and run there: {shell_command('agent --join', file)}")
 
 
 @verb

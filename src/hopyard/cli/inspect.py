@@ -130,14 +130,14 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     machine = _fold(layout)
     status = standing(layout, machine.status)
     about = _about(layout)
-    about["directory"] = str(layout.root)
+    about["directory"] = layout.shown
     if as_json:
         state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status)}
         echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
     echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
     if layout.gantt.exists():
-        echo(f"Chart: {layout.gantt}")
+        echo(f"Chart: {layout.shown}/{layout.gantt.name}")
 
 
 def _about(layout: Layout) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, ve
 from hopyard.cli.hosts import HostNames, HostPython, HostSsh
 from hopyard.cli.hosts import engine_of as hosts_engine
 from hopyard.errors import UsageError
-from hopyard.text import shown
+from hopyard.text import shell_command, shown
 
 
 @verb
@@ -76,7 +76,7 @@ def launch(
             directory=directory,
         ) as program,
     ):
-        say(f"{program.directory}: what it prints is shown by `hopyard logs {program.directory} -f`")
+        say(f"{program.directory}: what it prints is shown by `{shell_command('logs', program.directory, ' -f')}`")
         if tensorboard:
             say(f"TensorBoard: {program.tensorboard_url() or 'not up; see the logs'}")
         status = program.wait().status

@@ -65,7 +65,7 @@ def _claim(directory: str | Path | None) -> tuple[Layout, Lock, list[Path]]:
 def refused(layout: Layout) -> RunDirectoryError:
     """Return the error for a directory that holds something else."""
     return RunDirectoryError(
-        f"directory = {str(layout.root)!r} exists: give another, or resume=True to go on with the run in it"
+        f"directory = {layout.shown!r} exists: give another, or resume=True to go on with the run in it"
     )
 
 

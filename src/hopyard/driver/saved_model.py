@@ -178,7 +178,7 @@ class SavedModel:
         self._trained = trained
         self._unopened = unopened
         """Whether there is a transform, which was not opened."""
-        self.directory = directory
+        self.directory = directory.absolute()
         self.trial = about.trial
         self.config: Config = about.config
         self.epoch = about.epoch

@@ -37,7 +37,7 @@ from hopyard.engines.warm import Startable, Warm
 from hopyard.errors import SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
-from hopyard.text import shown
+from hopyard.text import shell_command, shown
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,8 @@ class HostAgents:
         host, _ = self._engine.address
         at = joined(host, self._supervisors.port)
         if self._engine.join is not None:
-            return f"no host has joined {when}: run `hopyard agent --join {self._engine.join}` on each; they dial {at}"
+            join = shell_command("agent --join", self._engine.join)
+            return f"no host has joined {when}: run `{join}` on each; they dial {at}"
         faults = "; ".join(fault for fault in self._logins.faults if fault)
         return f"no host has dialled {at} {when}{': ' if faults else ''}{faults}"
 

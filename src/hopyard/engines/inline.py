@@ -11,7 +11,7 @@ from hopyard.checks import whole
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Units run in the calling process, one after the other.
+    """Units run in the calling process, one after the other, while the caller waits.
 
     Args:
         threads: intra-op threads of the framework.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from hopyard.code import places
 from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stopped
@@ -39,6 +40,7 @@ class Proposer:
         workers: how many the engine has.
         stops: trial → whether the user's function ends it; None: there is no such function.
         defined: where that function is defined, for messages.
+        watched: (what is called, trial) → the context in which it is called.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Proposer:
         workers: int,
         stops: Callable[[int], bool] | None = None,
         defined: str = "",
+        watched: Callable[[str, int], AbstractContextManager[None]] = lambda what, trial: nullcontext(),
     ) -> None:
         self._machine = machine
         self._sampler = sampler
@@ -55,6 +58,7 @@ class Proposer:
         self._workers = workers
         self._stops = stops
         self._defined = defined
+        self._watched = watched
         self._logged: set[tuple[str, str]] = set()
         """What the user's function raised, as (place, category) in the log."""
 
@@ -83,7 +87,8 @@ class Proposer:
         """Return whether the user's function ends a trial, the reason, and what it raised. Where it raises, the trial
         goes on to its next epoch: what becomes of the others must not depend on which was asked first."""
         try:
-            ends = self._stops is not None and self._stops(number)
+            with self._watched(f"the function of stop= ({self._defined})", number):
+                ends = self._stops is not None and self._stops(number)
         except Exception as error:  # noqa: BLE001 - it is the user's
             text, place = error_line(error)[:LONGEST], places.of_error(error) or self._defined
             warning = Warned(f"{text}; stop= raised it, and stops no trial where it does", place)
@@ -103,7 +108,8 @@ class Proposer:
         history = [] if self._learning is None else self._history()
         for _ in _up_to(room):
             try:
-                proposal = self._next(number, history) if total is None or number < total else None
+                with self._watched("search=", number):
+                    proposal = self._next(number, history) if total is None or number < total else None
             except Exception as error:  # the search ends, not the run
                 if not number:
                     raise SpecError(f"search: it proposed nothing: {error_line(error)[:LONGEST]}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Generic
@@ -29,23 +30,64 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
         JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
         FileNotFoundError: there is none.
     """
-    with open_regular(path) as file:
-        for number, text in enumerate(file, 1):
-            if not text.endswith(b"\n"):  # torn, or being written right now
-                return
-            if number == 1:
-                _refuse_newer(path, text, codec)
-            try:
-                line = codec.decode(text)
-            except JournalError as error:
-                raise JournalError(
-                    f"{path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. "
-                    "Restore the file from a copy, or cut it off before this line to go on from there"
-                ) from error
-            if number == 1 and not isinstance(line, codec.first):
-                expected, actual = codec.first.__name__, type(line).__name__
-                raise JournalError(f"{path}, line 1: a journal begins with {expected}, not {actual}")
-            yield line
+    return Reader(path, codec).read()
+
+
+class Reader(Generic[Line]):
+    """Reads a journal that grows, each line once. Not for several threads.
+
+    Args:
+        path: the path of the file.
+        codec: of the run's or the program's facts.
+
+    Attributes:
+        lines: number of lines read so far.
+    """
+
+    def __init__(self, path: Path, codec: Codec[Line]) -> None:
+        self._path = path
+        self._codec = codec
+        self.restart()
+
+    def restart(self) -> None:
+        """Read from the first line again."""
+        self.lines = 0
+        self._end = 0
+        self._last = b""
+
+    def read(self) -> Iterator[Line]:
+        """Yield the lines behind the last one that was read, as the module's `read` does. If that line is no longer in
+        its place, yield all lines: a driver takes lines back that the disk has no room for, and a directory may get
+        another journal."""
+        with open_regular(self._path) as file:
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self.restart()
+                file.seek(0)
+            for text in file:
+                if not text.endswith(b"\n"):  # torn, or being written right now
+                    return
+                line = self._decoded(text)
+                self.lines += 1
+                self._end += len(text)
+                self._last = text
+                yield line
+
+    def _decoded(self, text: bytes) -> Line:
+        number = self.lines + 1
+        if number == 1:
+            _refuse_newer(self._path, text, self._codec)
+        try:
+            line = self._codec.decode(text)
+        except JournalError as error:
+            raise JournalError(
+                f"{self._path}, line {number}: {error}. The journal is damaged here; what follows cannot be trusted. "
+                "Restore the file from a copy, or cut it off before this line to go on from there"
+            ) from error
+        if number == 1 and not isinstance(line, self._codec.first):
+            expected, actual = self._codec.first.__name__, type(line).__name__
+            raise JournalError(f"{self._path}, line 1: a journal begins with {expected}, not {actual}")
+        return line
 
 
 def whole_bytes(path: Path) -> int:
@@ -122,7 +164,7 @@ class Journal(Generic[Line]):
             os.ftruncate(self._file, self._size)
             if not isinstance(error, OSError) or error.errno not in FULL:
                 raise
-            resume = self._codec.resume.format(directory=self.path.parent)
+            resume = self._codec.resume.format(directory=shlex.quote(str(self.path.parent)))
             next_step = resume if self.begun else "start again, with resume=True"
             raise ResourceError(
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {next_step}"

@@ -36,9 +36,20 @@ _WORDS = (  # noqa: SIM905 - as a list they fill a page
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths under `root`."""
+    """The paths under `root`, which is made absolute: they stay the same when the working directory changes."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", self.root.absolute())
+
+    @property
+    def shown(self) -> str:
+        """The root for people: relative, if it is below the working directory."""
+        try:
+            return str(self.root.relative_to(Path.cwd()))
+        except (ValueError, OSError):  # it is elsewhere; the working directory is gone
+            return str(self.root)
 
     @property
     def journal(self) -> Path:

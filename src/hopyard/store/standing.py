@@ -29,15 +29,19 @@ def standing(layout: Layout, journal_status: str) -> str:
     """
     if journal_status in ENDED:
         return journal_status
-    if held(layout.lock):
+    live = held(layout.lock)
+    last = None if live else _last(layout.journal)
+    return last.status if isinstance(last, Finished) else status_of(journal_status, live, last)
+
+
+def status_of(journal_status: str, live: bool, last: Line | None) -> str:
+    """Return the same for a journal that was folded up to the line `last`, of a run whose driver lived or not when that
+    was begun."""
+    if journal_status in ENDED:
+        return journal_status
+    if live:
         return "running"
-    match _last(layout.journal):
-        case Finished(status=status):  # it finished since the journal was read
-            return status
-        case Interrupted(stopped=True):
-            return "stopped"
-        case _:
-            return "interrupted"
+    return "stopped" if isinstance(last, Interrupted) and last.stopped else "interrupted"
 
 
 def held(lock: Path) -> bool:

@@ -39,7 +39,7 @@ def html(lines: Iterable[Line], title: str = "Hopyard run") -> Iterator[str]:
     page = files(__package__).joinpath("gantt.html").read_text(encoding="utf-8")
     head, tail = page.split("{{data}}")
     summary = escaping.escape(_summary(timeline, len(units.trials)))
-    yield head.replace("{{summary}}", summary).replace("{{title}}", escaping.escape(title))
+    yield words.filled(head, {"summary": summary, "title": escaping.escape(title)})
     yield "{"
     for number, (name, pieces) in enumerate(_data(timeline, units)):
         yield f'{"," if number else ""}"{name}":'

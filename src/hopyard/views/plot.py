@@ -152,8 +152,12 @@ def html(machine: Machine, title: str = "Hopyard search") -> str:
     drawn = picture(machine)
     page = files(__package__).joinpath("plot.html").read_text(encoding="utf-8")
     data = json.dumps(asdict(drawn), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    page = page.replace("{{summary}}", escaping.escape(_summary(machine, drawn)))
-    return page.replace("{{title}}", escaping.escape(title)).replace("{{data}}", data.replace("<", "\\u003c"))
+    parts = {
+        "summary": escaping.escape(_summary(machine, drawn)),
+        "title": escaping.escape(title),
+        "data": data.replace("<", "\\u003c"),
+    }
+    return words.filled(page, parts)
 
 
 def png(machine: Machine, path: str | Path) -> None:

@@ -9,7 +9,7 @@ from hopyard.core.runs.events import Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec
-from hopyard.text import escaped, one_line
+from hopyard.text import escaped, one_line, shell_command
 from hopyard.views import words
 from hopyard.views.timeline import Chart, chart
 
@@ -345,9 +345,9 @@ def _next(machine: Machine, about: dict[str, Any], directory: str, status: str) 
     if not directory:
         return "\n".join(lines)
     if status in ("interrupted", "stopped"):
-        lines.append(f"To go on: hopyard resume {directory}")
+        lines.append(f"To go on: {shell_command('resume', directory)}")
     elif status in ("partial", "failed") and words.retriable(machine):
-        lines.append(f"To try again what no recipe is to blame for: hopyard resume {directory} --failed")
+        lines.append(f"To try again what no recipe is to blame for: {shell_command('resume', directory, ' --failed')}")
     best = words.best(machine)
     if best is not None:
         lines += [

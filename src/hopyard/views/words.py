@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import le
 from typing import Any
@@ -62,6 +63,11 @@ def count(many: int, noun: str) -> str:
 def value(item: Any) -> str:
     """Return one value of a configuration as text."""
     return f"{item:.4g}" if isinstance(item, float) else one_line(str(item))
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """Return a page with its parts in the places of `{{name}}`. What looks like a place inside of a part is text."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
 
 
 def named(config: Mapping[str, Any], names: Iterable[str] | None = None) -> str:

@@ -1,8 +1,11 @@
 """What is told of an error that a recipe or its model raised."""
 
+import argparse
 import json
 from bdb import BdbQuit
 from typing import Any
+
+import pytest
 
 from hopyard.agent.runs.tracebacks import HEAD, TAIL, summary, trace
 from hopyard.code.places import of_function
@@ -46,6 +49,30 @@ def test_a_debugger_in_a_worker_is_explained() -> None:
 
     text = summary(raised(left), recipe)
     assert text.startswith("BdbQuit: ") and "engine=hy.Inline()" in text
+
+
+def test_what_argparse_printed_is_told() -> None:
+    """Bug: "SystemExit: 2" and no more."""
+
+    def parses(*words: str) -> None:
+        parser = argparse.ArgumentParser(prog="train.py")
+        parser.add_argument("--epochs", type=int, required=True)
+        parser.parse_args(words)
+
+    def error(*words: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            parses(*words)
+        return summary(caught.value, recipe)
+
+    for words, printed in {
+        (): "the following arguments are required: --epochs",
+        ("--epochs", "many"): "argument --epochs: invalid int value: 'many'",
+        ("--epochs", "3", "--join", "x"): "unrecognized arguments: --join x",
+    }.items():
+        text = error(*words)
+        assert text.startswith(f"SystemExit: 2: {printed}; ") and "command line" in text, text
+        assert "(test_tracebacks.py, line " in text and text.endswith(", in parses)")
+    assert error("--help").startswith("SystemExit: 0 (test_tracebacks.py")
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
+import re
 import traceback
 import warnings
 from pathlib import Path
@@ -15,9 +18,10 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Checked, Done, Failed
+from hopyard.driver.runs import session
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch
-from jobs import CONFIGS, WIDTH, journal, linear, select
+from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, until
 
 LOCAL = hy.Local(workers=2, devices=None)
 
@@ -114,12 +118,6 @@ def test_inline_the_error_of_the_recipe_is_the_cause(tmp_path: Path) -> None:
     with pytest.raises(hy.RunFailed) as failed:
         select(tmp_path / "trained", breaks, CONFIGS[:2], engine=hy.Inline())
     assert isinstance(failed.value.__cause__, ValueError)
-    run = select(tmp_path / "background", linear, engine=hy.Inline(), wait=False).wait()
-    assert run.status == "completed"
-    background = select(tmp_path / "behind", narrow, engine=hy.Inline(), wait=False)
-    with pytest.raises(hy.PreflightError) as late:
-        background.wait()
-    assert isinstance(late.value.__cause__, TypeError)
 
 
 def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) -> None:
@@ -128,6 +126,54 @@ def test_ctrl_c_raises_from_the_call_without_the_frames_below(tmp_path: Path) ->
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-4:] == ["select", "begin", "drive", "_run_to_end"], "some thirty lines of where it was"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+@pytest.mark.slow
+def test_a_recipe_that_parses_a_command_line(tmp_path: Path) -> None:
+    def recipe(config: dict[str, Any]) -> Any:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--width", type=int, required=True)
+        return Linear(parser.parse_args().width, 2, lr=config["lr"], batch_size=16)
+
+    with pytest.raises(
+        hy.PreflightError, match=r"SystemExit: 2: the following arguments are required: --width; .*config"
+    ):
+        select(tmp_path / "run", recipe, engine=LOCAL)
+    assert "required: --width" in hy.load(tmp_path / "run").trials[0].error
+
+
+def test_a_function_of_the_users_that_blocks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the driver waited, the table of trials stood still, and nobody knew for what."""
+    monkeypatch.setattr(session, "SLOW", 0.01)
+
+    class Signals(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            name = "search" if "search=" in record.getMessage() else "stop"
+            (tmp_path / name).touch()
+
+    signals = Signals()
+    monkeypatch.setattr(session.log, "handlers", [signals])
+    search, stop, begun = (str(tmp_path / name) for name in ("search", "stop", "run/run.json"))
+
+    def space(trial: Any) -> dict[str, Any]:
+        until(lambda: Path(search).exists() or not Path(begun).exists())  # it was asked before the run began, too
+        return {"lr": trial.suggest_float("lr", 1e-3, 1e-1)}
+
+    def ends(trial: Any, history: Any) -> bool:
+        until(Path(stop).exists)
+        return False
+
+    more: dict[str, Any] = {"metric": "val_loss", "mode": "min", "engine": hy.Inline(), "directory": tmp_path / "run"}
+    run = hy.select(linear, space, dataset(), search=hy.Random(2), epochs=2, stop=ends, **more)
+    assert run.status == "completed"
+    first, second = caplog.messages
+    assert first == "search= has not returned for 0 s, asked about trial 0: the run waits for it"
+    assert re.fullmatch(
+        r"the function of stop= \(test_session\.py, line \d+, in ends\) has not returned for 0 s, asked about .*",
+        second,
+    )
 
 
 def interrupts(config: dict[str, Any]) -> Any:

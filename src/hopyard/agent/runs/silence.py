@@ -1,5 +1,6 @@
-"""Detects calls to a store that neither return nor move bytes: a file server that is away blocks its callers and raises
-nothing. Waiting for it counts as progress of the main thread, or the worker would count as hung."""
+"""Detects calls that neither return nor move bytes: calls of a store, as a file server that is away blocks its callers
+and raises nothing, and in the driver calls of the user's functions. In a worker, waiting for a store counts as progress
+of the main thread, or the worker would count as hung."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from hopyard.training.steps import NotFinite
 
 HEAD, TAIL = 2000, 6000
 """Characters that are kept of the beginning and of the end of a traceback."""
+_NO_COMMAND_LINE = (
+    "workers have no command line of yours: parse it before hy.select, and give the recipe its values in config"
+)
 _NO_CONSOLE = "a debugger ended, as it reads no keys in a worker: use engine=hy.Inline(), which is in your own process"
 
 
@@ -27,7 +31,18 @@ def summary(error: BaseException, recipe: Callable[..., Any] | None = None) -> s
     kind = "" if isinstance(error, HopyardError) else f"{type(error).__name__}: "
     place = places.of_error(error) or _elsewhere(error, recipe)
     message = _NO_CONSOLE if isinstance(error, BdbQuit) else message_of(error)
+    if isinstance(error, SystemExit) and (parser := _of_parser(error)):
+        message += f": {parser}; {_NO_COMMAND_LINE}"
     return escaped(f"{kind}{message}" + (f" ({place})" if place else ""))
+
+
+def _of_parser(error: SystemExit) -> str:
+    """Return what argparse printed before it exited; "": it did not. The exception has the exit code alone, so the text
+    is taken from the argument of `ArgumentParser.error`."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is argparse.ArgumentParser.error.__code__:
+            return str(frame.f_locals["message"])
+    return ""
 
 
 def _elsewhere(error: BaseException, recipe: Callable[..., Any] | None) -> str:

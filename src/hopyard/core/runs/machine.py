@@ -548,14 +548,18 @@ class Machine:
         self._run.commands.append(finish)
 
 
-def fold(lines: Iterable[Line]) -> Machine:
-    """Return the machine after all lines of a journal. The first line is `Began`."""
-    machine: Machine | None = None
+def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
+    """Return the machine after all lines of a journal. The first line is `Began`.
+
+    Args:
+        lines: of the journal; with `machine`, those that follow.
+        machine: folded up to there.
+    """
     for line in lines:
-        if machine is None:
-            if not isinstance(line, Began):
-                raise ValueError(f"a journal begins with Began, not {type(line).__name__}")
+        if isinstance(line, Began):
             machine = Machine(line.spec)
+        elif machine is None:
+            raise ValueError(f"a journal begins with Began, not {type(line).__name__}")
         machine.apply(line)
         machine.settle()
     if machine is None:

@@ -61,6 +61,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import Directory
 from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types
 from hopyard.sparkapi.tasks import report_each
+from hopyard.text import shell_command
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class DataFrameSource:
                     f"name = {self.name!r}: the rows in {self.url} were made of other columns than "
                     f"{'validation=' if number else 'df'} has now: "
                     f"{'; '.join(changes)}. Give these rows a name= of their own, or remove the others with "
-                    f"`hopyard clean {self.url} --yes --older-than 0`"
+                    f"`{shell_command('clean', self.url, ' --yes --older-than 0')}`"
                 )
 
     def _materialise(self) -> None:

@@ -73,7 +73,7 @@ _OPENED: dict[int, Callable[..., Columns]] = {}
 
 def default_root() -> Path:
     """Return the cache of this user on this host."""
-    return Path(platformdirs.user_cache_dir("hopyard")) / "data"
+    return Path(platformdirs.user_cache_dir("hopyard")).absolute() / "data"
 
 
 class Pin:

@@ -148,7 +148,7 @@ def launch(
         setup = Host(
             main=pickled,
             script=script,
-            directory=str(layout.root.absolute()),
+            directory=str(layout.root),
             heartbeat_timeout=timeouts.heartbeat_timeout,
             token=token,
             home="",

@@ -16,7 +16,7 @@ from hopyard.driver.logs import LogStream, read_log
 from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.text import escaped, shown
+from hopyard.text import escaped, shell_command, shown
 
 if TYPE_CHECKING:
     from hopyard.driver.programs.feeds import Feeding
@@ -253,10 +253,10 @@ class Program:
             return
         self.stop()
         log.warning(
-            "interrupted; the program in %s was stopped. `hopyard logs %s` shows what its tasks printed, and "
+            "interrupted; the program in %s was stopped. `%s` shows what its tasks printed, and "
             "hy.launch(…, directory=%r, resume=True) goes on with its checkpoints",
             self.directory,
-            self.directory,
+            shell_command("logs", self.directory),
             str(self.directory),
         )
 

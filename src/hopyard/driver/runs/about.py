@@ -72,7 +72,7 @@ def manifest_of(layout: Layout) -> Manifest:
 
 def states_url(layout: Layout, about: About) -> str:
     """Return where the States are. Those inside the run directory go along with it: a copy of a run has its own."""
-    return about.store if "://" in about.store else str((layout.root / (about.store or layout.states.name)).absolute())
+    return about.store if "://" in about.store else str(layout.root / (about.store or layout.states.name))
 
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:

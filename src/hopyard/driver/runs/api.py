@@ -95,7 +95,7 @@ def select(
         resume: go on with what is in `directory`, if there is a run.
         trust: with `resume`: open the pickle of that run even where others than this user and root may write it.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
-        wait: False: return at once; `run.wait()` waits.
+        wait: False: return at once; `run.wait()` waits. (Not with hy.Inline(), which trains in this process.)
         encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
             unless they stay on one host. True: always. False: never; the network can then read them, and change them
             on their way. (On one host nearly all go by shared memory, and nothing changes.)

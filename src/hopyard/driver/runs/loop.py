@@ -57,7 +57,7 @@ from hopyard.search.proposer import Proposer
 from hopyard.spec import Ref, Unit
 from hopyard.store.deletions import DRAIN_SECONDS, Deletions
 from hopyard.store.journal import Journal, read
-from hopyard.text import escaped
+from hopyard.text import escaped, shell_command
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class Loop:
 
     def _no_room(self, message: NoRoom, now: float) -> Sequence[Event]:
         """No room for States: end the run, which can be resumed. No room for rows on one host: end the slot."""
-        resume = f"`hopyard resume {self._journal.path.parent}`"
+        resume = f"`{shell_command('resume', self._journal.path.parent)}`"
         if message.what == "store":
             raise ResourceError(f"{message.error}. Nothing is lost: make room, then {resume}")
         if message.what == "error":

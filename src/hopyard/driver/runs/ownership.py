@@ -55,7 +55,7 @@ def new_folder(layout: Layout, beside: str = "", inside: str = "") -> str:
     parent = absolute(inside) if inside else parent_of(beside)
     if not parent:
         return f"{layout.states.name}-{secrets.token_hex(4)}"
-    name = f"{layout.root.absolute().name}-{secrets.token_hex(4)}"
+    name = f"{layout.root.name}-{secrets.token_hex(4)}"
     return f"{parent}/{name}" if "://" in parent else str(Path(parent) / name)
 
 

@@ -62,18 +62,20 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
             f"{run.directory}: {cause} has changed how many workers train together, so no run from the start gives its "
             "States: there is nothing to compare"
         )
-    inputs, data, spec = run._inputs, run._checked_data(), run._machine.spec
-    configs = Configs([record.config for record in run._records])
-    recipe = assigned(inputs.recipe, {record.id: record.recipe for record in run._records if record.recipe})
+    inputs, data = run._inputs, run._checked_data()
+    with run._now() as (machine, _):
+        spec, records = machine.spec, list(machine.trials.values())
+    configs = Configs([record.config for record in records])
+    recipe = assigned(inputs.recipe, {record.id: record.recipe for record in records if record.recipe})
     selected = engine or with_environment(inputs.engine, run.directory, about_of(Layout(run.directory)).backend)
     inputs = RunInputs(recipe, data, None, configs, selected)
     with scratch_folder("replay") as folder:
         repeated = folder / "run"
         replay_spec = msgspec.structs.replace(
             spec,
-            trials=len(run._records),
+            trials=len(records),
             timeouts=Timeouts(),
-            stop=_lengths(run._records, spec),
+            stop=_lengths(records, spec),
             batch=0,
             max_time=None,
             goal=None,
@@ -89,7 +91,7 @@ def replay(directory: str | Path, *, engine: Engine | None = None, trust: bool =
             for trial, step in both
             if before[trial, step] != after[trial, step]
         ]
-        for old, now in zip(run._records, new._records, strict=True):
+        for old, now in zip(records, new.trials, strict=True):
             if old.status == "completed" and now.status != "completed":
                 different.append(f"trial {old.id} completed then, and now it {now.status}: {now.error}")
             elif old.status == "stopped" and now.status == "failed":

@@ -255,6 +255,15 @@ def check_workers(members: int, engine: Engine) -> None:
         )
 
 
+def check_background(wait: bool, engine: Engine) -> None:
+    """Raise SpecError where a run in the background would seed the generators that the user's own code draws from."""
+    if engine.in_process and not wait:
+        raise SpecError(
+            "wait = False: hy.Inline() trains in this process, whose random generators and settings belong to your "
+            "code meanwhile: give engine=hy.Local(workers=1), or wait=True"
+        )
+
+
 def check_shared(store: str, engine: Engine) -> None:
     """Raise SpecError where each agent of this engine would have a store of its own."""
     if private(store) and not engine.in_process:

@@ -7,13 +7,13 @@ import html
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hopyard import checks
-from hopyard.core.runs.events import CODEC, Line
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.dataset import Dataset
@@ -21,18 +21,18 @@ from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
-from hopyard.driver.runs.about import about_of, manifest_of, same_data, states_url
+from hopyard.driver.runs.about import About, about_of, manifest_of, same_data, states_url
+from hopyard.driver.runs.fold import Fold, Moment
 from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.resume.again import value_digest
-from hopyard.driver.runs.resume.recovery import recover
 from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
-from hopyard.spec import Config
-from hopyard.store.journal import read, whole_bytes
+from hopyard.spec import Config, RunSpec
+from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
-from hopyard.store.standing import held, standing
+from hopyard.store.standing import held
 from hopyard.store.states import open_store
 from hopyard.text import escaped, shown
 from hopyard.training.build import Plan
@@ -60,11 +60,14 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
     layout = find(directory)
     if held(layout.lock) and not whole_bytes(layout.journal):
         raise RunDirectoryError(f"{layout.root}: its driver has written nothing yet; try again in a moment")
-    return Run(layout, recover(layout)[0], trust=trust)
+    run = Run(layout, trust=trust)
+    with run._now():
+        return run
 
 
 class Run:
-    """A run, live or read.
+    """A run, live or read. Its properties and methods fold the journal up to now, whoever drives the run, and may be
+    called from any thread. A Trial stays as it was when it was returned.
 
     Attributes:
         directory: its directory.
@@ -73,15 +76,16 @@ class Run:
     def __init__(
         self,
         layout: Layout,
-        machine: Machine,
+        machine: Machine | None = None,
         inputs: RunInputs | None = None,
         driver: Handle | None = None,
         trust: bool = False,
         live: RunInputs | None = None,
     ) -> None:
         self._layout = layout
-        self._machine = machine
+        self._fold = Fold(layout, machine)
         self._opened = inputs
+        self._parts = None if inputs is None else _parts(about_of(layout))
         self._live = live
         self._live_digests = None if live is None else _digests(live)
         self._trust = trust
@@ -90,23 +94,31 @@ class Run:
         self.directory = layout.root
 
     def __repr__(self) -> str:
-        done, stopped = (sum(r.status == status for r in self._records) for status in ("completed", "stopped"))
-        text = f"{done} of {len(self._machine.trials)} trials completed" + (f", {stopped} stopped" if stopped else "")
-        return escaped(f"<Run {self.directory} {self.status}: {text}>")
+        with self._now() as (machine, status):
+            ends = [record.status for record in machine.trials.values()]
+        done, stopped = ends.count("completed"), ends.count("stopped")
+        text = f"{done} of {len(ends)} trials completed" + (f", {stopped} stopped" if stopped else "")
+        return escaped(f"<Run {self._layout.shown} {status}: {text}>")
+
+    def _now(self) -> contextlib.AbstractContextManager[Moment]:
+        """Hold the run's state as it is now, for reading."""
+        return self._fold.now()
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows: a table of the trials; None without pandas. Reads the journal once."""
-        try:
-            table = self.to_pandas().drop(columns="digest", errors="ignore")
-        except UsageError:
-            return None
-        return f"<p>{html.escape(repr(self))}</p>{table._repr_html_()}"
+        with self._now():
+            try:
+                table = self.to_pandas().drop(columns="digest", errors="ignore")
+            except UsageError:
+                return None
+            return f"<p>{html.escape(repr(self))}</p>{table._repr_html_()}"
 
     @property
     def status(self) -> str:
         """One of "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), and
         "interrupted": its driver ended before it did."""
-        return standing(self._layout, self._machine.status)
+        with self._now() as moment:
+            return moment.status
 
     @property
     def done(self) -> bool:
@@ -116,8 +128,8 @@ class Run:
     @property
     def trials(self) -> list[Trial]:
         """All trials, by number."""
-        status = self.status
-        return [self._trial(record, status) for record in self._records]
+        with self._now() as (machine, status):
+            return [self._trial(record, machine.spec, status) for record in machine.trials.values()]
 
     @property
     def best(self) -> Trial:
@@ -130,20 +142,19 @@ class Run:
             RunFailed: no trial that did not fail has come to the end of an epoch, or the metric is NaN or infinite in
                 all of them.
         """
-        spec = self._machine.spec
-        best_record = words.best(self._machine)
-        if best_record is None and any(record.status == "completed" or record.history for record in self._well):
+        with self._now() as (machine, status):
+            if (record := words.best(machine)) is not None:
+                return self._trial(record, machine.spec, status)
+            trials = machine.trials.values()
+            if any(trial.status == "completed" or (trial.status == "stopped" and trial.history) for trial in trials):
+                raise RunFailed(
+                    f"{self.directory}: {machine.spec.metric} is NaN or infinite in every epoch of the trials that "
+                    "ended well, so none is the best; run.trials[0].history shows all metrics, "
+                    'run.trials[0].model(checkpoint="last") gives a model'
+                )
             raise RunFailed(
-                f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that ended well, so "
-                "none is the best; run.trials[0].history shows all metrics, "
-                'run.trials[0].model(checkpoint="last") gives a model'
+                f"{self.directory} ({status}): no trial has completed an epoch, or all failed{reasons(machine)}"
             )
-        if best_record is None:
-            raise RunFailed(
-                f"{self.directory} ({self.status}): no trial has completed an epoch, or all failed"
-                f"{reasons(self._machine)}"
-            )
-        return self._trial(best_record, self.status)
 
     @property
     def pareto(self) -> list[Trial]:
@@ -151,33 +162,32 @@ class Run:
         the first metric first, which is `run.best`. A trial counts with the values of its best epoch by the first
         metric, and with its seconds; one that is not finite is the worst. Failed trials do not count, nor those
         without a finite value of the first. (With one metric: the best trial, and those that are equal to it.)"""
-        status = self.status
-        return [self._trial(record, status) for record in words.pareto(self._machine)]
+        with self._now() as (machine, status):
+            return [self._trial(record, machine.spec, status) for record in words.pareto(machine)]
 
     def trial(self, number: int) -> Trial:
         """Return the trial of this number, as it stands."""
-        return self._trial(self._machine.trials[number], self._machine.status)
+        with self._now() as (machine, status):
+            return self._trial(machine.trials[number], machine.spec, status)
 
-    def _trial(self, record: TrialRecord, status: str) -> Trial:
-        trial = Trial(record, self._machine.spec, self._models, lambda: manifest_of(self._layout))
+    def _trial(self, record: TrialRecord, spec: RunSpec, status: str) -> Trial:
+        """Return a trial that stays as its record is now. `status`: of the run."""
+        record = msgspec.structs.replace(
+            record,
+            history=dict(record.history),
+            states={step: copy(state) for step, state in record.states.items()},
+        )
+        trial = Trial(record, spec, lambda: self._models(spec), lambda: manifest_of(self._layout))
         trial.status = words.status(record, status)
         return trial
 
     @property
-    def _well(self) -> list[TrialRecord]:
-        """What the machine knows of the trials that ended and did not fail."""
-        return [record for record in self._records if record.status in ("completed", "stopped")]
-
-    @property
-    def _records(self) -> list[TrialRecord]:
-        """What the machine knows of each trial."""
-        return list(self._machine.trials.values())
-
-    @property
     def _inputs(self) -> RunInputs:
-        """Recipe, data, space, search and engine; opens the pickle of the run at the first use."""
-        if self._opened is None:
-            self._opened = unpickle(self._layout.recipe, about_of(self._layout).python, self._trust)
+        """Recipe, data, space, search and engine; opens the pickle of the run at the first use, and again when a resume
+        has replaced it."""
+        about = about_of(self._layout)
+        if self._opened is None or self._parts != _parts(about):
+            self._opened, self._parts = unpickle(self._layout.recipe, about.python, self._trust), _parts(about)
         return self._opened
 
     @property
@@ -186,7 +196,7 @@ class Run:
         they were changed, the copies."""
         unchanged = self._live_digests is not None and all(self._live_digests)
         if self._live is not None and unchanged and _digests(self._live) == self._live_digests:
-            return self._live
+            return self._inputs if about_of(self._layout).recipes else self._live
         return self._inputs
 
     def _checked_data(self) -> Dataset:
@@ -229,10 +239,9 @@ class Run:
             if remaining <= 0:
                 raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds; it goes on")
             time.sleep(min(LOOK_SECONDS, remaining))  # another process drives it
-        if self.status != self._machine.status:  # it has ended since its journal was read
-            self._machine = recover(self._layout)[0]
-        if self.status == "failed":
-            raise RunFailed(f"{self.directory}: every trial failed{reasons(self._machine)}")
+        with self._now() as (machine, status):
+            if status == "failed":
+                raise RunFailed(f"{self.directory}: every trial failed{reasons(machine)}")
         return self
 
     def stop(self) -> None:
@@ -269,21 +278,16 @@ class Run:
         "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once."""
         from hopyard.views.report import facts
 
-        begun = self._driver.over or whole_bytes(self._layout.journal) > 0
-        machine = recover(self._layout)[0] if begun and not self._driver.over else self._machine  # else it changes
-        lines = read(self._layout.journal, CODEC) if begun else ()
-        return {"directory": str(self.directory), **facts(lines, machine, self.status)}
-
-    def _lines(self) -> list[Line]:
-        """Return the whole journal, in memory: a line of a unit takes about a kilobyte there."""
-        return list(read(self._layout.journal, CODEC))
+        with self._now() as (machine, status):
+            return {"directory": str(self.directory), **facts(self._fold.lines(), machine, status)}
 
     def report(self) -> str:
         """Return the report, plain text."""
         from hopyard.views.report import report
 
-        about = {**msgspec.to_builtins(about_of(self._layout)), "directory": str(self.directory)}
-        return report(read(self._layout.journal, CODEC), self._machine, about, self.status)
+        about = {**msgspec.to_builtins(about_of(self._layout)), "directory": self._layout.shown}
+        with self._now() as (machine, status):
+            return report(self._fold.lines(), machine, about, status)
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """Write a chart of who did what when: HTML that opens without network, or a picture (PNG, PDF, SVG) by the
@@ -291,12 +295,12 @@ class Run:
         from hopyard.views import gantt
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
-        with _written("gantt", path):
+        with _written("gantt", path), self._now():
             if _is_picture("gantt", target):
-                gantt.png(read(self._layout.journal, CODEC), target)
+                gantt.png(self._fold.lines(), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
-                    file.writelines(gantt.html(read(self._layout.journal, CODEC), self.directory.name))
+                    file.writelines(gantt.html(self._fold.lines(), self.directory.name))
         return target
 
     def plot(self, path: str | Path | None = None) -> Path:
@@ -307,11 +311,11 @@ class Run:
         from hopyard.views import plot
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.plot
-        with _written("plot", path):
+        with _written("plot", path), self._now() as (machine, _):
             if _is_picture("plot", target):
-                plot.png(self._machine, target)
+                plot.png(machine, target)
             else:
-                target.write_text(plot.html(self._machine, self.directory.name), encoding="utf-8")
+                target.write_text(plot.html(machine, self.directory.name), encoding="utf-8")
         return target
 
     def to_pandas(self) -> Any:
@@ -348,7 +352,8 @@ class Run:
         it as it is: `seaborn.lineplot(run.history(), x="epoch", y="val_loss", hue="trial")`. Reads the journal once.
         """
         checks.flag("config", config)
-        trials, seconds = self.trials, self._seconds()
+        with self._now():
+            trials, seconds = self.trials, self._seconds()
         own = {"trial", "epoch", "seconds"}
         taken = own.union(*[_metrics(values, own) for t in trials for values in t.history.values()])
         return _frame(
@@ -387,22 +392,22 @@ class Run:
     def _study(self, prunes: bool) -> Any:
         from hopyard.search.study import Result, study_of
 
-        spec = self._machine.spec
-        if not spec.objectives:
-            raise UsageError(f"{self.directory}: it has no metric=, whose values a Study would hold")
-        times: dict[int, tuple[float, float]] = {}
+        with self._now() as (machine, _):
+            spec, trials = machine.spec, self.trials
+            if not spec.objectives:
+                raise UsageError(f"{self.directory}: it has no metric=, whose values a Study would hold")
+            times: dict[int, tuple[float, float]] = {}
 
-        def add(span: Span) -> None:
-            start, end = times.get(span.trial, (span.start, span.start))
-            times[span.trial] = start, max(end, span.end or span.start)
+            def add(span: Span) -> None:
+                start, end = times.get(span.trial, (span.start, span.start))
+                times[span.trial] = start, max(end, span.end or span.start)
 
-        chart(read(self._layout.journal, CODEC), add)
+            chart(self._fold.lines(), add)
         results = []
-        for trial in self.trials:
-            record = trial._record
+        for trial in trials:
             notes: dict[str, Any] = {**trial.metrics, "epoch": trial.epoch, "config": trial.config}
             notes |= {"reason": trial.reason, "error": trial.error}
-            results.append(Result(observation(record, spec), notes, *times.get(trial.id, (None, None))))
+            results.append(Result(observation(trial._record, spec), notes, *times.get(trial.id, (None, None))))
         return study_of(self.directory.name, spec.objectives, self._inputs.space, results, prunes)
 
     def _seconds(self) -> dict[int, dict[int, float]]:
@@ -414,22 +419,21 @@ class Run:
                 epochs = seconds.setdefault(span.trial, {})
                 epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + span.end - span.start
 
-        chart(read(self._layout.journal, CODEC), add)
+        chart(self._fold.lines(), add)
         return seconds
 
-    def _models(self) -> ModelSource:
+    def _models(self, spec: RunSpec) -> ModelSource:
         """Return where its models come from; opens the pickled recipe at the first use."""
-        inputs = self._for_models
-        if self._source is None or self._source.plan.recipe is not inputs.recipe:
-            about = about_of(self._layout)
+        inputs, about = self._for_models, about_of(self._layout)
+        url = states_url(self._layout, about)
+        source = self._source
+        if source is None or (source.plan.recipe, source.plan.spec, source.url) != (inputs.recipe, spec, url):
             quiet(about.backend)
-            manifest = manifest_of(self._layout)
-            plan = Plan(inputs.recipe, manifest, self._machine.spec, threads=about.threads)
+            plan = Plan(inputs.recipe, manifest_of(self._layout), spec, threads=about.threads)
             transform = inputs.data.transform
             tracker = None if transform is None else RowTracker(transform)
-            url = states_url(self._layout, about)
-            self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
-        return self._source
+            source = self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
+        return source
 
 
 def _is_picture(method: str, target: Path) -> bool:
@@ -460,6 +464,11 @@ def _written(method: str, path: str | Path | None) -> Iterator[None]:
 def _digests(inputs: RunInputs) -> list[str]:
     """Return the digests of all code that makes a model, and its rows."""
     return [value_digest(inputs.recipe), value_digest(inputs.data.transform)]
+
+
+def _parts(about: About) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what changes in run.json whenever the pickle of the run does."""
+    return about.recipes, about.digests
 
 
 def _last(trial: Trial) -> dict[str, float]:

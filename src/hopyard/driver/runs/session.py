@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopyard import __version__
+from hopyard.agent.runs.silence import Silence
 from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
@@ -54,7 +55,9 @@ from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
+from hopyard.store.standing import standing
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.text import shell_command
 from hopyard.training.build import needed
 from hopyard.views.report import brief
 from hopyard.views.timeline import Chart
@@ -80,6 +83,9 @@ files of the data cache open, live for as long as their users keep them."""
 
 ROOM = 1 << 20
 """Bytes of a message to a worker beside those of recipe and manifest."""
+
+SLOW = 30.0
+"""Seconds after which a function of the user's that the driver has called is warned of."""
 
 IDLE = 30.0
 """Seconds after which an idle worker in somebody else's cluster is given back."""
@@ -119,13 +125,14 @@ def drive(job: Drive, wait: bool) -> Run:
     with room(job.layout.root):
         journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
     handle = Handle()
-    run = Run(job.layout, job.machine, job.inputs, handle, live=job.live)
+    run = Run(job.layout, Machine(job.machine.spec), job.inputs, handle, live=job.live)
     DRIVEN.append(run)
 
     def over() -> None:
         DRIVEN.remove(run)
         handle.detach()
-        OUTCOMES.add(Outcome(run.status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
+        status = standing(job.layout, job.machine.status)
+        OUTCOMES.add(Outcome(status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
         handle.finish()
 
     if wait:
@@ -163,7 +170,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         stack.callback(job.lock.free)
         stack.callback(journal.close)
         token = memory_name(layout.root)
-        root = memory_root(layout.root.absolute() / ".memory")
+        root = memory_root(layout.root / ".memory")
         sweep(root)
         need(job.manifest, layout.root)
         stack.callback(_release_rows, job.manifest, layout, machine)
@@ -200,15 +207,18 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
         )
 
-        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
+        watched = _watch(stack)
+        with watched("search=", len(machine.trials)):  # it may draw all trials now
+            sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def stops_trial(number: int) -> bool:
-            trial = without_time(run.trial(number)) if spec.exact is True else run.trial(number)
+            trial = run._trial(machine.trials[number], machine.spec, machine.status)
+            trial = without_time(trial) if spec.exact is True else trial
             answer = inputs.stop(trial, trial.history)
             return answer is not None and flag("what the function of stop= returns", answer)
 
         stops, defined = (None, "") if inputs.stop is None else (stops_trial, places.of_function(inputs.stop))
-        proposer = Proposer(machine, sampler, engine.workers, stops, defined)
+        proposer = Proposer(machine, sampler, engine.workers, stops, defined, watched)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
@@ -237,10 +247,9 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             _explain(error, machine, link)
             raise
         except KeyboardInterrupt as error:
-            hint = "` goes on"
-            if engine.apart:
-                hint = " --workers …` goes on here, hopyard.resume(directory, engine=…) elsewhere"
-            log.warning("interrupted; `hopyard resume %s%s", layout.root, hint)
+            resume = shell_command("resume", layout.shown, " --workers …" if engine.apart else "")
+            elsewhere = " here, hopyard.resume(directory, engine=…) elsewhere" if engine.apart else ""
+            log.warning("interrupted; `%s` goes on%s", resume, elsewhere)
             raise error.with_traceback(None) from None  # without the thirty lines of where it was
     try:
         write_whole(layout.report, run.report().encode())
@@ -255,6 +264,24 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         failure = RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
         _explain(failure, machine, link)
         raise failure
+
+
+def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:
+    """Return what watches calls of the user's functions: the first of each that does not return is warned of."""
+    silence, warned = Silence(SLOW), set[str]()
+    stack.callback(silence.close)
+
+    def watched(what: str, trial: int) -> contextlib.AbstractContextManager[None]:
+        def warn() -> None:
+            if what not in warned:
+                warned.add(what)
+                log.warning(
+                    "%s has not returned for %.0f s, asked about trial %d: the run waits for it", what, SLOW, trial
+                )
+
+        return silence.watched(warn)
+
+    return watched
 
 
 def _explain(error: HopyardError, machine: Machine, link: Link) -> None:

@@ -21,7 +21,7 @@ from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
-from hopyard.driver.runs.request import RunRequest, check_shared, check_workers
+from hopyard.driver.runs.request import RunRequest, check_background, check_shared, check_workers
 from hopyard.driver.runs.resume.again import trials_to_retry, value_digest, with_recipe
 from hopyard.driver.runs.resume.extension import Changes, extension, members_of, with_search
 from hopyard.driver.runs.resume.recovery import EarlierDrivers, recover
@@ -57,6 +57,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     `select` does."""
     resume, wait, trust = flag("resume", resume), flag("wait", wait), flag("trust", trust)
     inputs = request.inputs
+    check_background(wait, inputs.engine)
     if resume and request.directory is None:
         raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
     pickle = _pickled(inputs)
@@ -151,6 +152,7 @@ def go_on(
     inputs: RunInputs = unpickle(layout.recipe, about.python, trust)
     added = (extension(layout, machine, inputs, changes),) if changes.extend else ()
     selected = engine or with_environment(inputs.engine, layout.root, about.backend)
+    check_background(wait, selected)
     check_shared(parent_of(about.store), selected)
     members = members_of(layout, machine.spec, changes)
     check_workers(members or machine.spec.members, selected)

@@ -21,7 +21,7 @@ from hopyard.ports import Store
 from hopyard.spec import Config, RunSpec, copied
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
-from hopyard.text import escaped, shown
+from hopyard.text import escaped, shell_command, shown
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.recipes import assigned
 from hopyard.training.trained import TrainedModel
@@ -197,7 +197,7 @@ class Trial:
             )
         source: ModelSource = self._models()
         name = f"trial {self.id}: its State {address(source.url, state.ref)}"
-        remedy = f"`hopyard resume {source.directory}` makes it again"
+        remedy = f"`{shell_command('resume', source.directory)}` makes it again"
         try:
             data = source.store.get(state.ref)
         except FileNotFoundError:

@@ -21,6 +21,7 @@ from hopyard.data.shared.needed import needed
 from hopyard.errors import DataError, SpecError
 from hopyard.spark.ml.params import value
 from hopyard.sparkapi.dataframe import alive, name_key, quoted
+from hopyard.text import shell_command
 
 _HOLDS = re.compile(r"labelCol '(.+?)' holds ([-+.\w]+)")
 """What Spark's error says of a label that is no whole number."""
@@ -221,11 +222,11 @@ def _remove(urls: list[str]) -> None:
         try:
             if runs := needed(url):
                 log.warning(
-                    "the rows in %s stay there: `hopyard resume %s` goes on with them. `hopyard clean %s --yes` "
-                    "removes them when that run has ended or is removed",
+                    "the rows in %s stay there: `%s` goes on with them. `%s` removes them when that run has ended or "
+                    "is removed",
                     url,
-                    runs[0],
-                    url,
+                    shell_command("resume", runs[0]),
+                    shell_command("clean", url, " --yes"),
                 )
             else:
                 remove_rows(url)

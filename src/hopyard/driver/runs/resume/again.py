@@ -77,7 +77,7 @@ def trials_to_retry(layout: Layout, machine: Machine, recipe: Callable[..., Any]
                 "was ended by errors of its recipe and stays as it is",
                 "were ended by errors of their recipe and stay as they are",
             ),
-            str(layout.root),
+            layout.shown,
             "it" if len(unchanged) == 1 else "them",
         )
     return (

@@ -60,12 +60,17 @@ def recover(layout: Layout) -> tuple[Machine, EarlierDrivers]:
         JournalError: it is damaged, or of a newer version.
     """
     if not whole_bytes(layout.journal):
-        raise RunDirectoryError(
-            f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
-            "with resume=True or in another directory"
-        )
+        raise not_begun(layout)
     earlier = EarlierDrivers()
     return fold(earlier.see(read(layout.journal, CODEC))), earlier
+
+
+def not_begun(layout: Layout) -> RunDirectoryError:
+    """Return the error for a journal without a line."""
+    return RunDirectoryError(
+        f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
+        "with resume=True or in another directory"
+    )
 
 
 def dispatched_refs(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
