@@ -129,26 +129,6 @@ class TestFeed:
         with pytest.raises(hy.SpecError, match=r"hy\.context\(\)"):
             hy.context()
 
-    @pytest.mark.tensorflow
-    def test_a_strategy_does_not_split_a_data_set_again(self, tmp_path: Path) -> None:
-        pytest.importorskip("tensorflow")
-
-        def main(args: Any, ctx: Any) -> None:
-            import tensorflow as tf
-
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
-            rows, total = 0, 0.0
-            for batch in strategy.experimental_distribute_dataset(ctx.feed().dataset(20, "tensorflow")):
-                for part in strategy.experimental_local_results(batch["x"]):
-                    rows, total = rows + len(part), total + float(tf.reduce_sum(part))
-            ctx.report({"rows": rows, "total": total})
-
-        program = launch(tmp_path, main, max_time=240)
-        program.feed({"x": np.arange(400.0)}, uneven="min")
-        assert program.wait(300).status == "completed"
-        assert sum(programs.values(program, "rows")) == 400
-        assert sum(programs.values(program, "total")) == sum(range(400))
-
     @pytest.mark.parametrize("start", ["fork", "spawn"])
     def test_a_data_loader_of_several_processes_is_refused(self, tmp_path: Path, start: str) -> None:
         """Each of its workers would give all rows that have come, and wait for more for ever."""
