@@ -119,7 +119,7 @@ def test_auc_of_probabilities_at_their_ends() -> None:
 def test_ties_of_an_epoch_are_in_the_report(tmp_path: Path) -> None:
     def recipe(config: Any) -> Any:
         net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-        torch.nn.init.zeros_(net[0].weight)
+        torch.nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         loss = torch.nn.functional.binary_cross_entropy_with_logits
         return hy.torch.Model(net, optimizer, loss, batch_size=20, metrics={"auc": AUC()})
