@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,7 +165,7 @@ def of_context(method: str, rank: int = 0) -> Callable[..., Any]:
         ctx.rank, ctx.world_size, ctx.directory, ctx._feeds = rank, 1, Path("/program"), {}
         queue = SimpleNamespace(queue=lambda name: sent.append(name))
         ctx._session = SimpleNamespace(  # type: ignore[assignment]
-            slot=0, incarnation=0, pipe=SimpleNamespace(send=sent.append), feed_server=lambda: queue
+            slot=0, incarnation=0, pid=os.getpid(), pipe=SimpleNamespace(send=sent.append), feed_server=lambda: queue
         )
         returned = getattr(ctx, method)(**named)
         return sent, None if isinstance(returned, Feed) else returned
@@ -564,7 +565,9 @@ CALLS = {
         "module optimizer loss scheduler augment",
         of=hy.torch.Model,
     ),
-    "torch.AUC": Call(hy.torch.AUC, {"bins": whole(9), "output": whole(1), "label": text("y")}),
+    "torch.AUC": Call(
+        hy.torch.AUC, {"bins": whole(9), "from_logits": flag(False), "output": whole(1), "label": text("y")}
+    ),
     "torch.F1": Call(hy.torch.F1, {"classes": whole(9), "output": text("z"), "label": text("y")}, fixed={"classes": 2}),
     "torch.TopK": Call(hy.torch.TopK, {"k": whole(2), "output": whole(1), "label": text("y")}, fixed={"k": 1}),
     "spark.session": Call(

@@ -65,6 +65,36 @@ def test_numbers_that_torch_does_not_have_are_refused(array):
         exchange.mean([array], 1.0)
 
 
+@pytest.mark.parametrize("compress", [None, "fp16", "bf16", "int8"])
+def test_rows_alone_are_added_up(compress):
+    def work(exchange):
+        return exchange.mean([], 2.0 + exchange.rank)
+
+    gang = Gang(3) if compress is None else Gang(3, compress=compress)
+    assert together(work, exchanges(gang)) == [9.0, 9.0, 9.0]
+
+
+@pytest.mark.parametrize("operation", ["mean", "average", "broadcast"])
+@pytest.mark.parametrize("one_host", [False, True])
+def test_arrays_may_have_any_strides(operation, one_host):
+    """Reversed, of every other number, transposed, or a field of a record; in place, and nothing beside them."""
+
+    def work(exchange):
+        memory = np.full((6, 40_000), 10.0 * exchange.rank)
+        memory[:] += np.arange(6)[:, None]
+        record = np.zeros(4, [("small", "i1"), ("x", "f8")])
+        record["x"] = exchange.rank
+        arrays = [memory[::-2], memory[::2].T, record["x"]]
+        getattr(exchange, operation)(arrays, *([] if operation == "broadcast" else [1.0]))
+        return memory, record
+
+    for memory, record in together(work, exchanges(Gang(2), one_host=one_host)):
+        middle = 0.0 if operation == "broadcast" else 5.0
+        np.testing.assert_array_equal(memory, np.arange(6)[:, None] + np.full((6, 40_000), middle))
+        np.testing.assert_array_equal(record["x"], middle / 10)
+        assert not record["small"].any()
+
+
 @pytest.mark.parametrize("rows", [-1, float("nan"), float("inf"), "8", None])
 @pytest.mark.parametrize("operation", ["mean", "average"])
 def test_rows_are_a_number(rows, operation):

@@ -17,6 +17,7 @@ from hopyard.system.network import (
     joined,
     listen,
     parted,
+    without_proxy,
 )
 
 
@@ -94,3 +95,27 @@ def test_addresses_as_text() -> None:
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.250") == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "grpc", "lower", "upper"),
+    [
+        ({}, "", "", ""),
+        ({"no_proxy": ".corp, 10.0.0.1"}, ".corp, 10.0.0.1", ".corp, 10.0.0.1", ".corp, 10.0.0.1"),
+        ({"NO_PROXY": ".corp"}, ".corp", ".corp", ".corp"),
+        ({"no_proxy": "a", "NO_PROXY": "b", "no_grpc_proxy": "c"}, "c", "a", "b"),
+    ],
+)
+def test_peers_are_added_to_hosts_without_a_proxy(variables: dict[str, str], grpc: str, lower: str, upper: str) -> None:
+    added = "localhost,127.0.0.1,10.0.0.2"
+    found = without_proxy(variables, ["10.0.0.2", "127.0.0.1", "10.0.0.2"])
+    expected = [",".join(filter(None, (value, added))) for value in (grpc, lower, upper)]
+    assert list(found.values()) == expected
+    assert list(found) == ["no_grpc_proxy", "no_proxy", "NO_PROXY"]
+    assert without_proxy(found, ["10.0.0.2"]) == found
+
+
+def test_no_proxy_at_all_stays() -> None:
+    found = without_proxy({"no_proxy": "*"}, ["10.0.0.2"])
+    assert found["no_proxy"] == found["NO_PROXY"] == "*"
+    assert found["no_grpc_proxy"] == "*,localhost,127.0.0.1,10.0.0.2"

@@ -30,12 +30,21 @@ _EVERYWHERE = ("hopyard", "pyspark", "py4j")
 
 
 def users_modules() -> list[ModuleType]:
-    """Return the imported modules of the user's that have a file; `__main__` is not among them."""
-    return [  # by far the most are told by their file, which is quicker
+    """Return the imported modules of the user's that have a file, and `child_main`; `__main__` is not among them."""
+    return child_main() + [  # by far the most are told by their file, which is quicker
         module
         for name, module in sys.modules.copy().items()
         if name not in MAIN and (file := _file(module)) is not None and not _in_library(file) and is_users(name)
     ]
+
+
+def child_main() -> list[ModuleType]:
+    """Return the main module of a process that multiprocessing spawned; empty elsewhere.
+
+    It is named `__mp_main__` there. cloudpickle takes it for a module that others can import, unlike `__main__`.
+    """
+    module = sys.modules.get("__mp_main__")
+    return [module] if module is not None and module.__name__ == "__mp_main__" else []
 
 
 def is_users(name: str) -> bool:

@@ -89,8 +89,8 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def dumps(value: Any, *, quiet: bool = False) -> bytes:
-    """Return the pickle of `value`.
+def dumps(value: Any, *, quiet: bool = False, modules: Sequence[ModuleType] | None = None) -> bytes:
+    """Return the pickle of `value`, in which code of `modules` goes by value; None: that of all of the user's modules.
 
     A package of the user's folders that cannot go by value (a lock among its globals, a compiled part) goes by name,
     and a warning says so, unless `quiet`: workers then import it from files of their own.
@@ -99,7 +99,7 @@ def dumps(value: Any, *, quiet: bool = False) -> bytes:
         Exception: whatever pickling raised, where that does not help.
     """
     with _REGISTRY:
-        modules = users_modules()
+        modules = users_modules() if modules is None else modules
         reached: list[str] = []
         try:
             return _dumps(value, modules, reached)

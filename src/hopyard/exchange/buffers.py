@@ -7,8 +7,8 @@ added never changes from one step to the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,19 @@ class Layouts:
 
 Partwise = Callable[[int, torch.Tensor], None]
 """Fills or takes the part of this number."""
+
+
+@contextmanager
+def contiguous(arrays: Sequence[Any]) -> Iterator[list[Any]]:
+    """Give contiguous copies in place of NumPy arrays of other strides, of which torch lacks some; write them back."""
+    copies = [
+        array.copy() if isinstance(array, np.ndarray) and array.flags.writeable and not array.flags.carray else array
+        for array in arrays
+    ]
+    yield copies
+    for array, copy in zip(arrays, copies, strict=True):
+        if copy is not array:
+            array[...] = copy
 
 
 def tensor_of(array: Any) -> torch.Tensor:

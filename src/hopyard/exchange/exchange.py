@@ -12,7 +12,7 @@ import torch
 
 from hopyard.checks import number
 from hopyard.errors import SpecError
-from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, tensor_of
+from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, contiguous, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.gpus import Gpus
 from hopyard.exchange.group import Group
@@ -66,7 +66,8 @@ class GangExchange:
         Each number is Σ rows · number / Σ rows. What a member without rows has in its arrays does not matter.
 
         Args:
-            arrays: of NumPy or torch, of equal shapes and in equal order on all members; changed in place.
+            arrays: of NumPy or torch, of equal shapes and in equal order on all members; changed in place. Without
+                any, the rows alone are added up.
             rows: the rows that this member's numbers are the mean of.
             compress: whether they travel in fewer bytes, if the gang's `compress` says so.
 
@@ -82,7 +83,12 @@ class GangExchange:
         self.means += 1
         if self.size == 1:
             return rows
-        tensors = self._tensors(arrays)
+        with contiguous(arrays) as viewed:
+            return self._mean_of(self._tensors(viewed), rows, compress)
+
+    def _mean_of(self, tensors: list[torch.Tensor], rows: float, compress: bool) -> float:
+        if not tensors:
+            return self._total(rows)
         if compress and self.gang.compress in _ROUNDED:
             return self._mean_of_rounded(tensors, rows)
         if compress and self.gang.compress:
@@ -110,13 +116,14 @@ class GangExchange:
         rows = number("rows", rows, 0)
         if self.size == 1:
             return
-        on_gpus, tensors = self._parted(self._tensors(arrays))
-        for gpus, alike in on_gpus:
-            gpus.average(alike, rows)
-        for positions, layout in self._layouts.of(tensors):
-            compact = Compact([tensors[position] for position in positions], layout.dtype)
-            self._group.average(compact.arrays, rows)
-            compact.finish()
+        with contiguous(arrays) as viewed:
+            on_gpus, tensors = self._parted(self._tensors(viewed))
+            for gpus, alike in on_gpus:
+                gpus.average(alike, rows)
+            for positions, layout in self._layouts.of(tensors):
+                compact = Compact([tensors[position] for position in positions], layout.dtype)
+                self._group.average(compact.arrays, rows)
+                compact.finish()
 
     def _mean(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`, for tensors of one layout."""
@@ -165,7 +172,8 @@ class GangExchange:
         """Return an array as the other members get it in `mean`."""
         if self.gang.compress not in _ROUNDED:
             return array
-        value = rounded(tensor_of(array), self.gang.compress)
+        tensor = tensor_of(np.asarray(array, order="C") if isinstance(array, np.ndarray) else array)
+        value = rounded(tensor, self.gang.compress)
         return value.numpy() if isinstance(array, np.ndarray) else value
 
     def _mean_of_rounded(self, tensors: list[torch.Tensor], rows: float) -> float:
@@ -185,11 +193,14 @@ class GangExchange:
 
     def broadcast(self, arrays: Sequence[Any]) -> None:
         """Replace arrays of NumPy or torch, of any dtype, by those of rank 0."""
-        for array in arrays if self.size > 1 else ():
-            tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
-            host = tensor.cpu().contiguous()
-            self._group.broadcast(host.reshape(-1).view(torch.uint8))
-            tensor.copy_(host)
+        if self.size == 1:
+            return
+        with contiguous(arrays) as viewed:
+            for array in viewed:
+                tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
+                host = tensor.cpu().contiguous()
+                self._group.broadcast(host.reshape(-1).view(torch.uint8))
+                tensor.copy_(host)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, by rank."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Feed:
 
     def __init__(self, queue: FeedQueue) -> None:
         self._queue = queue
+        self._pid = os.getpid()
         self._pieces: deque[_Piece] = deque()
         self._rows = 0
         """Total rows in all pieces."""
@@ -98,14 +100,18 @@ class Feed:
         """Batches as a `tf.data.Dataset` or a torch `IterableDataset` whose items are dicts from column to tensor.
 
         It goes over the rows once, as `batches(size, columns=columns)` does: what one iteration has taken, no other
-        gets. For TensorFlow the first rows are waited for here, as their types are needed. With a torch DataLoader:
-        `batch_size=None`, `num_workers=0`.
+        gets. For TensorFlow the first rows are waited for here, as their types are needed, and auto-sharding is off:
+        each task has its own share already. With a torch DataLoader: `batch_size=None`, `num_workers=0`.
 
         Raises:
-            SpecError: another framework than "tensorflow" or "torch".
+            SpecError: another framework than "tensorflow" or "torch"; from a DataLoader with other `num_workers`, as
+                no other process can read the feed.
         """
         names = _names(columns)
-        return dataset(framework, lambda: self.batches(size, columns=names), partial(self._first, names))
+        return dataset(framework, partial(self.batches, size, columns=names), partial(self._first, names))
+
+    def __reduce__(self) -> NoReturn:
+        refuse_process(self._queue.name)
 
     def answer(self, values: Any) -> None:
         """In inference: answer the oldest batch that has no answer yet, with one value for each row.
@@ -154,6 +160,7 @@ class Feed:
             yield self._decode(rows_of, pieces)
 
     def _batch(self, size: int, timeout: float | None) -> list[_Piece]:
+        self._check_process()
         rule = self._queue.rule()
         is_repeat = False
         if rule != "allow":
@@ -176,6 +183,7 @@ class Feed:
 
     def _first(self, names: Sequence[str] | None) -> dict[str, Array] | None:
         """The row that the next batch will begin with; None when there is none."""
+        self._check_process()
         while not self._pieces:
             item = self._queue.take()
             if item.kind == "end":
@@ -185,6 +193,10 @@ class Feed:
         first = self._pieces[0]
         row = [_Piece(first.block, first.start, first.start + 1)]
         return dict(self._decode(partial(columns_of, names=names), row))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # before any lock, which this process may have inherited locked
+            refuse_process(self._queue.name)
 
     def _add(self, block: Block) -> None:
         self._pieces.append(_Piece(block, 0, block.rows))
@@ -237,6 +249,15 @@ class Feed:
         except DataError as error:
             self._queue.fail(error)
             raise
+
+
+def refuse_process(name: str) -> NoReturn:
+    """Raise the SpecError for feed `name` in a process other than the task's, which would get copies of rows, or wait
+    forever."""
+    raise SpecError(
+        f"feed {name!r} can be read in the task's own process only, as its rows arrive there; give a torch DataLoader "
+        "num_workers=0, and read the feed before other processes get its rows"
+    )
 
 
 def _names(columns: Any) -> Sequence[str] | None:

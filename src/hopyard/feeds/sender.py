@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 from blake3 import blake3
 
+from hopyard.code.modules import child_main
+from hopyard.code.pickling import dumps
 from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import FeedError, HopyardError
 from hopyard.feeds.protocol import (
@@ -119,7 +120,7 @@ def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
     for rows_or_batch in blocks:
         block = rows_or_batch if isinstance(rows_or_batch, pa.RecordBatch) else packed(rows_or_batch)
         if not isinstance(block, pa.RecordBatch):
-            yield PICKLE, cloudpickle.dumps(block, 5), len(block)  # classes of the user's script by value
+            yield PICKLE, dumps(block, modules=child_main()), len(block)  # classes of the user's script by value
             continue
         block = _decode_dictionaries(block)
         if schema is None or not schema.equals(block.schema, check_metadata=True):

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -81,6 +82,25 @@ def listen(host: str, port: int = 0) -> socket.socket:
     address = address_to_bind(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def without_proxy(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables by which clients of HTTP and gRPC reach `hosts`, and this host by loopback,
+    without a proxy: the values that `variables` has, extended.
+
+    gRPC reads no_grpc_proxy and else no_proxy, and knows no "*"; others read no_proxy, and some prefer NO_PROXY.
+    """
+    addresses = dict.fromkeys(("localhost", LOOPBACK, *hosts))
+    extended = {}
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        value = variables.get(name) or variables.get("no_proxy") or variables.get("NO_PROXY") or ""
+        present = [entry.strip() for entry in value.split(",")]
+        missing = [address for address in addresses if address not in present]
+        # others know "*" only where it stands alone
+        extended[name] = (
+            value if present == ["*"] and name != "no_grpc_proxy" else ",".join(filter(None, [value, *missing]))
+        )
+    return extended
 
 
 def joined(host: str, port: int) -> str:

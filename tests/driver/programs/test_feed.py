@@ -129,6 +129,46 @@ class TestFeed:
         with pytest.raises(hy.SpecError, match=r"hy\.context\(\)"):
             hy.context()
 
+    @pytest.mark.parametrize("start", ["fork", "spawn"])
+    def test_a_data_loader_of_several_processes_is_refused(self, tmp_path: Path, start: str) -> None:
+        """Each of its workers would give all rows that have come, and wait for more for ever."""
+        pytest.importorskip("torch")
+
+        def main(args: str, ctx: Any) -> None:
+            from torch.utils.data import DataLoader
+
+            data = ctx.feed().dataset(10, "torch")
+            for _ in DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=args):
+                pass
+
+        program = launch(tmp_path, main, start)
+        with pytest.raises(hy.HopyardError, match="num_workers=0"):
+            program.feed({"x": np.arange(400_000.0)})
+            program.wait(60)
+
+    def test_a_forked_process_reads_no_feed(self, tmp_path: Path) -> None:
+        def main(args: Any, ctx: Any) -> None:
+            import multiprocessing
+
+            def read(errors: Any) -> None:
+                try:
+                    next(ctx.feed().batches(10))
+                except hy.SpecError as error:
+                    errors.put(str(error))
+
+            fork = multiprocessing.get_context("fork")
+            errors: Any = fork.SimpleQueue()
+            process = fork.Process(target=read, args=(errors,))
+            process.start()
+            assert "feed 'train'" in errors.get()
+            process.join()
+            ctx.report({"rows": sum(len(batch["a"]) for batch in ctx.feed().batches(100))})
+
+        program = launch(tmp_path, main)
+        program.feed(ROWS)
+        assert program.wait(60).status == "completed"
+        assert sum(programs.values(program, "rows")) == 10_000
+
     def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path) -> None:
         """What it should be told of each of their blocks keeps its agent from nothing."""
 

@@ -88,8 +88,10 @@ class ProgramContext:
             raise SpecError(f"{self.role} {self.index} is not fed: rows go to chiefs and workers")
         name = feed_named(name, "ctx.feed")
         if name not in self._feeds:
-            from hopyard.feeds.reader import Feed
+            from hopyard.feeds.reader import Feed, refuse_process
 
+            if os.getpid() != self._session.pid:
+                refuse_process(name)
             self._feeds[name] = Feed(self._session.feed_server().queue(name))
         return self._feeds[name]
 

@@ -35,6 +35,7 @@ class TaskSession:
         self.folder = folder
         self.pipe, self.host, self.begin = pipe, host, begin
         self.slot, self.incarnation = begin.task.slot, begin.incarnation
+        self.pid = os.getpid()
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._feed_server: Any = None

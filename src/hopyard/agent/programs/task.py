@@ -26,7 +26,7 @@ from hopyard.agent.programs.session import TaskSession
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import Host
 from hopyard.errors import HopyardError
-from hopyard.system.network import interface_of
+from hopyard.system.network import interface_of, without_proxy
 from hopyard.text import escaped, message_of
 
 EXIT_SECONDS = 5.0
@@ -49,6 +49,8 @@ def main() -> None:
     os.environ.update(host.environment)
     os.environ.update(begin.environment)
     os.environ["HOPYARD_DIRECTORY"] = host.directory
+    peers = [peer.rpartition(":")[0] for role in begin.peers.values() for peer in role]
+    os.environ.update(without_proxy(os.environ, [host.home, *peers]))  # TensorFlow's and JAX's gRPC would wait forever
     if host.interface:
         address = begin.peers[begin.task.role][begin.task.index].rpartition(":")[0]
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

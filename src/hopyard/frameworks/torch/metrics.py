@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,10 +18,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hopyard.checks import scalar, whole
+from hopyard.checks import flag, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Sums
 from hopyard.text import shown
+
+_TIES = 0.01
+"""Share of ties above which an AUC warns."""
+_MANTISSA = 52
+"""Bits after which a float64 has its exponent."""
+_LOGIT_OCTAVES = 9
+"""AUC's bins end where |logit| + 1 is 2 to this power."""
+_PROBABILITY_OCTAVES = 64
+"""AUC's bins end where a probability is ½ / 2 to this power."""
 
 CHUNK_BYTES = 16 * 2**20
 """Outputs are collected up to about this size and then counted together: computing the metrics for each batch costs
@@ -89,39 +99,77 @@ class _Score:
 
 @dataclass(frozen=True, repr=False)
 class AUC(_Score):
-    """Area under the ROC curve of two classes, from counts in bins of equal width over the probability.
+    """Area under the ROC curve of two classes, from counts in fixed bins of the logit.
 
-    Its counts are additive, so it is exact for the whole epoch up to the bins: rows of one bin count as ties, an error
-    of at most half the share of (positive, negative) pairs in one bin. NaN when a class is missing or an output is NaN.
+    Counts are additive, so the area is that of the whole epoch, however its rows are grouped. Rows of one bin count as
+    ties. The error is at most half the share of (positive, negative) pairs that are ties, and a share above 1 % is
+    warned of. Bins are narrow near 0 (0.002 with 8,192 of them), 0.02 wide at ±8 and end at ±511. NaN when a class is
+    missing or an output is NaN.
 
     Args:
-        bins: the number of bins. Outputs are logits of shape (rows,), (rows, 1) or (rows, 2); targets are 0 or 1.
+        bins: the number of bins.
+        from_logits: whether outputs are logits of shape (rows,), (rows, 1) or (rows, 2); False: probabilities of these
+            shapes, two columns as from a softmax. Targets are 0 or 1.
         output: of a model with several outputs, the one that is scored: its key, or its number in a tuple.
         label: the label that it is compared with, where the data has several; None: the one named like the output.
     """
 
-    bins: int = 512
+    bins: int = 8192
+    from_logits: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "bins", whole("AUC(bins=)", self.bins, 2))
+        object.__setattr__(self, "from_logits", flag("AUC(from_logits=)", self.from_logits))
 
     def update(self, outputs: Any, targets: Any, weights: torch.Tensor | None = None) -> NDArray[np.float64]:
-        """Return the rows per bin, of class 0 and then of class 1; shape (2 · bins,)."""
+        """Return the rows per bin, of class 0 and then of class 1; shape (2 · bins,).
+
+        Raises:
+            SpecError: the outputs have another shape, or are no probabilities though `from_logits` is False.
+        """
         outputs, targets = self._chosen(outputs, targets)
+        outputs = outputs.cpu().double()  # the difference of two logits keeps all digits
         logits = _logit(outputs)
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
-        probability = torch.sigmoid(logits.double())
-        bin_ = (probability * self.bins).long().clamp_(max=self.bins - 1)
-        return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5), weights, 2 * self.bins)
+        if self.from_logits:
+            place = _octaves((logits.abs() + 1).numpy(), 1.0, _LOGIT_OCTAVES, (logits >= 0).numpy())
+        else:
+            place = self._place_of_probabilities(outputs)
+        bin_ = torch.from_numpy(np.minimum((place + 1) * (self.bins / 2), self.bins - 1)).long()
+        return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5).cpu(), weights, 2 * self.bins)
+
+    def _place_of_probabilities(self, outputs: torch.Tensor) -> NDArray[np.float64]:
+        """Return where probabilities lie, as `_octaves`: the smaller one of the two classes has all the digits."""
+        one = outputs[:, 1] if outputs.shape[1:] == (2,) else outputs.reshape(-1)
+        zero = outputs[:, 0] if outputs.shape[1:] == (2,) else 1 - one
+        if (wrong := outputs[(outputs < 0) | (outputs > 1)]).numel():
+            raise SpecError(f"{self}: outputs must be probabilities, 0 to 1, got {wrong[0]:g}")
+        return _octaves(torch.minimum(zero, one).numpy(), 0.5, -_PROBABILITY_OCTAVES, (zero <= one).numpy())
 
     def result(self, total: NDArray[np.float64]) -> float:
-        """Return the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher."""
+        """Return the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher.
+
+        Warns:
+            RuntimeWarning: more than 1 % of the pairs are ties.
+        """
         negative, positive = np.asarray(total, dtype=np.float64).reshape(2, self.bins)
         pairs = positive.sum() * negative.sum()
+        if not pairs > 0:
+            return math.nan
+        ties = float((positive * negative).sum() / pairs)
+        if ties > _TIES:
+            other = "if outputs are probabilities give from_logits=False, else give"
+            remedy = other if self.from_logits else "score logits with from_logits=True, or give"
+            warnings.warn(
+                f"{self}: {ties:.1%} of the pairs of a positive and a negative row are ties, as their outputs are "
+                f"equal or in one bin, so the area may be wrong by {ties / 2:.3f}; {remedy} more bins than {self.bins}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         below = np.cumsum(negative) - negative
-        return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else math.nan
+        return float((positive * (below + negative / 2)).sum() / pairs)
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,6 +278,17 @@ def _logit(outputs: torch.Tensor) -> torch.Tensor:
     raise SpecError(
         f"outputs for two classes must have shape (rows,), (rows, 1) or (rows, 2), got {tuple(outputs.shape)}"
     )
+
+
+def _octaves(numbers: NDArray[np.float64], start: float, octaves: int, upper: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return how many octaves numbers are beyond `start`, divided by `octaves`: 0 to 1 where `upper`, else 0 to −1.
+
+    Octaves are divided evenly, as the bits of a floating point number do it, so no logarithm is taken, whose last bit
+    would depend on the processor and on how many numbers it takes at once.
+    """
+    beyond = numbers.view(np.int64) - np.float64(start).view(np.int64)
+    size = np.minimum(beyond / (octaves << _MANTISSA), 1.0)
+    return np.where(upper, size, -size)
 
 
 def _count(index: torch.Tensor, weights: torch.Tensor | None, size: int) -> NDArray[np.float64]:
