@@ -19,7 +19,7 @@ from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
+from hopyard.core.runs.events import CODEC, RULES, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
@@ -193,10 +193,16 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 timeouts=job.timeouts,
                 gone=job.states.gone,
                 members=job.members,
+                rules=RULES,
             )
             if job.earlier is not None
             else Began(
-                at=clock.now(), spec=spec, fingerprint=fingerprint, mark=job.states.mark, directory=location(layout)
+                at=clock.now(),
+                spec=spec,
+                fingerprint=fingerprint,
+                mark=job.states.mark,
+                directory=location(layout),
+                rules=RULES,
             )
         )
 
