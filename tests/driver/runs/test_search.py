@@ -16,7 +16,7 @@ import hopyard as hy
 from hopyard.core.runs.events import DECISIONS, Closed, Dispatch, Exhausted, Granted, Paused, Proposed, Stopped
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs.replay import replay
-from hopyard.errors import Inexact, PreflightError, RunDirectoryError, SpecError, UsageError
+from hopyard.errors import Inexact, PreflightError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks.linear import Linear
 from hopyard.ports import LearningSampler, Observation
 from hopyard.search.bridge import quietly
@@ -415,8 +415,10 @@ def test_the_run_ends_at_its_goal(tmp_path: Path) -> None:
 
 
 def test_the_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    run = search(tmp_path / "run", max_time=1e-6, search=hy.Random(50))
-    assert run.status == "completed"
+    with pytest.raises(RunFailed, match="no trial has a finite val_loss; max_time=1e-06 seconds are over"):
+        search(tmp_path / "run", max_time=1e-6, search=hy.Random(50))
+    run = hy.load(tmp_path / "run")
+    assert run.status == "failed"
     assert {trial.status for trial in run.trials} == {"stopped"}
     assert "max_time=1e-06 seconds are over" in run.report()
 

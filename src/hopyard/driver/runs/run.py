@@ -104,8 +104,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """One of "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), and
-        "interrupted": its driver ended before it did."""
+        """One of "running", "completed", "partial" (some trials failed), "failed" (all did, or none has a finite value
+        of the run's metric), "stopped" (by `stop`), and "interrupted": its driver ended before it did."""
         return standing(self._layout, self._machine.status)
 
     @property
@@ -134,9 +134,8 @@ class Run:
         best_record = words.best(self._machine)
         if best_record is None and any(record.status == "completed" or record.history for record in self._well):
             raise RunFailed(
-                f"{self.directory}: {spec.metric} is NaN or infinite in every epoch of the trials that ended well, so "
-                "none is the best; run.trials[0].history shows all metrics, "
-                'run.trials[0].model(checkpoint="last") gives a model'
+                f"{self.directory}: no trial has a finite {spec.metric}, so none is the best; run.trials[0].history "
+                'shows all metrics, run.trials[0].model(checkpoint="last") gives a model'
             )
         if best_record is None:
             raise RunFailed(
@@ -210,7 +209,7 @@ class Run:
 
         Raises:
             TimeoutError: it goes on.
-            RunFailed: no trial completed.
+            RunFailed: every trial failed, or none has a finite value of the run's metric.
             HopyardError: what else ended its driver, where that is in this process; elsewhere its status says how it
                 ended.
         """
@@ -232,7 +231,7 @@ class Run:
         if self.status != self._machine.status:  # it has ended since its journal was read
             self._machine = recover(self._layout)[0]
         if self.status == "failed":
-            raise RunFailed(f"{self.directory}: every trial failed{reasons(self._machine)}")
+            raise RunFailed(f"{self.directory}: {why_failed(self._machine)}")
         return self
 
     def stop(self) -> None:
@@ -486,6 +485,14 @@ def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
     rows = list(rows)
     columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
     return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
+
+
+def why_failed(machine: Machine) -> str:
+    """Return why a run has failed."""
+    if all(trial.status == "failed" for trial in machine.trials.values()):
+        return f"every trial failed{reasons(machine)}"
+    closed = f"; {machine.search.closed}" if machine.search.closed else ""
+    return f"no trial has a finite {machine.spec.metric}{closed}{reasons(machine)}"
 
 
 def reasons(machine: Machine) -> str:

@@ -35,7 +35,7 @@ from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.resume.again import for_workers
 from hopyard.driver.runs.resume.recovery import EarlierDrivers
-from hopyard.driver.runs.run import Run, reasons
+from hopyard.driver.runs.run import Run, why_failed
 from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
@@ -258,7 +258,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
-        failure = RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+        failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
         _explain(failure, machine, link)
         raise failure
 
