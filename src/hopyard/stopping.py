@@ -33,7 +33,8 @@ class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_de
         reduction_factor: η, an integer >= 2.
         min_epochs: epochs of the first rung.
         min_partitions: the first rung, in training partitions in place of epochs; the run's metric must be one of
-            training then, as validation comes at the end of an epoch.
+            training then, as validation comes at the end of an epoch, and one number a row: an AUC or F1 has no value
+            before.
         sync: whether a rung waits for all its trials.
         promote: False: a trial that is not among the best when it comes to a rung is stopped there for good, as Ray's
             ASHAScheduler and Optuna's SuccessiveHalvingPruner do.

@@ -23,7 +23,7 @@ from hopyard.search.bridge import quietly
 from hopyard.search.kinds import Enqueued, enqueued, open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Batch
-from jobs import WIDTH, children, dataset, driver, gone, journal, linear, script
+from jobs import CONFIGS, WIDTH, children, dataset, driver, gone, journal, linear, script, select
 
 SPACE = hy.Space(lr=hy.loguniform(1e-3, 1.0))
 
@@ -650,6 +650,33 @@ def test_a_first_rung_beyond_the_partitions_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     run = search(tmp_path / "run", hy.ASHA(2, min_partitions=5, sync=True), **more)
     assert [trial.reason for trial in run.trials].count("rung 1: 2nd of 2, 1 goes on") == 1
+
+
+class Binned(Linear):
+    """Reports an additive array."""
+
+    def train(self, batch: Any) -> Any:
+        return {**super().train(batch), "auc": ([1.0, 2.0], batch.rows)}
+
+    def result(self, name: str, total: Any, rows: float) -> float:
+        return float(total[1]) / rows
+
+
+def test_a_rung_below_an_epoch_is_refused_for_a_metric_that_has_no_value_there(tmp_path: Path) -> None:
+    """Bug: no trial ever went on, and the run was completed."""
+
+    def recipe(config: dict[str, Any]) -> Binned:
+        return Binned(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    more: dict[str, Any] = {"metric": "auc", "mode": "max", "epochs": 2}
+    with pytest.raises(PreflightError, match=r"metric = 'auc': .*min_partitions.*\"accuracy\".*min_epochs=1"):
+        select(tmp_path / "run", recipe, CONFIGS[:2], stop=hy.ASHA(2, min_partitions=2), **more)
+    assert not [line for line in journal(tmp_path / "run") if isinstance(line, Dispatch)]
+    run = select(tmp_path / "epochs", recipe, CONFIGS[:2], stop=hy.ASHA(2, sync=True), **more)
+    assert run.status == "completed" and "completed" in {trial.status for trial in run.trials}
+    more["metric"] = "accuracy"
+    run = select(tmp_path / "accuracy", recipe, CONFIGS[:2], stop=hy.ASHA(2, min_partitions=2, sync=True), **more)
+    assert run.status == "completed" and "completed" in {trial.status for trial in run.trials}
 
 
 def test_a_run_with_a_rule_is_not_given_more(tmp_path: Path) -> None:
