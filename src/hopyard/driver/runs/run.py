@@ -319,7 +319,7 @@ class Run:
         `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
-        included. A metric that has the name of one of these columns is in "metrics/error", a
+        included, and all members of a gang counted. A metric that has the name of one of these columns is in "metrics/error", a
         parameter that has the name of a metric or of such a column in "config/loss".
         """
         trials = self.trials
@@ -411,7 +411,8 @@ class Run:
         def add(span: Span) -> None:
             if span.kind != "check" and span.outcome == "done" and span.end is not None:
                 epochs = seconds.setdefault(span.trial, {})
-                epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + span.end - span.start
+                workers = max(1, len(span.members))
+                epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + workers * (span.end - span.start)
 
         chart(read(self._layout.journal, CODEC), add)
         return seconds

@@ -97,7 +97,8 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included.
+        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included, and all
+        members of a gang counted.
 
         Raises:
             Inexact: a function of `stop=` asks, with exact=True. (The trial goes on then, with a warning, as it does
