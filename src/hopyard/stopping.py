@@ -209,7 +209,7 @@ RULES = (ASHA, Hyperband, Median, Patience)
 
 
 def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
-    """Check a rule against the run that it is for.
+    """Check a rule against the run that it is for. `Median` and `Patience` may be too patient ever to stop a trial.
 
     Raises:
         SpecError: it does not fit.
@@ -236,15 +236,10 @@ def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
             f"most the epochs of the run, which are {epochs}: no bracket has a rung; give more epochs, or "
             "smaller numbers"
         )
-    if not isinstance(rule, Hyperband) and first >= epochs:
+    if isinstance(rule, ASHA) and first >= epochs:
         raise SpecError(
-            f"{name}: min_epochs = {rule.min_epochs} must be below the epochs of the run, which are {epochs}: trials "
-            "would end before anything is decided; give more epochs, or a smaller min_epochs"
-        )
-    if isinstance(rule, Patience) and rule.epochs >= epochs:
-        raise SpecError(
-            f"Patience: epochs = {rule.epochs} must be below the epochs of the run, which are {epochs}: no trial would "
-            "ever be stopped; give a smaller number"
+            f"ASHA: min_epochs = {rule.min_epochs} must be below the epochs of the run, which are {epochs}: no trial "
+            "comes to a rung, so all would be trained to the end; give more epochs, or a smaller min_epochs"
         )
 
 

@@ -319,8 +319,8 @@ class Run:
         `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
-        included, and all members of a gang counted. A metric that has the name of one of these columns is in "metrics/error", a
-        parameter that has the name of a metric or of such a column in "config/loss".
+        included, and all members of a gang counted. A metric that has the name of one of these columns is in
+        "metrics/error", a parameter that has the name of a metric or of such a column in "config/loss".
         """
         trials = self.trials
         own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
