@@ -29,6 +29,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.preflight import CHECKS
 from hopyard.spec import Part, Ref, packed
+from hopyard.text import numbered
 from machines import Run, deferred, dispatched
 
 
@@ -50,6 +51,19 @@ def test_a_fault_of_the_system_waits_longer_each_time_and_other_trials_have_the_
     while run.unit(0).trial != 0:
         run.done(0)
     assert deferred(run.failed(0)) == [(0, 3.0, "system")]
+
+
+def test_the_partitions_of_a_unit_are_named_as_ranges():
+    """Bug: an error named each of hundreds."""
+    run = Run(partitions=64, group=64, retries=0)
+    run.failed(0)
+    assert (
+        run.machine.trials[0].error
+        == "its unit (train, epoch 1, partitions 0–63) failed 1 times, the last one so: broke"
+    )
+    assert numbered("partition", (62, 63, 0, 1, 5)) == "partitions 62–63, 0–1, 5"
+    assert numbered("partition", (7,)) == "partition 7"
+    assert numbered("partition", range(0, 64, 2)) == "partitions 0, 2, 4, 6, 8, … (32 in all)"
 
 
 def test_the_waits_are_1_2_4_seconds_up_to_minutes_and_then_the_trial_ends():

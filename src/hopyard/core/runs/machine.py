@@ -298,7 +298,7 @@ class Machine:
         trial.model = event.model or trial.model
         self._run.warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
-            self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
+            self._retries.retry(trial, unit, "system", "it answered for other partitions", "")
             return
         was_isolated = trial.isolated
         if unit.kind == "train":
