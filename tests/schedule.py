@@ -34,7 +34,7 @@ LONGEST = """
     store/bulk/test_bulk frameworks/test_torch_swap core/runs/test_worlds engines/test_spark_sessions engines/test_warm
     engines/test_bare_hosts test_growth test_paths driver/test_saved_model agent/test_companion driver/runs/test_run
     engines/test_templates driver/runs/test_lossy data/test_dataset exchange/test_identities spark/local/test_session
-    test_filesystems driver/runs/test_objectives feeds/test_receiver test_docs test_ports
+    test_filesystems driver/runs/test_kept_models driver/runs/test_objectives feeds/test_receiver test_docs test_ports
 """
 """By kind, the files that took more than 25 seconds, roughly the longest first."""
 

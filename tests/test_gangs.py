@@ -171,6 +171,8 @@ def test_a_search_on_gangs_with_a_worker_over(tmp_path: Path) -> None:
     units = [line for line in journal(run.directory) if isinstance(line, Dispatch)]
     (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
     assert {line.slot for line in units if line.unit.kind == "train"} == {formed.slot}
+    seconds = run.history().groupby("trial")["seconds"].sum()
+    assert list(seconds) == pytest.approx([trial.seconds for trial in run.trials])  # of both members, where both train
 
 
 class Scarce(hy.Local):

@@ -7,7 +7,7 @@
     │   ├── PreflightError      2   the first trials cannot start: all faults together
     │   └── RunDirectoryError   2   the run directory exists, is in use, or is not one
     ├── JournalError            1   the journal is damaged, or of a newer version
-    ├── RunFailed               1   no trial of the run completed
+    ├── RunFailed               1   every trial failed, or none has a finite metric
     ├── ProgramFailed           1   a task of a program failed: names the first cause, its host and log
     ├── FeedError               1   a feed of a program cannot go on
     ├── Inexact                 1   `exact=True` cannot be kept, or a replay gave other bits
@@ -66,7 +66,7 @@ class JournalError(HopyardError):
 
 
 class RunFailed(HopyardError):
-    """No trial of the run completed."""
+    """Every trial of a run failed, or none has a finite value of its metric."""
 
 
 class ProgramFailed(HopyardError):

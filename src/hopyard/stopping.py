@@ -33,7 +33,8 @@ class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_de
         reduction_factor: η, an integer >= 2.
         min_epochs: epochs of the first rung.
         min_partitions: the first rung, in training partitions in place of epochs; the run's metric must be one of
-            training then, as validation comes at the end of an epoch.
+            training then, as validation comes at the end of an epoch, and one number a row: an AUC or F1 has no value
+            before.
         sync: whether a rung waits for all its trials.
         promote: False: a trial that is not among the best when it comes to a rung is stopped there for good, as Ray's
             ASHAScheduler and Optuna's SuccessiveHalvingPruner do.
@@ -208,7 +209,7 @@ RULES = (ASHA, Hyperband, Median, Patience)
 
 
 def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
-    """Check a rule against the run that it is for.
+    """Check a rule against the run that it is for. `Median` and `Patience` may be too patient ever to stop a trial.
 
     Raises:
         SpecError: it does not fit.
@@ -235,15 +236,10 @@ def check_rule(rule: Rule, epochs: int, metric: str | None) -> None:
             f"most the epochs of the run, which are {epochs}: no bracket has a rung; give more epochs, or "
             "smaller numbers"
         )
-    if not isinstance(rule, Hyperband) and first >= epochs:
+    if isinstance(rule, ASHA) and first >= epochs:
         raise SpecError(
-            f"{name}: min_epochs = {rule.min_epochs} must be below the epochs of the run, which are {epochs}: trials "
-            "would end before anything is decided; give more epochs, or a smaller min_epochs"
-        )
-    if isinstance(rule, Patience) and rule.epochs >= epochs:
-        raise SpecError(
-            f"Patience: epochs = {rule.epochs} must be below the epochs of the run, which are {epochs}: no trial would "
-            "ever be stopped; give a smaller number"
+            f"ASHA: min_epochs = {rule.min_epochs} must be below the epochs of the run, which are {epochs}: no trial "
+            "comes to a rung, so all would be trained to the end; give more epochs, or a smaller min_epochs"
         )
 
 

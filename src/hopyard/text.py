@@ -12,6 +12,7 @@ import os
 import re
 import reprlib
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
@@ -31,6 +32,8 @@ LINE = 4_000
 """Characters of a line in the text of an error."""
 SHOWN = 200
 """Characters of a value in an error."""
+RANGES = 5
+"""Ranges of numbers in an error."""
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 4, SHOWN, SHOWN, SHOWN
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 10
@@ -49,6 +52,19 @@ def shown(value: Any) -> str:
 def shell_command(verb: str, directory: str | os.PathLike[str], options: str = "") -> str:
     """Return a command of Hopyard's command line that can be pasted into a shell."""
     return f"hopyard {verb} {shlex.quote(os.fspath(directory))}{options}"
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Return things of this kind by their numbers, a range where they follow each other: "partitions 60–63, 0–7"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [f"{first}–{last}" if last > first else str(first) for first, last in ranges[:RANGES]]
+    more = f", … ({len(numbers)} in all)" if len(ranges) > RANGES else ""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(texts)}{more}"
 
 
 def sendable(text: str) -> bool:

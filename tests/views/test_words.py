@@ -72,4 +72,4 @@ def test_nan_is_worst_and_ties_go_to_the_lower_trial(good):
         trial.history[trial.best]["val_loss"] = math.nan
     assert words.best(machine) is None
     text = report(good, machine, {"directory": "runs/x"}, "completed")
-    assert "Best: none; val_loss is NaN or infinite in every epoch" in text
+    assert "Best: none; no trial has a finite val_loss" in text

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from hopyard.core.runs.events import (
     DECISIONS,
+    RULES,
     Began,
     Check,
     Checked,
@@ -88,7 +89,7 @@ class World:
 
     def run(self) -> float:
         """Run to the end. Returns the makespan: seconds from when the slots are there to the last result."""
-        self.feed(Began(at=0.0, spec=self.spec))
+        self.feed(Began(at=0.0, spec=self.spec, rules=RULES))
         self._propose()
         for slot in range(self.slots):
             self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot))

@@ -11,12 +11,12 @@ After every step the world looks for a broken promise (`promises`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
+    RULES,
     Began,
     Check,
     Checked,
@@ -54,26 +54,8 @@ from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.spec import Fault, Part, Ref, RunSpec, Unit, packed
+from hopyard.testing.agents import Agent
 from hopyard.testing.promises import Content, at_the_end, between_events, hold, offset, sums_of
-
-
-@dataclass(eq=False)
-class Agent:
-    """A slot as it really is; the machine may hold another view."""
-
-    number: int
-    task: Dispatch | Check | None = None
-    gang: tuple[Agent, ...] = ()
-    """All that work on its task, by rank; empty: it does so alone."""
-    memory: dict[str, tuple[Ref, Content]] = field(default_factory=dict)
-    """Key → the State that lies there."""
-    pending: list[tuple[Ref, Content]] = field(default_factory=list)
-    """States to be stored."""
-    outbox: deque[Event] = field(default_factory=deque)
-    """Messages on their way to the driver, in order."""
-    alive: bool = True
-    away: bool = False
-    """Whether it cannot reach the store."""
 
 
 @dataclass
@@ -120,6 +102,10 @@ class Chaos:
         self.swept: set[Ref] = set()
         self.stored: set[Ref] = set()
         """States of which this driver knows that they are stored."""
+        self.modelled: set[int] = set()
+        """Trials that have had a model, none of whose States is gone."""
+        self.forfeit: set[int] = set()
+        """Trials of which a State was lost with its maker, or is gone."""
         self.released: set[tuple[int, str]] = set()
         self.ended = False
         self.retried = False
@@ -159,7 +145,7 @@ class Chaos:
 
     def start(self) -> None:
         """Begin the run."""
-        self.feed(Began(at=0.0, spec=self.spec))
+        self.feed(Began(at=0.0, spec=self.spec, rules=RULES))
         self._propose()
 
     def _propose(self) -> None:
@@ -251,17 +237,21 @@ class Chaos:
         self.judge()
 
     def _tried_again(self) -> bool:
-        """Retry the trials that failed through no fault of the recipe, as a user may. Returns whether there are any."""
-        failed = [trial.id for trial in self.machine.trials.values() if trial.status == "failed"]
-        retriable = [number for number in failed if self.machine.trials[number].fault != "user"]
-        if not retriable or not self.machine.names:
+        """Retry the trials that failed through no fault of the recipe, as a user may, and perhaps the others anew with
+        another one. Returns whether there are any."""
+        machine, recipe = self.machine, self.choose(2)
+        failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
+        retries = [
+            (trial.id, "mended" * (trial.fault == "user")) for trial in failed if recipe or trial.fault != "user"
+        ]
+        if not retries or not machine.names or machine.search.closed:
             return False
         self._die()
         self.resume()
         self.ended = False
         self.retried = True
-        for number in retriable:
-            self.feed(Retried(at=self.clock, trial=number))
+        for number, digest in retries:
+            self.feed(Retried(at=self.clock, trial=number, recipe=digest), last=number == retries[-1][0])
         self.look()
         return True
 
@@ -333,6 +323,7 @@ class Chaos:
         """Remove an agent's shared memory; sometimes it still has the States to be stored."""
         if agent := self._any([agent for agent in self.agents.values() if agent.pending]):
             agent.memory.clear()
+            self.forfeit |= agent.unstored
             if self.choose(3):
                 for ref, _ in agent.pending:  # it notices when it is about to store them
                     agent.outbox.append(Forgotten(at=self.clock, slot=agent.number, ref=ref))
@@ -388,7 +379,9 @@ class Chaos:
         for ref in gone:
             del self.store[ref]
             self.swept.add(ref)
-        self.feed(Resumed(at=self.clock, gone=gone))
+        self.forfeit |= {ref.trial for ref in gone}
+        self.modelled -= self.forfeit
+        self.feed(Resumed(at=self.clock, gone=gone, rules=RULES))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()
@@ -404,13 +397,13 @@ class Chaos:
 
     # ---------------------------------------------------------------- the driver
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event, last: bool = True) -> None:
         """Let the driver handle an event: journal, machine, commands."""
         if self.killed:
             return
         if isinstance(event, Durable):
             self.stored.add(event.ref)
-        commands = self.machine.handle(event)
+        commands = self.machine.handle(event, last)
         self.journal += [encode(line) for line in journaled(event, commands)]
         for command in commands:
             self._obey(command)
@@ -487,6 +480,7 @@ class Chaos:
     def _part(self, agent: Agent, dead: bool) -> None:
         """Part the agent from the driver, which no longer knows it."""
         del self.agents[agent.number]
+        self.forfeit |= agent.unstored
         agent.alive = not dead
         if dead:
             agent.task = None
@@ -580,10 +574,13 @@ class Chaos:
     def look(self) -> None:
         """Check what must hold between any two events."""
         between_events(self.machine, self.arrays, self.store, self.journal)
+        modelled = {trial.id for trial in self.machine.trials.values() if trial.stored.durable_step}
+        hold(self.modelled <= modelled, f"trials {self.modelled - modelled} had models, and have none")
+        self.modelled |= modelled
 
     def judge(self) -> None:
         """Check what must hold when a run has ended."""
-        at_the_end(self.machine, self.store, self.sick | self.unfit, self.retried)
+        at_the_end(self.machine, self.store, self.sick | self.unfit, self.forfeit, self.retried)
         for agent in self.agents.values():
             hold(not agent.memory, f"slot {agent.number} still holds {list(agent.memory)}")
 

@@ -137,13 +137,20 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
                 )
 
 
-def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collection[int], retried: bool = False) -> None:
+def at_the_end(
+    machine: Machine,
+    store: Mapping[Ref, Content],
+    excused: Collection[int],
+    forfeit: Collection[int] = (),
+    retried: bool = False,
+) -> None:
     """Check what must hold when the run has ended.
 
     Args:
         machine: the run's.
         store: State → what its trial went over.
         excused: trials whose recipe may have failed them.
+        forfeit: trials of which a State was lost with its maker, or is gone.
         retried: whether trials that had failed were tried again.
 
     Raises:
@@ -172,12 +179,16 @@ def at_the_end(machine: Machine, store: Mapping[Ref, Content], excused: Collecti
             steps = {trial.durable_step, -1 if trial.best is None else (trial.best + 1) * spec.partitions}
             steps |= {(epoch + 1) * spec.partitions for epoch in trial.epochs}
             hold(set(trial.states) <= steps, f"trial {trial.id}, failed, keeps {list(trial.states)}")
+            kept = trial.best is None or (trial.best + 1) * spec.partitions in trial.states
+            hold(kept or trial.id in forfeit, f"trial {trial.id}, failed, has no model of its best epoch")
         for step, state in trial.states.items():  # the rotation is written out: an expectation of its own
             order = tuple([(k // spec.partitions, (offset(spec, trial.id) + k) % spec.partitions) for k in range(step)])
             hold(store.get(state.ref) == order, f"{state.ref} went over {store.get(state.ref)}")
     hold(set(store) == machine.kept(), f"stored {set(store)}, kept {machine.kept()}")
     well = completed + stopped
-    status = "completed" if well == len(machine.trials) else "partial" if well else "failed"
+    trials = [trial for trial in machine.trials.values() if trial.status in ("completed", "stopped")]
+    worth = [trial for trial in trials if not spec.metric or (trial.history and trial.earlier is None)]
+    status = "failed" if not worth else "completed" if well == len(machine.trials) else "partial"
     standing = machine.search.standing
     left = [*standing.active, *standing.undecided, *standing.paused]
     hold(not left or machine.faults, f"trials {left} are still in the search")

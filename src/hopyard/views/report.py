@@ -187,7 +187,7 @@ def _best(machine: Machine) -> str:
     best = words.best(machine)
     if best is None or best.best is None:
         has_history = any(trial.history for trial in machine.trials.values() if trial.status != "failed")
-        return f"Best: none; {spec.metric} is NaN or infinite in every epoch" if has_history else ""
+        return f"Best: none; no trial has a finite {spec.metric}" if has_history else ""
     why = f" by {spec.metric} ({spec.mode})" if spec.metric else ""
     metrics = best.history[best.best]
     order = [name for name in words.columns(machine) if name in metrics]

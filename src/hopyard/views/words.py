@@ -180,8 +180,11 @@ def decision(machine: Machine, line: Paused | Granted | Stopped) -> str:
 
 
 def retriable(machine: Machine) -> bool:
-    """Return whether trials failed that `hopyard resume --failed` tries again: those whose recipe is not to blame."""
-    return any(trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values())
+    """Return whether trials failed that `hopyard resume --failed` tries again: those whose recipe is not to blame, in a
+    run whose budget is not spent."""
+    return not machine.search.closed and any(
+        trial.status == "failed" and trial.fault != "user" for trial in machine.trials.values()
+    )
 
 
 def ranked(machine: Machine) -> list[TrialRecord]:

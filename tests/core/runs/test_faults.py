@@ -6,6 +6,7 @@ import pytest
 
 from hopyard.core.runs import faults
 from hopyard.core.runs.events import (
+    RULES,
     Check,
     Checked,
     Delete,
@@ -28,6 +29,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.preflight import CHECKS
 from hopyard.spec import Part, Ref, packed
+from hopyard.text import numbered
 from machines import Run, deferred, dispatched
 
 
@@ -49,6 +51,19 @@ def test_a_fault_of_the_system_waits_longer_each_time_and_other_trials_have_the_
     while run.unit(0).trial != 0:
         run.done(0)
     assert deferred(run.failed(0)) == [(0, 3.0, "system")]
+
+
+def test_the_partitions_of_a_unit_are_named_as_ranges():
+    """Bug: an error named each of hundreds."""
+    run = Run(partitions=64, group=64, retries=0)
+    run.failed(0)
+    assert (
+        run.machine.trials[0].error
+        == "its unit (train, epoch 1, partitions 0–63) failed 1 times, the last one so: broke"
+    )
+    assert numbered("partition", (62, 63, 0, 1, 5)) == "partitions 62–63, 0–1, 5"
+    assert numbered("partition", (7,)) == "partition 7"
+    assert numbered("partition", range(0, 64, 2)) == "partitions 0, 2, 4, 6, 8, … (32 in all)"
 
 
 def test_the_waits_are_1_2_4_seconds_up_to_minutes_and_then_the_trial_ends():
@@ -437,12 +452,127 @@ def test_a_failed_trial_goes_on_from_its_last_durable_state_when_the_user_asks()
     assert run.give(Finished(at=2.0, status="completed")) == []
 
 
-def test_with_another_recipe_a_trial_begins_anew():
+def begun_anew(rules=RULES):
+    """A trial with stored States that begins anew, and these States."""
     run = ended("user")
     stored = run.machine.kept()
-    run.give(Resumed(at=1.0))
-    out = run.give(Retried(at=1.0, trial=0, recipe="abc"))
-    assert {c.ref for c in of(Delete, out)} == stored
+    run.give(Resumed(at=1.0, rules=rules))
+    return run, stored, run.give(Retried(at=1.0, trial=0, recipe="abc"))
+
+
+def test_states_are_kept_until_the_first_one_of_another_attempt_is_durable():
+    """Bug: they were deleted at once."""
+    run, stored, out = begun_anew()
+    assert len(stored) == 2 and of(Delete, out) == [] and run.machine.kept() == stored
+    trial = run.machine.trials[0]
+    assert (trial.stored.best, trial.stored.durable_step, trial.good("loss")) == (0, 3, False)
+    run.join(5)
+    run.give(Checked(at=1.0, slot=5, trial=0, faults=(), names=("loss",)))
+    lease = run.unit(5).lease
+    assert of(Delete, run.done(5)) == [] and run.machine.kept() == stored
+    out = run.durable(5, 0, 1, lease, digest="of the other recipe")
+    assert {c.ref for c in of(Delete, out)} == stored and run.machine.kept() == {Ref(0, 1, lease)}
+    assert trial.stored is trial and run.machine.defects == []
+
+
+def test_states_are_kept_of_a_trial_that_fails_again_before_it_has_one():
+    run, stored, _ = begun_anew()
+    run.join(5)
+    run.give(Checked(at=1.0, slot=5, trial=0, faults=(), names=("loss",)))
+    run.done(5)
+    out = run.failed(5, "user")
+    assert of(Finish, out) == [Finish("failed")] and run.machine.kept() == stored
+    run.give(Finished(at=1.0, status="failed"))
+    run.give(Resumed(at=2.0, rules=RULES, gone=(min(stored, key=str),)))
+    assert of(Delete, run.give(Retried(at=2.0, trial=0, recipe="def"))) == []
+    assert run.machine.kept() == {max(stored, key=str)}  # those of the first attempt
+
+
+def test_by_the_rules_of_old_journals_a_trial_that_begins_anew_loses_its_states():
+    run, stored, out = begun_anew(rules=0)
+    assert {c.ref for c in of(Delete, out)} == stored and run.machine.kept() == set()
+
+
+def uploading(rules=RULES):
+    """A trial whose State at the end of its first epoch is on its way to the store; its second epoch is under way."""
+    run = Run(partitions=2, epochs=3, metric="loss", mode="min", rules=rules)
+    lease = [run.unit(0).lease, run.done(0)][0]
+    run.durable(0, 0, 1, lease)
+    lease = [run.unit(0).lease, run.done(0)][0]
+    run.done(0)  # partition 0 of the second epoch
+    return run, Ref(0, 2, lease)
+
+
+def test_a_failed_trial_keeps_the_states_that_are_on_their_way_to_the_store():
+    """Bug: they were forgotten, so that a trial had the metrics of its epochs, and not their models."""
+    run, ref = uploading()
+    trial = run.machine.trials[0]
+    out = run.failed(0, "user")
+    assert (trial.status, trial.ended, list(trial.history), of(Finish, out)) == ("failed", True, [0], [])
+    assert run.machine.spare(9.0, 0.0) == [] and dispatched(out) == []  # its worker is not given back
+    out = run.durable(0, 0, 2, ref.attempt)
+    assert of(Finish, out) == [Finish("failed")] and ref not in {c.ref for c in of(Delete, out)}
+    assert (trial.durable_step, run.machine.kept(), trial.storing) == (2, {ref}, False)
+    assert [c.memory_key for c in of(Release, out)] == [f"m{ref.attempt + 1}"]  # the newest State, which nobody needs
+
+
+@pytest.mark.parametrize("end", ["lost", "forgotten"])
+def test_a_failed_trial_does_not_wait_for_a_state_that_is_lost(end):
+    run, ref = uploading()
+    run.join(1)
+    run.failed(0, "user")
+    out = {
+        "lost": lambda: run.lost(0),
+        "forgotten": lambda: run.give(Forgotten(at=0.0, slot=0, ref=ref)),
+    }[end]()
+    assert of(Finish, out) == [Finish("failed")] and run.machine.trials[0].durable_step == 1
+
+
+def test_a_failed_trial_makes_the_states_again_that_its_driver_took_with_it():
+    run, _ = uploading()
+    run.failed(0, "user")
+    run.give(Resumed(at=0.0, rules=RULES))
+    trial = run.machine.trials[0]
+    assert (trial.status, trial.step, list(trial.history), run.machine.open) == ("waiting", 1, [0], 1)
+    run.join(1)
+    lease = run.unit(1).lease
+    run.done(1)
+    run.failed(1, "user")
+    out = run.durable(1, 0, 2, lease)
+    assert of(Finish, out) == [Finish("failed")] and run.machine.kept() == {Ref(0, 2, lease)}
+
+
+def test_a_worker_that_stores_no_state_of_a_failed_trial_is_replaced():
+    run, _ = uploading()
+    run.failed(0, "user")
+    out = run.tick()
+    assert of(Replace, out)[0].fault == "store" and of(Finish, out) == [Finish("failed")]
+
+
+def test_by_the_rules_of_old_journals_a_failed_trial_keeps_what_is_durable():
+    run, ref = uploading(rules=0)
+    out = run.failed(0, "user")
+    assert of(Finish, out) == [Finish("failed")]
+    assert [c.ref for c in of(Delete, run.durable(0, 0, 2, ref.attempt))] == [ref]
+
+
+def test_what_the_user_asks_for_at_once_is_decided_at_once():
+    """Bug: the run was over, and its status decided, after the first of several trials that it was to try again."""
+    run = Run(trials=2, slots=2, partitions=1, retries=0, max_time=10.0, metric="loss", mode="min")
+    for slot in (0, 1):
+        run.failed(slot)
+    run.give(Finished(at=9.0, status="failed"))
+    run.at = 9.0
+    run.give(Resumed(at=20.0, rules=RULES))
+    at = 30.0  # the time is over when they are retried
+    lines = [Retried(at=at, trial=0), Retried(at=at, trial=1)]
+    assert run.machine.handle(lines[0], last=False) == []
+    out = run.machine.handle(lines[1])
+    assert [type(c).__name__ for c in out] == ["Closed", "Stopped", "Stopped", "Finish"]
+
+
+def test_with_another_recipe_a_trial_begins_anew():
+    run, _, _ = begun_anew()
     trial = run.machine.trials[0]
     assert (trial.recipe, trial.history, trial.states, trial.digests, trial.durable_step) == ("abc", {}, {}, {}, 0)
     assert run.join(5) == [Check(at=0.0, slot=5, trial=0)]

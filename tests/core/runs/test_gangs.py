@@ -5,6 +5,7 @@ import pytest
 
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import (
+    RULES,
     Dispatch,
     Failed,
     Formed,
@@ -66,6 +67,17 @@ def test_the_second_worker_completes_the_gang():
     assert slot.together and slot.group == 1 and list(run.machine.slots) == [0]
     assert dispatched(run.done(0)) == [(0, 0, "train", 0, (1,))]
     assert slot.group == 1  # they stay connected
+
+
+@pytest.mark.parametrize(("rules", "seconds"), [(RULES, 3 * 10.0 + 4.0), (0, 10.0 + 4.0)])
+def test_the_seconds_of_a_unit_count_for_each_member(rules, seconds):
+    """Bug: they counted once. (Journals of before fold as they did.)"""
+    run = run_of(size=3, slots=3, partitions=1, validation=1, rules=rules)
+    run.at = 10.0
+    assert [unit[2] for unit in dispatched(run.done(0))] == ["validate"]  # by one member alone
+    run.at = 14.0
+    run.done(0, memory_key="")
+    assert run.machine.trials[0].worker_seconds == seconds
 
 
 def test_a_worker_that_completes_no_gang_validates():

@@ -21,6 +21,7 @@ from hopyard.core.runs.events import (
     Release,
     Replace,
     Resumed,
+    Stopped,
     StoreAway,
     StoreBack,
     Warn,
@@ -698,14 +699,11 @@ def test_a_slot_that_stores_slowly_but_steadily_is_not_late():
 
 def test_a_state_that_was_cut_is_not_awaited():
     run = Run(partitions=1, epochs=3, slots=2, timeouts=Timeouts(durable_timeout=60.0))
-    run.done(0)  # State 1 is on slot 0, which goes on from it
-    run.lost(0)
-    assert run.machine.earliest() is None
+    run.hop(0, to=1)  # State 1 is on slot 0, State 2 will be on slot 1
     run.done(1)
-    run.join(2)
-    unit = run.unit(1)
-    run.failed(1, "user")  # the trial has ended
-    assert unit.step == 1 and run.machine.earliest() is None
+    assert run.machine.earliest() == 60.0
+    run.lost(0)  # both are to be made again
+    assert run.machine.earliest() is None
 
 
 def test_states_that_take_longer_than_the_timeout_are_stored_in_the_end():
@@ -768,3 +766,16 @@ def test_a_resume_may_give_another_time_to_store_and_awaits_nothing_of_slots_tha
     run.at = 100.0
     run.done(1)
     assert run.machine.earliest() == 105.0
+
+
+def test_a_state_whose_validation_is_not_wanted_any_longer_is_released():
+    """Bug: it stayed in the memory of its maker to the end of the run."""
+    run = Run(slots=2, epochs=3, partitions=1, validation=1)
+    first = run.unit(0).lease
+    run.done(0)
+    run.durable(0, 0, 1, first)
+    trains = next(slot for slot in (0, 1) if run.unit(slot).kind == "train")  # the other one validates the first State
+    second = run.unit(trains).lease
+    run.done(trains)
+    run.give(Stopped(at=0.0, trial=0, reason="enough"))
+    assert Release(0, f"m{first}") in run.durable(trains, 0, 2, second)

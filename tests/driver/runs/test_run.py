@@ -46,6 +46,7 @@ from jobs import (
     linear,
     script,
     select,
+    states,
     table,
     troubled,
 )
@@ -103,7 +104,7 @@ def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_nothing_but_nan_never_wins(mode: str) -> None:
     run = told(mode, [NAN, math.inf], [-math.inf, NAN])
-    with pytest.raises(hy.RunFailed, match=r"val_loss is NaN .*checkpoint=.last"):
+    with pytest.raises(hy.RunFailed, match=r"no trial has a finite val_loss.*checkpoint=.last"):
         run.best  # noqa: B018
     assert run.trials[0].status == "completed"
     assert told(mode, [NAN], [NAN], metric=None).best.id == 0
@@ -774,6 +775,37 @@ def test_nan_in_validation_is_worst_and_fails_nothing(tmp_path: Path) -> None:
     assert all(math.isnan(value) for epoch in loaded.trials[0].history.values() for value in epoch.values())
     assert all(math.isnan(value) for value in run.trials[0].evaluate(dataset()).values())
     assert run.trials[0].save(tmp_path / "model").exists()
+
+
+class NeverFinite(Linear):
+    """Trains well, and has no validation loss."""
+
+    def evaluate(self, batch: Batch) -> Any:
+        return {**super().evaluate(batch), "loss": (math.nan, batch.rows)}
+
+
+def test_a_run_without_a_finite_metric_has_failed(tmp_path: Path) -> None:
+    """Bug: it was completed, with exit code 0."""
+
+    def recipe(config: dict[str, Any]) -> Linear:
+        return NeverFinite(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    with pytest.raises(hy.RunFailed, match="no trial has a finite val_loss"):
+        select(tmp_path / "run", recipe, CONFIGS[:2])
+    run = hy.load(tmp_path / "run")
+    assert run.status == "failed" and {trial.status for trial in run.trials} == {"completed"}
+    with pytest.raises(hy.RunFailed, match="no trial has a finite val_loss"):
+        run.best  # noqa: B018
+    assert "no trial has a finite val_loss" in run.report()
+    assert run.trials[0].model("last").steps and hy.resume(tmp_path / "run").status == "failed"  # nothing is left to do
+    states(tmp_path / "run").delete(next(iter(states(tmp_path / "run").refs())))
+    with pytest.raises(hy.RunFailed, match="no trial has a finite val_loss"):
+        hy.resume(tmp_path / "run")  # what is lost is made again all the same
+    assert states(tmp_path / "run").refs() == hy.load(tmp_path / "run")._machine.kept()
+    one: dict[str, Any] = {"config": CONFIGS[0], "data": dataset(), "epochs": 1, "engine": hy.Inline()}
+    with pytest.raises(hy.RunFailed, match="no trial has a finite val_loss"):
+        hy.fit(recipe, metric="val_loss", mode="min", directory=tmp_path / "fit", **one)
+    assert hy.fit(recipe, directory=tmp_path / "any", **one).status == "completed"  # it has no metric to compare by
 
 
 def test_epoch_ends_are_told(tmp_path: Path) -> None:

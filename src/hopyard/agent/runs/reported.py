@@ -9,6 +9,7 @@ from hopyard.checks import metric_fault
 from hopyard.core.messages import LIMIT
 from hopyard.errors import SpecError
 from hopyard.spec import Array
+from hopyard.stopping import ASHA, Rule
 from hopyard.text import sendable
 
 ROOM = 1 << 20
@@ -20,6 +21,18 @@ def check_names(names: Iterable[Any]) -> None:
     for name in names:
         if fault := metric_fault(name):
             raise SpecError(f"the recipe reports a metric named {name!a}: {fault}")
+
+
+def unfit_for(rule: Rule | None, metric: str | None, sums: Mapping[str, tuple[Any, float]]) -> list[str]:
+    """Return why a rule of stopping cannot compare trials by the metric: within an epoch, an array has no value yet."""
+    early = isinstance(rule, ASHA) and rule.min_partitions is not None
+    if not early or not isinstance(sums.get(metric or "", (0.0,))[0], list):
+        return []
+    return [
+        f"metric = {metric!r}: hy.ASHA(min_partitions=…) compares trials within an epoch, where this metric, an array "
+        'until the epoch\'s end, has no value; give a metric of one number a row, such as "loss" or "accuracy", or '
+        "hy.ASHA(min_epochs=1), whose rungs are at the ends of epochs"
+    ]
 
 
 def check_sizes(sums: Sequence[Mapping[str, tuple[Any, float]]]) -> None:

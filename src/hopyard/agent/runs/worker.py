@@ -18,7 +18,7 @@ from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.members import alone, cannot_train, gathered, short_rounds
-from hopyard.agent.runs.reported import check_names, check_sizes
+from hopyard.agent.runs.reported import check_names, check_sizes, unfit_for
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
@@ -322,6 +322,7 @@ class Worker:
             faults.append(summary(error, recipe_of(self._plan.recipe, trial) if users else None))
             raised = trace(error)
         else:
+            faults += unfit_for(spec.stop, spec.metric, sums)
             beside = {SECONDS} if len(spec.objectives) > 1 else set()
             for metric in [each.metric for each in spec.objectives if each.metric not in {*names, *beside}]:
                 if metric == SECONDS:

@@ -64,7 +64,7 @@ def complete(run: RunRecord, trial: TrialRecord, epoch: int, values: dict[str, f
     step = (epoch + 1) * partitions
     if step < trial.step or step == run.spec.steps:
         retention.release_memory(trial, step, partitions, run.slots, run.commands)
-    retention.collect(trial, partitions, run.commands)
+    retention.collect(trial, partitions, run.slots, run.commands)
     run.search.report(trial, values)
     lifecycle.complete(run, trial)
 

@@ -24,6 +24,13 @@ from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, non
 from hopyard.errors import JournalError
 from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit, Warned
 
+RULES = 1
+"""The newest rules by which lines fold.
+
+0: a failed trial loses at once what is not durable, and one that begins anew all its States; a unit of a gang counts as
+the seconds of one worker. 1: a failed trial awaits what is on its way to the store (`lifecycle.fail`), and its States
+stay until there are others (`lifecycle.try_again`); a unit of a gang counts for each member."""
+
 
 class Began(Fact, frozen=True):
     """A run began. Always the first line."""
@@ -36,6 +43,8 @@ class Began(Fact, frozen=True):
     """Id of the mark that this driver put into the folder of the States. The journal with the newest one owns it."""
     directory: str = ""
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
+    rules: int = 0
+    """The rules (`RULES`) by which the lines fold, up to the next driver's."""
 
 
 class Proposed(Fact, frozen=True, omit_defaults=True):
@@ -177,6 +186,8 @@ class Resumed(Fact, frozen=True, omit_defaults=True):
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
     members: int = 0
     """Workers of a gang from now on; 0: as many as before."""
+    rules: int = 0
+    """As in Began."""
 
 
 class Retried(Fact, frozen=True):
@@ -211,7 +222,7 @@ class Interrupted(Fact, frozen=True):
 
 
 class Finished(Fact, frozen=True):
-    """The run ended. "completed": no trial failed; "failed": all did."""
+    """The run ended. "completed": no trial failed; "failed": all did, or none has a finite value of the metric."""
 
     status: Literal["completed", "partial", "failed"]
 

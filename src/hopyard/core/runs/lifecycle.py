@@ -6,6 +6,8 @@ Functions over one TrialRecord of a run. `retention` has the life of its States,
 
 from __future__ import annotations
 
+import msgspec
+
 from hopyard.core.runs import faults
 from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
@@ -64,21 +66,28 @@ def requeue(run: RunRecord, trial: TrialRecord, unit: Unit) -> None:
 
 def repair(run: RunRecord, trial: TrialRecord) -> None:
     """Send the trial back to its durable step, if a State that it needs is gone."""
-    if not trial.ended and retention.broken(trial, run.spec.partitions, run.slots):
+    if trial.storing:
+        _settle(run, trial)
+    elif not trial.ended and retention.broken(trial, run.spec.partitions, run.slots):
         _rewind(run, trial)
 
 
-def lose_workers(trial: TrialRecord) -> None:
-    """Forget what workers had of the trial in memory: another driver took over, and all workers are new."""
+def lose_workers(run: RunRecord, trial: TrialRecord) -> None:
+    """Forget what workers had of the trial in memory: another driver took over, and all workers are new. One that
+    failed, with States on their way to the store, goes on to its error again from its durable step."""
     for state in trial.states.values():
         state.memory_key, state.parked = "", False
     for record in trial.epochs.values():
         record.parked = False
     trial.fresh = 0.0
+    if trial.storing:
+        try_again(run, trial, "")
 
 
 def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
     """Remove durable States that are gone: the trial makes them again, from the newest one before them."""
+    if trial.earlier is not None:
+        trial.earlier.states = {step: state for step, state in trial.earlier.states.items() if state.ref not in gone}
     missing = [step for step, state in trial.states.items() if state.ref in gone]
     if not missing:
         return
@@ -99,12 +108,17 @@ def advance(run: RunRecord, trial: TrialRecord) -> None:
     """Move the durable step on, as a State of the trial has become durable."""
     partitions = run.spec.partitions
     if retention.advance(trial, partitions):
+        if trial.earlier is not None:  # there is a model in place of those
+            _delete(run, trial.earlier)
+            trial.earlier = None
         trial.forget()
-        retention.collect(trial, partitions, run.commands)
+        retention.collect(trial, partitions, run.slots, run.commands)
         if trial.stopped or not trial.durable_step % partitions:
             complete(run, trial)
         if trial.paused and trial.durable_step == trial.step:  # it may wait for long: its memory is for others
             retention.release_memory(trial, trial.step, partitions, run.slots, run.commands)
+    if trial.storing:
+        _settle(run, trial)
 
 
 def complete(run: RunRecord, trial: TrialRecord) -> None:
@@ -188,7 +202,8 @@ def exhaust(run: RunRecord, line: Exhausted) -> None:
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:
-    """End the trial as failed; the run goes on."""
+    """End the trial as failed; the run goes on. The States of its epochs that are on their way to the store are its
+    models, and kept: the run does not end before they are stored, or their makers are gone."""
     for lease in (trial.lease, *sorted(trial.validation_leases)):
         if (unit := run.leases.revoke(lease)) is not None:
             requeue(run, trial, unit)
@@ -204,26 +219,28 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     trial.validation_leases.clear()
     for epoch in trial.epochs:
         run.scheduler.withdraw_fold(trial.id, epoch)
-    if fault == "user":  # it cannot go on from here; after other faults, a retry needs these sums
-        trial.epochs.clear()
     faults.cleared(trial)
-    _truncate(run, trial)
-    _end(run, trial)
+    trial.ended = trial.storing = True
+    run.search.end(trial)
+    trial.queue_version += 1
+    run.scheduler.estimate(trial)
+    _settle(run, trial)
 
 
 def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
-    """Try a failed trial again, as the user asks: from its durable step, or anew with another recipe (its digest)."""
-    trial.ended = False
+    """Try a failed trial again, as the user asks: from its durable step, or anew with another recipe (its digest). Then
+    the States that it has are its models until a new one is durable, even if it fails again before that."""
+    run.open += not trial.storing
+    trial.ended = trial.storing = False
     trial.error = trial.fault = trial.trace = ""
     faults.cleared(trial)
-    run.open += 1
     if recipe:
+        if run.rules == 0:
+            _delete(run, trial)
+        elif trial.states:  # else those of the attempt before the last one are still its models
+            trial.earlier = msgspec.structs.replace(trial)
         trial.recipe, trial.model = recipe, None
-        for state in trial.states.values():
-            if state.digest:
-                run.commands.append(Delete(state.ref))
-        for table in (trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history):
-            table.clear()
+        trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history = {}, {}, {}, {}, {}
         trial.best, trial.durable_step, trial.reached = None, 0, 0
         trial.stopped = False
     if not trial.stopped:
@@ -273,11 +290,33 @@ def _truncate(run: RunRecord, trial: TrialRecord) -> None:
     retention.truncate(trial, run.slots, run.commands)
 
 
+def _delete(run: RunRecord, trial: TrialRecord) -> None:
+    """Delete all States of an attempt."""
+    for state in trial.states.values():
+        if state.digest:
+            run.commands.append(Delete(state.ref))
+
+
+def _settle(run: RunRecord, trial: TrialRecord) -> None:
+    """Forget what a failed trial has behind its durable step, once no State at an epoch's end is on its way."""
+    if run.rules and retention.on_their_way(trial, run.spec.partitions, run.slots):
+        return
+    trial.storing = False
+    if trial.fault == "user":  # it cannot go on from here; after other faults, a retry needs these sums
+        trial.epochs.clear()
+    _truncate(run, trial)
+    _close(run, trial)
+
+
 def _end(run: RunRecord, trial: TrialRecord) -> None:
     trial.ended = True
     run.search.end(trial)
     trial.queue_version += 1
-    run.open -= 1
     run.scheduler.estimate(trial)
+    _close(run, trial)
+
+
+def _close(run: RunRecord, trial: TrialRecord) -> None:
+    run.open -= 1
     retention.release_all(trial, run.slots, run.commands)
-    retention.collect(trial, run.spec.partitions, run.commands)
+    retention.collect(trial, run.spec.partitions, run.slots, run.commands)

@@ -145,8 +145,9 @@ class Machine:
 
     # ---------------------------------------------------------------- asked by the loop
 
-    def handle(self, event: Event) -> list[Command]:
-        """Apply one event and decide what follows. Costs O(log n) for n trials, and O(n) when a slot is lost."""
+    def handle(self, event: Event, last: bool = True) -> list[Command]:
+        """Apply one event and, where it is the `last` of those that happen at once, decide what follows. Costs O(log n)
+        for n trials, and O(n) when a slot is lost."""
         run = self._run
         commands = run.commands = []
         run.before, run.at = run.at, event.at
@@ -154,6 +155,8 @@ class Machine:
         _APPLY[kind](self, event)
         if kind is Tick:
             self._expire(event.at)
+        if not last:
+            return commands
         if self._retries.delayed:
             self._retries.decide()
         self.workers.regroup()
@@ -205,7 +208,7 @@ class Machine:
 
     def kept(self) -> set[Ref]:
         """Return every State that the store must hold."""
-        return {state.ref for trial in self.trials.values() for state in trial.states.values() if state.digest}
+        return {state.ref for trial in self.trials.values() for state in trial.durable}
 
     def snapshot(self) -> dict[str, Any]:
         """Return all state that matters as plain values: equal for equal journals. For tests."""
@@ -281,7 +284,8 @@ class Machine:
         return self.leases.accept(slot.id, event.lease)
 
     def _done(self, event: Done) -> None:
-        since = self.leases.since(event.lease)
+        since, slot = self.leases.since(event.lease), self.slots.get(event.slot)
+        workers = slot.at_work if slot is not None and self._run.rules else 1
         unit = self._accept(event)
         partitions = tuple([part.partition for part in event.parts])
         if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):
@@ -290,11 +294,11 @@ class Machine:
             return
         trial, slot = self.trials[unit.trial], self.slots[event.slot]
         slot.trial = unit.trial
-        trial.worker_seconds += event.at - (event.at if since is None else since)
+        trial.worker_seconds += workers * (event.at - (event.at if since is None else since))
         trial.model = event.model or trial.model
         self._run.warned(unit.trial, event.warnings)
         if partitions != unit.partitions:
-            self._retries.retry(trial, unit, "system", f"it answered for partitions {list(partitions)}", "")
+            self._retries.retry(trial, unit, "system", "it answered for other partitions", "")
             return
         was_isolated = trial.isolated
         if unit.kind == "train":
@@ -449,6 +453,7 @@ class Machine:
 
     def _resumed(self, event: Resumed) -> None:
         run = self._run
+        run.rules = event.rules
         run.search.resumed(event.at, run.before)
         if event.timeouts is not None:
             if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
@@ -466,7 +471,7 @@ class Machine:
         for unit in units:
             lifecycle.requeue(run, self.trials[unit.trial], unit)
         for trial in self.trials.values():
-            lifecycle.lose_workers(trial)
+            lifecycle.lose_workers(run, trial)
             if trial.until:  # the user who resumed has waited
                 self._retries.wake(trial)
             lifecycle.repair(run, trial)
@@ -475,7 +480,7 @@ class Machine:
         deleted = set(event.gone)
         for trial in self.trials.values() if deleted else ():
             lifecycle.lose_states(run, trial, deleted)
-        if run.open and self.status in ("completed", "partial"):
+        if run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
             self.status, self._finishing = "running", False
 
     def _retried(self, event: Retried) -> None:
@@ -542,10 +547,8 @@ class Machine:
         over = self.exhausted and (self.status == "running" or self.search.closed)
         if self._finishing or not (self.status == "failed" or over):
             return
-        well = sum([trial.status in ("completed", "stopped") for trial in self.trials.values()])
-        finish = Finish("failed" if not well else "completed" if well == len(self.trials) else "partial")
         self._finishing = True
-        self._run.commands.append(finish)
+        self._run.commands.append(Finish(self._run.outcome()))
 
 
 def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
@@ -568,7 +571,7 @@ def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
 
 
 _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
-    Began: lambda machine, event: machine._run.search.begun(event.at),
+    Began: lambda machine, event: machine._run.begin(event),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
     Exhausted: Machine._exhausted,
     Joined: Machine._joined,

@@ -109,6 +109,10 @@ class TrialRecord(msgspec.Struct, eq=False):
     status: Status = "waiting"
     ended: bool = False
     """Completed, stopped or failed."""
+    storing: bool = False
+    """Failed, while States at the ends of its epochs are on their way to the store."""
+    earlier: TrialRecord | None = None
+    """The attempt before, of a trial that begins anew, until a State of this one is durable."""
     paused: bool = False
     """Whether it waits at its target for a decision of the search, though it may go there again for a lost State."""
     stopped: bool = False
@@ -130,7 +134,7 @@ class TrialRecord(msgspec.Struct, eq=False):
     """The furthest step that it ever came to: work that is done again up to there is no progress."""
 
     worker_seconds: float = 0.0
-    """From each unit's dispatch to its end, of all units that ended well."""
+    """From each unit's dispatch to its end, times the workers that it took, of all units that ended well."""
 
     # its time: `scheduler`
     queue_version: int = 0
@@ -183,6 +187,17 @@ class TrialRecord(msgspec.Struct, eq=False):
     """The slot where that unit runs."""
 
     @property
+    def stored(self) -> TrialRecord:
+        """The attempt that has the trial's models."""
+        return self.earlier or self
+
+    @property
+    def durable(self) -> list[StateRecord]:
+        """Its durable States, and those of the attempt before."""
+        earlier = [] if self.earlier is None else self.earlier.durable
+        return [*earlier, *(state for state in self.states.values() if state.digest)]
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the last epoch whose sums are all in."""
         return self.history[max(self.history)] if self.history else {}
@@ -198,9 +213,12 @@ class TrialRecord(msgspec.Struct, eq=False):
         return self.digests.get(self.target, "") or self.step_digests.get(self.target, "")
 
     def good(self, metric: str | None) -> bool:
-        """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any."""
+        """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any. (One that
+        begins anew counts once its first State is stored: until then its models are those of the attempt before.)"""
+        if self.earlier is not None or self.best is None:
+            return False
         value = self.value(metric)
-        return self.best is not None and (metric is None or (value is not None and math.isfinite(value)))
+        return metric is None or (value is not None and math.isfinite(value))
 
     def values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
         """Return the values of the run's objectives at its best epoch by the first of them; NaN: it is not there."""
@@ -274,3 +292,8 @@ class SlotRecord(msgspec.Struct, eq=False):
     """Whether all members work on its present unit."""
     group: int = 0
     """The lease of the unit with which the members' process group began; 0: the next unit begins one."""
+
+    @property
+    def at_work(self) -> int:
+        """Number of workers that work on its present unit."""
+        return len(self.members) if self.together else 1

@@ -13,6 +13,7 @@ from hopyard.core.runs.records import StateRecord, TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
 from hopyard.spec import Fault, Ref, Unit
+from hopyard.text import numbered
 
 
 class Retries:
@@ -45,8 +46,8 @@ class Retries:
                 self.delay(trial, fault, error)
             lifecycle.repair(run, trial)
             return
-        unit_text = f"{unit.kind}, epoch {unit.epoch + 1}, partitions {list(unit.partitions)}"
-        text = f"its unit ({unit_text}) failed {count} times, the last one so: {error}"
+        where = f", {numbered('partition', unit.partitions)}" if unit.partitions else ""
+        text = f"its unit ({unit.kind}, epoch {unit.epoch + 1}{where}) failed {count} times, the last one so: {error}"
         if fault == "lost":
             text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
         lifecycle.fail(run, trial, "system", text, trace)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from hopyard.core.runs.events import Command
+from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.core.runs.rungs.search import Search
@@ -24,8 +24,9 @@ class RunRecord:
         scheduler: what waits, and which slots are idle.
         search: which trials train, wait, or await a decision of the search.
         durability: which States must still be stored, and until when.
-        open: number of trials that have not ended.
+        open: number of trials that have not ended, or that failed and have States on their way to the store.
         exhausted: whether the search has no more to propose.
+        rules: those by which lines fold (`events.RULES`).
         extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
         warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
         commands: those that the present event led to.
@@ -43,11 +44,24 @@ class RunRecord:
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0
         self.exhausted = False
+        self.rules = 0
         self.extended = 0
         self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
         self.commands: list[Command] = []
         self.at = 0.0
         self.before = 0.0
+
+    def begin(self, event: Began) -> None:
+        """Begin the run."""
+        self.rules = event.rules
+        self.search.begun(event.at)
+
+    def outcome(self) -> Literal["completed", "partial", "failed"]:
+        """Return how the run has ended: a run in which no trial has a finite value of the metric has failed."""
+        well = [trial for trial in self.trials.values() if trial.status in ("completed", "stopped")]
+        if not any(self.spec.metric is None or trial.good(self.spec.metric) for trial in well):
+            return "failed"
+        return "completed" if len(well) == len(self.trials) else "partial"
 
     def warned(self, trial: int, warnings: tuple[Warned, ...]) -> None:
         """Add warnings that the user's code gave about a trial."""
@@ -58,11 +72,12 @@ class RunRecord:
     def snapshot(self) -> dict[str, Any]:
         """Return all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
         not in the journal.)"""
-        omitted = ("queue_version", "states", "epochs")
+        omitted = ("queue_version", "states", "epochs", "earlier")
         return {
             "trials": {
                 trial.id: {name: getattr(trial, name) for name in TrialRecord.__struct_fields__ if name not in omitted}
                 | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
+                | {"earlier": trial.earlier and (trial.earlier.recipe, trial.earlier.best, list(trial.earlier.states))}
                 | {
                     "epochs": {
                         epoch: (record.train, record.validate, record.pending, record.folding, record.parked)
@@ -86,6 +101,7 @@ class RunRecord:
             "deadlines": self.leases.deadlines(),
             "awaited": self.durability.awaited(),
             "exhausted": self.exhausted,
+            "rules": self.rules,
             "search": self.search.snapshot(),
             "folds": self.scheduler.folds(),
             "isolated": sorted(n for n, trial in self.trials.items() if trial.isolated and not trial.ended),

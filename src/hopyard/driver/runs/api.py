@@ -116,7 +116,7 @@ def select(
     Raises:
         SpecError, DataError, PreflightError, RunDirectoryError: before anything is trained.
         Inexact: exact=True, and something of the run cannot be exact.
-        RunFailed: all trials failed.
+        RunFailed: all trials failed, or none has a finite value of `metric`.
         ResourceError: disk or memory ran out; `hy.resume(directory)` goes on.
 
     Example:

@@ -19,6 +19,7 @@ from hopyard.core.runs.events import (
     Check,
     Checked,
     Closed,
+    Command,
     Deferred,
     Delete,
     Dispatch,
@@ -143,7 +144,8 @@ class Loop:
         """
         completed = False
         try:
-            self._commit(self._opening)
+            final = len(self._opening) - 1
+            self._commit(self._opening, lambda event: self.machine.handle(event, event is self._opening[final]))
             self._sweep()
             self._propose()
             for _ in range(self._workers.count):
@@ -289,9 +291,9 @@ class Loop:
 
     # ---------------------------------------------------------------- out
 
-    def _commit(self, events: Iterable[Event]) -> None:
+    def _commit(self, events: Iterable[Event], handle: Callable[[Event], list[Command]] | None = None) -> None:
         """Pass events to machine, journal, effects and views, in this order. Agents may forget what the journal has."""
-        lines, commands = commit(events, self.machine.handle, journaled, self._journal, self._link)
+        lines, commands = commit(events, handle or self.machine.handle, journaled, self._journal, self._link)
         for command in commands:
             _CARRY_OUT[type(command)](self, command)
         self._show(lambda view: view.see(lines, self.machine))
@@ -345,7 +347,7 @@ class Loop:
         (log.error if command.defect else log.warning)("%s", command.text)
 
     def _finished(self, command: Finish) -> None:
-        self._finish = self._finish or command
+        self._finish = command
 
     def _defer(self, command: Deferred) -> None:
         """Log each reason once: a file server that is away makes all trials wait."""

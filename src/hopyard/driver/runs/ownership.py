@@ -122,7 +122,7 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: EarlierDr
         SpecError, ResourceError: the store cannot be used, or is not mounted; names it.
     """
     url, mark = states_url(layout, about), secrets.token_hex(8)
-    states = [state for trial in machine.trials.values() for state in trial.states.values() if state.digest]
+    states = [state for trial in machine.trials.values() for state in trial.durable]
     seals = {state.ref: state.digest for state in states}
     if seals and (reason := _unmounted(url, about, earlier.marks)):
         raise ResourceError(

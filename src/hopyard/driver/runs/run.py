@@ -115,8 +115,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """One of "running", "completed", "partial" (some trials failed), "failed", "stopped" (by `stop`), and
-        "interrupted": its driver ended before it did."""
+        """One of "running", "completed", "partial" (some trials failed), "failed" (all did, or none has a finite value
+        of the run's metric), "stopped" (by `stop`), and "interrupted": its driver ended before it did."""
         with self._now() as moment:
             return moment.status
 
@@ -148,8 +148,8 @@ class Run:
             trials = machine.trials.values()
             if any(trial.status == "completed" or (trial.status == "stopped" and trial.history) for trial in trials):
                 raise RunFailed(
-                    f"{self.directory}: {machine.spec.metric} is NaN or infinite in every epoch of the trials that "
-                    "ended well, so none is the best; run.trials[0].history shows all metrics, "
+                    f"{self.directory}: no trial has a finite {machine.spec.metric}, so none is the best; "
+                    "run.trials[0].history shows all metrics, "
                     'run.trials[0].model(checkpoint="last") gives a model'
                 )
             raise RunFailed(
@@ -220,7 +220,7 @@ class Run:
 
         Raises:
             TimeoutError: it goes on.
-            RunFailed: no trial completed.
+            RunFailed: every trial failed, or none has a finite value of the run's metric.
             HopyardError: what else ended its driver, where that is in this process; elsewhere its status says how it
                 ended.
         """
@@ -241,7 +241,7 @@ class Run:
             time.sleep(min(LOOK_SECONDS, remaining))  # another process drives it
         with self._now() as (machine, status):
             if status == "failed":
-                raise RunFailed(f"{self.directory}: every trial failed{reasons(machine)}")
+                raise RunFailed(f"{self.directory}: {why_failed(machine)}")
         return self
 
     def stop(self) -> None:
@@ -324,8 +324,8 @@ class Run:
         `error`, `reason` (of the search's newest decision).
 
         `seconds` is the time that workers spent on the trial: from each unit's dispatch to its end, what was done again
-        included. A metric that has the name of one of these columns is in "metrics/error", a
-        parameter that has the name of a metric or of such a column in "config/loss".
+        included, and all members of a gang counted. A metric that has the name of one of these columns is in
+        "metrics/error", a parameter that has the name of a metric or of such a column in "config/loss".
         """
         trials = self.trials
         own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
@@ -417,7 +417,8 @@ class Run:
         def add(span: Span) -> None:
             if span.kind != "check" and span.outcome == "done" and span.end is not None:
                 epochs = seconds.setdefault(span.trial, {})
-                epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + span.end - span.start
+                workers = max(1, len(span.members))
+                epochs[span.epoch + 1] = epochs.get(span.epoch + 1, 0.0) + workers * (span.end - span.start)
 
         chart(self._fold.lines(), add)
         return seconds
@@ -495,6 +496,14 @@ def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
     rows = list(rows)
     columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
     return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
+
+
+def why_failed(machine: Machine) -> str:
+    """Return why a run has failed."""
+    if all(trial.status == "failed" for trial in machine.trials.values()):
+        return f"every trial failed{reasons(machine)}"
+    closed = f"; {machine.search.closed}" if machine.search.closed else ""
+    return f"no trial has a finite {machine.spec.metric}{closed}{reasons(machine)}"
 
 
 def reasons(machine: Machine) -> str:

@@ -20,7 +20,7 @@ from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
+from hopyard.core.runs.events import CODEC, RULES, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
@@ -36,7 +36,7 @@ from hopyard.driver.runs.loop import Loop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.resume.again import for_workers
 from hopyard.driver.runs.resume.recovery import EarlierDrivers
-from hopyard.driver.runs.run import Run, reasons
+from hopyard.driver.runs.run import Run, why_failed
 from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
@@ -200,10 +200,16 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 timeouts=job.timeouts,
                 gone=job.states.gone,
                 members=job.members,
+                rules=RULES,
             )
             if job.earlier is not None
             else Began(
-                at=clock.now(), spec=spec, fingerprint=fingerprint, mark=job.states.mark, directory=location(layout)
+                at=clock.now(),
+                spec=spec,
+                fingerprint=fingerprint,
+                mark=job.states.mark,
+                directory=location(layout),
+                rules=RULES,
             )
         )
 
@@ -261,7 +267,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
-        failure = RunFailed(f"{layout.root}: every trial failed{reasons(machine)}")
+        failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
         _explain(failure, machine, link)
         raise failure
 

@@ -97,7 +97,8 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included.
+        """Time that workers spent on it: from each unit's dispatch to its end, what was done again included, and all
+        members of a gang counted.
 
         Raises:
             Inexact: a function of `stop=` asks, with exact=True. (The trial goes on then, with a warning, as it does
@@ -115,6 +116,9 @@ class Trial:
 
     def model(self, checkpoint: Literal["best", "last"] = "best") -> Any:
         """The trained model: a torch module in evaluation mode, a compiled keras.Model, or the recipe's own Trainable.
+
+        A trial that begins anew with another recipe has the model of its attempt before, until a State of the new one
+        is stored.
 
         Raises:
             TrialFailed: there is no such model.
@@ -165,20 +169,21 @@ class Trial:
         trained = self._trained(checkpoint)
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
-        return save(Path(path("directory", directory)), self._plan, self._record, epoch, trained)
+        return save(Path(path("directory", directory)), self._plan, self._record.stored, epoch, trained)
 
     @property
     def _plan(self) -> Plan:
         """The run's plan with the recipe of this trial."""
         plan: Plan = self._models().plan
-        recipes = {self.id: self._record.recipe} if self._record.recipe else {}
+        recipe = self._record.stored.recipe
+        recipes = {self.id: recipe} if recipe else {}
         return replace(plan, recipe=assigned(plan.recipe, recipes))
 
     def _step(self, checkpoint: str) -> int:
-        checkpoint = one_of("checkpoint", checkpoint, ("best", "last"))
-        if checkpoint == "last" or self._record.best is None:
-            return self._record.durable_step
-        return (self._record.best + 1) * self._partitions
+        checkpoint, record = one_of("checkpoint", checkpoint, ("best", "last")), self._record.stored
+        if checkpoint == "last" or record.best is None:
+            return record.durable_step
+        return (record.best + 1) * self._partitions
 
     def _trained(self, checkpoint: str) -> TrainedModel:
         """Build the model with the weights of that epoch.
@@ -190,7 +195,7 @@ class Trial:
         if self._seconds is None:
             raise Inexact("which States are stored by now depends on time, so stop= may use no models with exact=True")
         step = self._step(checkpoint)
-        state = self._record.states.get(step)
+        state = self._record.stored.states.get(step)
         if state is None or not state.digest:
             raise TrialFailed(
                 f"trial {self.id} ({self.status}) has no stored model" + (f": {self.error}" if self.error else "")

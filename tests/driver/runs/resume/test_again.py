@@ -33,7 +33,7 @@ def machine(*kinds: str, safe: int = 4) -> Any:
     for record, kind in zip(records[1:], kinds, strict=True):
         record.status, record.durable_step = "failed", safe
         record.fault, record.error = KINDS[kind]
-    return SimpleNamespace(trials={record.id: record for record in records})
+    return SimpleNamespace(trials={record.id: record for record in records}, search=SimpleNamespace(closed=""))
 
 
 def asked(*kinds: str, recipe: Any = None, safe: int = 4) -> tuple[list[int], list[int]]:

@@ -25,8 +25,8 @@ def advance(trial: TrialRecord, partitions: int) -> bool:
     return trial.durable_step != before
 
 
-def collect(trial: TrialRecord, partitions: int, out: list[Command]) -> None:
-    """Remove and delete the States before the durable step, except the best epoch's and those that await validation."""
+def collect(trial: TrialRecord, partitions: int, slots: Slots, out: list[Command]) -> None:
+    """Delete and release the States before the durable step, but the best epoch's and those that await validation."""
     best = -1 if trial.best is None else (trial.best + 1) * partitions
     before = [step for step in trial.states if step < trial.durable_step and step != best]
     for step in before:
@@ -35,6 +35,7 @@ def collect(trial: TrialRecord, partitions: int, out: list[Command]) -> None:
         state = trial.states.pop(step)
         if state.digest:
             out.append(Delete(state.ref))
+        _release(state, slots, out)
 
 
 def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
@@ -43,8 +44,7 @@ def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
         state = trial.states.pop(step)
         if state.digest:
             out.append(Delete(state.ref))
-        if state.memory_key and state.maker in slots:
-            out.append(Release(state.maker, state.memory_key))
+        _release(state, slots, out)
 
 
 def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
@@ -58,6 +58,13 @@ def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
         if step % partitions == 0 or (step == trial.step and not trial.lease):
             return True
     return False
+
+
+def on_their_way(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
+    """Return whether a State at an epoch's end is still to be stored by its maker."""
+    return any(
+        not state.digest and state.maker in slots and step % partitions == 0 for step, state in trial.states.items()
+    )
 
 
 def park(trial: TrialRecord, state: StateRecord, partitions: int) -> None:
@@ -90,7 +97,8 @@ def _release(state: StateRecord, slots: Slots, out: list[Command]) -> None:
 
 def in_memory_only(trial: TrialRecord, slot: int) -> bool:
     """Whether a State of the trial is in this slot's memory alone."""
-    return not trial.ended and any(state.maker == slot and not state.digest for state in trial.states.values())
+    needed = trial.storing or not trial.ended
+    return needed and any(state.maker == slot and not state.digest for state in trial.states.values())
 
 
 def release_memory(trial: TrialRecord, step: int, partitions: int, slots: Slots, out: list[Command]) -> None:

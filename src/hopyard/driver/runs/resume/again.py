@@ -41,10 +41,16 @@ def trials_to_retry(layout: Layout, machine: Machine, recipe: Callable[..., Any]
         recipe: another recipe, with which some begin anew; None: there is none.
 
     Raises:
-        SpecError: `recipe` is no recipe.
+        SpecError: `recipe` is no recipe; the run's goal was reached, or its `max_time` is over.
     """
     recipe_digest = "" if recipe is None else _digest(recipe)
     failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
+    if failed and machine.search.closed:
+        raise SpecError(
+            f"{layout.root}: {machine.search.closed}: what is tried again would be stopped at once; start another run, "
+            f"with enqueue= for the configurations of the {len(failed)} trials that failed"
+            + ("" if machine.ended else "; without failed=True this one goes on to its end")
+        )
     if recipe is None:
         restarted = []
         resumed = [trial.id for trial in failed if trial.fault != "user"]
