@@ -34,7 +34,9 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> 
         DataError: a column is missing or has a type that cannot be used.
     """
     require(batch.schema, spec.names, source_label)
-    planner = _Planner(batch, spec, source_label)
+    planner = _Planner(
+        batch, spec, source_label, frozenset(spec.standardize if isinstance(spec.standardize, list) else ())
+    )
     fields = [planner.field("inputs", name, names) for name, names in spec.inputs.items()]
     fields += [planner.field("targets", name, names) for name, names in spec.targets.items()]
     if spec.weight is not None:
@@ -86,6 +88,8 @@ class _Planner:
     batch: Any
     spec: ColumnSpec
     source_label: str
+    named: frozenset[str]
+    """Columns that standardize= names."""
 
     def field(self, role: Role, name: str, names: Names) -> Field:
         """Plans one array: a matrix for a list of columns, the column itself for one name."""
@@ -155,7 +159,7 @@ class _Planner:
         )
 
     def _named(self, column: Column) -> bool:
-        return isinstance(self.spec.standardize, list) and column.name in self.spec.standardize
+        return column.name in self.named
 
     def _scaled(self, column: Column) -> Column:
         is_scaled = not column.encode and (self.spec.standardize is True or self._named(column))

@@ -17,7 +17,7 @@ from blake3 import blake3
 from hopyard import meter
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
-from hopyard.data.encoding.finalize import FeatureFinalizer
+from hopyard.data.encoding.finalize import FeatureFinalizer, block_bytes
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
 from hopyard.data.npy import Appender
 from hopyard.data.rows.order import RowSorter
@@ -47,7 +47,7 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     assert manifest.stored is not None
     index = load(manifest.stored)
     layout, run = infos(manifest.fields, index.words), index.run(kind, partition)
-    sorter = RowSorter(layout[:-1], index.words, directory / "order")
+    sorter = RowSorter(layout[:-1], index.words, directory / "order", step=block_bytes(manifest.fields))
     finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize, manifest.fills)
     (directory / folder_name(kind, 0)).mkdir()
     files: list[Appender] = []
