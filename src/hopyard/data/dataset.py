@@ -148,7 +148,10 @@ class Dataset:
             SpecError, DataError: a value is not allowed, no file matches, or a column is not there.
         """
         files = parquet.ParquetFiles(parquet.find(source))
-        return cls._of(files, files.schema(), **options)
+        schema = files.schema()
+        if options["transform"] is None:
+            schema = files.typed(schema, _own_options(options, schema.names).spec.names)
+        return cls._of(files, schema, **options)
 
     @classmethod
     @takes(TableOptions)
