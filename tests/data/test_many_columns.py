@@ -23,14 +23,15 @@ FEW, MANY = 700, 2800
 def data_set(folder: Path, count: int, how: str) -> hy.Dataset:
     names = [f"c{at}" for at in range(count)]
     values = np.random.default_rng(0).random((count, ROWS))
-    arrays = dict(zip(names, values, strict=True)) | {"y": np.arange(ROWS) % 2}
+    arrays: dict[str, Any] = dict(zip(names, values, strict=True)) | {"y": np.arange(ROWS) % 2}
     options: dict[str, Any] = {"features": names, "label": "y", "validation": 0.2, "partitions": 2}
-    options |= {
+    extra: dict[str, dict[str, Any]] = {
         "standardize": {"standardize": names},
         "impute": {"impute": dict.fromkeys(names, "mean")},
         "key": {"key": "c0"},
         "transform": {"transform": _same},
-    }.get(how, {})
+    }
+    options |= extra.get(how, {})
     if how in ("pandas", "impute"):
         import pandas as pd
 
@@ -47,7 +48,7 @@ def calls(run: Any) -> int:
     """Return how many functions of Python and C a call of `run` calls."""
     profile = cProfile.Profile()
     profile.runcall(run)
-    return sum(entry.callcount for entry in profile.getstats())  # type: ignore[attr-defined]
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ from hopyard.data.manifest import (
     file_names,
     folder_name,
 )
-from hopyard.data.npy import Appender, map_npy
+from hopyard.data.npy import OPEN_FILES, Appender, map_npy
 from hopyard.data.options import BuildOptions, ColumnSpec
 from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
 from hopyard.data.rows.order import RowSorter
@@ -56,8 +56,6 @@ from hopyard.formats.arrow import Array
 
 KINDS: tuple[Kind, ...] = ("train", "validate")
 NOUNS: dict[Kind, str] = {"train": "training", "validate": "validation"}
-OPEN_FILES = 256
-"""Files kept open at once; with more, each is opened for each write."""
 
 LabelledBatch = tuple[Any, RowOrigin, Array | None, Names | None]
 """(record batch after the transform, its origin, which of its rows are validation rows: None for none, the names of its

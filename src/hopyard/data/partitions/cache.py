@@ -46,6 +46,7 @@ from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
 from hopyard.formats.arrow import Array
 from hopyard.system.files import FULL, total_bytes
+from hopyard.system.limits import remedy
 from hopyard.system.locks import still_there
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,13 @@ _WRITTEN = re.compile(
 THREADS = 8
 """How many threads compare the partitions of an entry."""
 OPEN = 256
-"""How many partitions of one manifest stay mapped."""
+"""How many partitions of one manifest stay mapped, at most."""
+MAPPINGS = 16_384
+"""How many arrays of one manifest stay mapped; Linux allows a process 65,530 mappings."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
 """The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
+_PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
+"""The pins of entries of which partitions are open. `_shared_pin` alone uses it."""
 
 
 def default_root() -> Path:
@@ -101,6 +106,13 @@ def pin(root: Path, key: str) -> Pin | None:
     except PermissionError:  # another user's, who alone may mark it
         pass
     return Pin(file)
+
+
+def _shared_pin(path: Path) -> Pin | None:
+    """Return a pin of an entry that all partitions of it share, so that each has no file open."""
+    if (pinned := _PINS.get(path)) is None and (pinned := pin(path.parent, path.name)) is not None:
+        _PINS[path] = pinned
+    return pinned
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
@@ -177,7 +189,8 @@ def scratch(root: Path, key: str) -> Iterator[Path]:
 
 @contextmanager
 def usable(root: Path) -> Iterator[None]:
-    """Turns "no space", and "not allowed" for what is in `root` or leads there, into ResourceError."""
+    """Turns what the host lacks ("no space", "too many open files"), and "not allowed" for what is in `root` or leads
+    there, into ResourceError."""
     try:
         yield
     except OSError as error:
@@ -188,6 +201,10 @@ def usable(root: Path) -> Iterator[None]:
                 f"write there; set XDG_CACHE_HOME to a directory of your own, or call prepare(cache=) with one"
             ) from error
         if error.errno not in FULL:
+            if advice := remedy(error):
+                raise ResourceError(
+                    f"the data cache in {root} cannot be used now ({error.strerror}: {error.filename}): {advice}"
+                ) from error
             raise
         nearest = next(folder for folder in (root, *root.parents) if folder.exists())
         raise ResourceError(
@@ -339,18 +356,21 @@ def remove_rows(url: str) -> None:
 def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
     """Return the memory-mapped columns of one partition.
 
-    Mappings stay for as long as the Manifest object lives (the last OPEN of them), because mapping anew for each visit
-    costs a tenth of a shuffled pass in page faults. They are private, so writing to them changes no file, but it would
-    change what later visits of this process see: copy first.
+    Mappings stay for as long as the Manifest object lives (those of the last OPEN partitions, or fewer of many arrays),
+    because mapping anew for each visit costs a tenth of a shuffled pass in page faults. They hold no open file. They
+    are private, so writing to them changes no file, but it would change what later visits of this process see: copy
+    first.
 
     Raises:
         SpecError: no such partition.
         DataError: the cache entry is gone or damaged.
+        ResourceError: the host lacks what it takes to open it.
     """
     open_mapped = _OPENED.get(id(manifest))
     if open_mapped is None:
         manifest_reference = weakref.ref(manifest)
-        open_mapped = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(manifest_reference(), *which))
+        kept = max(1, min(OPEN, MAPPINGS // len(manifest.fields)))
+        open_mapped = _OPENED[id(manifest)] = lru_cache(kept)(lambda *which: _open(manifest_reference(), *which))
         weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
     columns = open_mapped(kind, partition)
     return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
@@ -366,17 +386,17 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
         entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
-    with usable(path.parent):
-        pinned = pin(path.parent, path.name)
-    if pinned is None:
-        raise DataError(gone(entry))
     folder = path / folder_name(kind, number)
     try:
-        _compare(folder, manifest, parts[number])
-        inputs = _map_all(folder, "inputs", manifest.inputs, rows)
-        targets = _map_all(folder, "targets", manifest.targets, rows)
-        weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
-    except (OSError, ValueError) as error:
+        with usable(path.parent):
+            pinned = _shared_pin(path)
+            if pinned is None:
+                raise DataError(gone(entry))
+            _compare(folder, manifest, parts[number])
+            inputs = _map_all(folder, "inputs", manifest.inputs, rows)
+            targets = _map_all(folder, "targets", manifest.targets, rows)
+            weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
+    except (FileNotFoundError, ValueError) as error:
         raise DataError(
             f"{kind} partition {partition} in {folder} is damaged: {error}; call prepare() on the Dataset again, which "
             f"makes it anew"
@@ -445,8 +465,10 @@ def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
         return None
     try:
         manifest = Manifest.load(root / key / FILE, check=False)
-    except DataError:  # unreadable, so treated as missing
-        return None
+    except DataError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None  # of the host, not of the manifest
+        return None  # no manifest, so treated as missing
     manifest.path = str(root / key)
     if fault := _fault(manifest):
         if warn:
@@ -475,7 +497,7 @@ def _fault(manifest: Manifest) -> str:
     try:
         with ThreadPoolExecutor(THREADS, "hopyard-compare") as pool:
             list(pool.map(lambda one: _compare(one[0], manifest, one[1]), parts))
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         return str(error)
     return ""
 

@@ -19,7 +19,7 @@ from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
 from hopyard.data.encoding.finalize import FeatureFinalizer, block_bytes
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
-from hopyard.data.npy import Appender
+from hopyard.data.npy import OPEN_FILES, Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
 from hopyard.data.shared.storage import shared_directory
@@ -53,7 +53,8 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     files: list[Appender] = []
     try:
         for name, info in zip(file_names(manifest.fields), finisher.infos, strict=True):
-            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep=True))
+            keep = len(finisher.infos) <= OPEN_FILES
+            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep))
         with closing(_arrays(manifest, index, run, layout)) as arrays:
             for *raw, names in arrays:
                 sorter.take(raw, names)
