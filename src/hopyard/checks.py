@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from hopyard.errors import SpecError
@@ -216,6 +217,18 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
     return without_scheme(str.__str__(text), three="URL" not in kind)
+
+
+def expanded(text: str) -> Path:
+    """Return a path of this host as an absolute one, without "~".
+
+    Raises:
+        SpecError: the home that "~" stands for is not known.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise SpecError(f'{text}: there is no home for "~" ({error}); give a path without it, or set HOME') from error
 
 
 def without_scheme(text: str, *, three: bool = False) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import column_name, fraction, path, scalar, whole
+from hopyard.checks import column_name, expanded, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -315,7 +315,7 @@ class Dataset:
             DataError: the rows cannot be used; names the column, how many, the first row and its source.
             ResourceError: the disk is full, or the directory cannot be written; nothing is left behind.
         """
-        root = None if cache is None else Path(path("cache", cache)).expanduser().absolute()
+        root = None if cache is None else expanded(path("cache", cache))
         if isinstance(self.rows.source, SupportsPrepare):
             return self.rows.source.prepare(self.cache_bytes, "" if root is None else str(root))
         assert self.options is not None

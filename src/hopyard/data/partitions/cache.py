@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 import weakref
@@ -31,7 +30,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import platformdirs
 
 from hopyard import meter
 from hopyard.data.columns import Columns, own, pack
@@ -44,6 +42,7 @@ from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
+from hopyard.folders import cache_folder, temporary_folder
 from hopyard.formats.arrow import Array
 from hopyard.system.files import FULL, total_bytes
 from hopyard.system.limits import remedy
@@ -77,8 +76,8 @@ _PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
 
 
 def default_root() -> Path:
-    """Return the cache of this user on this host."""
-    return Path(platformdirs.user_cache_dir("hopyard")) / "data"
+    """Return the cache of this user on this host. Raises as `cache_folder`."""
+    return cache_folder() / "data"
 
 
 class Pin:
@@ -425,25 +424,9 @@ def _host_root(preferred: str) -> Path:
             continue
         if os.access(root, os.W_OK | os.X_OK):
             return root
-    name = f"hopyard-{os.geteuid()}"
-    with suppress(FileExistsError):
-        Path(tempfile.gettempdir(), name).mkdir(mode=0o700)
-    folders = temporary_folders() or [Path(tempfile.mkdtemp(prefix=f"{name}."))]
-    (folders[0] / "data").mkdir(exist_ok=True)
-    return folders[0] / "data"
-
-
-def temporary_folders() -> list[Path]:
-    """Return the folders of this user alone (0700) in the system's temporary directory: `hopyard-<uid>`; where another
-    user has taken that name, it has an end that nobody can foresee."""
-    temporary, name = Path(tempfile.gettempdir()), f"hopyard-{os.geteuid()}"
-    folders = []
-    for path in [temporary / name, *sorted(temporary.glob(f"{name}.*"))]:
-        with suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-                folders.append(path)
-    return folders
+    folder = temporary_folder() / "data"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:

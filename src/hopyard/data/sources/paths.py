@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from hopyard.checks import path, sequence
+from hopyard.checks import expanded, path, sequence
 from hopyard.errors import DataError, ResourceError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
 from hopyard.system.limits import remedy
@@ -61,7 +61,7 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
         return [file for one in paths for file in find(one, kind, endings)]
     text = path("source", source, "a path, glob, directory or URL, or a list of these")
     with reaching(text, "open", DataError, "source"):
-        system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)
+        system, root = open_url(str(expanded(text)) if is_local(text) else text)
         system.invalidate_cache()
         files = list(_below(system, root, endings))
         is_empty = not files and is_there(system, posixpath.join(root, "_SUCCESS"))
