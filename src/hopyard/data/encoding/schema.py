@@ -133,6 +133,11 @@ class _Planner:
         impute = "" if fill is None else fill.strategy
         if name not in self.spec.encode:
             shape, leaf = _leaf(array, array.type)
+            if 0 in shape and array.null_count < len(array):
+                raise DataError(
+                    f"column {name!r} of {self.source_label} has lists without values, rows of shape {shape}: leave the "
+                    "column out, or pad its lists with transform="
+                )
             if impute and (shape or leaf.endswith("?")):
                 raise DataError(
                     f"impute names {name!r} of {self.source_label}, which has type {array.type}: only columns of one "
