@@ -135,8 +135,8 @@ class _Planner:
             shape, leaf = _leaf(array, array.type)
             if 0 in shape and array.null_count < len(array):
                 raise DataError(
-                    f"column {name!r} of {self.source_label} has lists without values, rows of shape {shape}: leave the "
-                    "column out, or pad its lists with transform="
+                    f"column {name!r} of {self.source_label} has lists without values, rows of shape {shape}: leave "
+                    "the column out, or pad its lists with transform="
                 )
             if impute and (shape or leaf.endswith("?")):
                 raise DataError(

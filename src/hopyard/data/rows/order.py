@@ -38,7 +38,7 @@ class RowSorter:
     """
 
     def __init__(
-        self, infos: list[ArrayInfo], words: int, folder: Path, memory: int = MEMORY, step: int = _STEP
+        self, infos: list[ArrayInfo], words: int, folder: Path, memory: int = MEMORY, *, step: int = _STEP
     ) -> None:
         self.rows = 0
         self._folder, self._memory, self._step_bytes = folder, memory, step
