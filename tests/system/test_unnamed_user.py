@@ -133,7 +133,7 @@ def test_no_home_and_no_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp
     def nowhere(*arguments: object) -> str:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(folders.platformdirs, "user_cache_dir", nowhere)
+    monkeypatch.setattr("platformdirs.user_cache_dir", nowhere)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(hy.ResourceError, match="XDG_CACHE_HOME"):
         folders.cache_folder()

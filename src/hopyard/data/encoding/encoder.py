@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.schema import FLOATS
 from hopyard.data.encoding.weights import negative
 from hopyard.data.manifest import Column, Field, Value
@@ -304,8 +305,8 @@ class Encoder:
             return self._filled(column, array, kind, origin)
         if not fits:
             raise DataError(
-                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; all files, batches and "
-                f"validation data need one schema"
+                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; "
+                + (ONE_SCHEMA if origin.transformed else "all files, batches and validation data need one schema")
             )
         bad = null_rows(array)
         if bad is not None:

@@ -15,6 +15,8 @@ from hopyard.data.manifest import ArrayInfo, Column, Field, Scale, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 
+_BLOCK_BYTES = 1 << 20
+"""About how many bytes of rows of few columns are finalized at once."""
 _TOGETHER = 64
 """Columns whose sums are made together."""
 
@@ -90,7 +92,7 @@ class FeatureFinalizer:
 
 def block_bytes(fields: Sequence[Field]) -> int:
     """Return about how many bytes of rows of these fields to finalize at once."""
-    return batch_bytes(sum(len(field.columns) for field in fields), 1 << 20)
+    return batch_bytes(sum(len(field.columns) for field in fields), _BLOCK_BYTES)
 
 
 def is_measured(column: Column) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.manifest import Column, Field, Role, Value
 from hopyard.data.options import ColumnSpec, Names
 from hopyard.errors import DataError
@@ -160,7 +161,7 @@ class _Planner:
             return Column(name, f"{kind}:int64", (), encoding.kind, other=encoding.other, impute=impute)
         raise DataError(
             f"column {name!r} of {self.source_label} has type {array.type}, which encode= cannot take as categories; "
-            f"text, numbers and booleans it can: cast it with transform="
+            + (_UNTYPED if pa.types.is_null(kind) else "text, numbers and booleans it can: cast it with transform=")
         )
 
     def _named(self, column: Column) -> bool:
@@ -207,11 +208,14 @@ def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
     return (), "?"
 
 
+_UNTYPED = f"all its values are null: leave it out, fill it, or {ONE_SCHEMA}"
+
+
 def _advice(kind: Any, name: str, role: Role) -> str:
     if is_text(kind) and role == "inputs":
         return f'for categories give encode={{{name!r}: "one-hot"}} (or "index", or a list of values)'
     if is_text(kind) and role == "targets":
         return f'for classes give encode={{{name!r}: "index"}}'
     if pa.types.is_null(kind):
-        return "all its values are null: leave it out, or fill it with transform="
+        return _UNTYPED
     return "make it one with transform="

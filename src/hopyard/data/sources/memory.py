@@ -132,7 +132,7 @@ class Reader:
     volatile = False
 
     def __init__(self, batches: Iterable[Any], description: str, again: bool = False) -> None:
-        self._batches, self._description, self._again = batches, description, again
+        self._batches, self._description, self.again = batches, description, again
         self._read = False
         self._rows = 0
 
@@ -145,7 +145,7 @@ class Reader:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """The batches as they come, large ones sliced."""
-        if self._read and not self._again:
+        if self._read and not self.again:
             raise DataError(
                 f"{self._description} was read before and can be read only once; make the Dataset from it anew"
             )
