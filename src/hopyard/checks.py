@@ -18,6 +18,10 @@ LONGEST = 1e9
 """Seconds that stand for more: 31 years. No lock can wait for 300."""
 
 
+GUESSES = 20
+"""How many wrong names are compared with all that exist, which takes long for thousands of each."""
+
+
 def closest(name: Any, candidates: Iterable[str]) -> str:
     """Return the end of an error message: what was probably meant, and the names that exist."""
     names = [str(candidate) for candidate in candidates]
@@ -37,7 +41,7 @@ def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
     names = [str(candidate) for candidate in candidates]
     if len(wrong) == 1:
         return f"no {kind} {shown(wrong[0])}{closest(wrong[0], names)}"
-    guesses = [(name, _guess(name, names)) for name in wrong]
+    guesses = [(name, _guess(name, names) if at < GUESSES else "") for at, name in enumerate(wrong)]
     each = ", ".join(shown(name) + (f" ({guess})" if guess else "") for name, guess in guesses)
     return f"no {kind}s {each}; {_listed(names)}"
 

@@ -138,7 +138,8 @@ class Dataset:
     def parquet(cls, source: str | os.PathLike[str] | list[Any], **options: Unpack[TableOptions]) -> Dataset:
         """Parquet files. All together are one table: folders below a directory or behind a wildcard that name a column,
         such as `year=2013/` (what `df.write.partitionBy` makes), give it, as whole numbers or as text. Where there is a
-        transform, columns that some of the files lack are null there; without one, each file needs what is read.
+        transform, columns that some of the files lack are null there; without one, each file needs what is read. A
+        column that is null throughout a file has the type that it has in the others.
 
         Args:
             source: a path, glob, directory or fsspec URL, or a list of these. In directories and globs, names that
