@@ -17,7 +17,7 @@ from hopyard.data.manifest import file_names
 from hopyard.data.options import columns
 
 ROWS = 600
-FEW, MANY = 700, 2800
+FEW, MANY = 300, 1200
 
 
 def data_set(folder: Path, count: int, how: str) -> hy.Dataset:

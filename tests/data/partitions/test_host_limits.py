@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
+from hopyard.agent.runs.faults import HostFault, Reading, blame
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions.cache import open_partition
+from hopyard.errors import HopyardError
 from hopyard.formats.tfrecord import records
 
 INPUTS, PARTITIONS = 29, 12
@@ -27,6 +29,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
 import numpy as np, hopyard as hy
 from hopyard.data.partitions.cache import open_partition
+from hopyard.errors import HopyardError
 from hopyard.formats.tfrecord import records
 x = {{f"x{{at}}": np.full((240, 2), at, np.float32) for at in range({INPUTS})}}
 data = hy.Dataset.numpy(x, np.arange(240), partitions={PARTITIONS})
@@ -113,3 +116,32 @@ def test_a_source_that_cannot_be_opened_now_need_not_be_written_again(
         with pytest.raises(hy.ResourceError, match=os.strerror(getattr(errno, name))):
             next(records(str(tmp_path / "rows.parquet")))
     assert data.prepare(cache).rows == 2
+
+
+def test_a_mapping_ends_with_its_array(prepared: Manifest) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(prepared.path)
+
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("this system does not list mappings")
+    columns = open_partition(prepared, "train", 0)
+    inputs = columns.inputs[2:]
+    assert mapped() >= 2
+    assert inputs.flags.writeable
+    inputs[:] = 1.0  # of this process alone
+    assert not np.load(Path(prepared.path) / "train-00000" / "inputs-0.npy").any()
+    del columns, inputs
+    caches._OPENED.clear()
+    assert mapped() == 0
+
+
+@pytest.mark.parametrize(("name", "fault"), [("ENOMEM", "memory"), ("EMFILE", None), ("EIO", None)])
+def test_a_worker_tries_again_what_lacks_memory_and_gives_up_its_place_for_the_rest(
+    prepared: Manifest, monkeypatch: pytest.MonkeyPatch, name: str, fault: str | None
+) -> None:
+    monkeypatch.setattr(caches, "map_npy", fails(getattr(errno, name)))
+    with pytest.raises(HopyardError) as caught, Reading("train partition 0", "here"):
+        open_partition(prepared, "train", 0)
+    assert isinstance(caught.value, HostFault) == (fault is None)
+    if fault is not None:
+        assert blame(caught.value, accelerated=False).fault == fault

@@ -18,7 +18,7 @@ from hopyard.formats.arrow import Array
 _BLOCK_BYTES = 1 << 20
 """About how many bytes of rows of few columns are finalized at once."""
 _TOGETHER = 64
-"""Columns whose sums are made together."""
+"""Values of a row whose sums are made together, those of one column in any case."""
 
 
 class FeatureFinalizer:
@@ -110,7 +110,8 @@ def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, blo
         start, stop = stop, stop + math.prod(column.shape)
         if is_measured(column):
             measured.append((column, start, stop))
-        if measured and (not is_measured(column) or len(measured) == _TOGETHER or column is fields[number].columns[-1]):
+        ends = not is_measured(column) or column is fields[number].columns[-1]
+        if measured and (ends or stop - measured[0][1] >= _TOGETHER):
             _measure(moments, number, stack, measured)
             measured = []
 

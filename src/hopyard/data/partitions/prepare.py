@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,10 @@ def entry_key(all_rows: list[InputRows], options: BuildOptions, again: bool = Fa
 
 
 def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
-    try:
+    manifest = None
+    with suppress(Mixed):
         manifest = build(directory, options, _blocks(all_rows, options, None))
-    except Mixed:
+    if manifest is None:
         for written in directory.iterdir():
             shutil.rmtree(written)
         names, encoded = options.spec.names, list(options.spec.encode)
