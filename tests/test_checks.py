@@ -402,3 +402,5 @@ def test_names_that_do_not_exist_are_listed_together() -> None:
     assert "'A' (did you mean 'a', as case counts here?), 'c'; there" in no_such("column", ["A", "c"], ["b", "a"])
     assert no_such("column", ["a", "b"], []) == "no columns 'a', 'b'; there are: none"
     assert no_such("column", ["a", "b"], map(str, range(50))).endswith("'39' and 10 more")
+    many = no_such("column", [f"lable{at}" for at in range(50)], [f"label{at}" for at in range(50)])
+    assert (many.count("'lable"), many.count("did you mean")) == (50, 20)

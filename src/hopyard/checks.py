@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from hopyard.errors import SpecError
@@ -15,6 +16,10 @@ from hopyard.text import sendable, shown, unwritable
 
 LONGEST = 1e9
 """Seconds that stand for more: 31 years. No lock can wait for 300."""
+
+
+GUESSES = 20
+"""How many wrong names are compared with all that exist, which takes long for thousands of each."""
 
 
 def closest(name: Any, candidates: Iterable[str]) -> str:
@@ -36,7 +41,7 @@ def no_such(kind: str, wrong: Sequence[str], candidates: Iterable[str]) -> str:
     names = [str(candidate) for candidate in candidates]
     if len(wrong) == 1:
         return f"no {kind} {shown(wrong[0])}{closest(wrong[0], names)}"
-    guesses = [(name, _guess(name, names)) for name in wrong]
+    guesses = [(name, _guess(name, names) if at < GUESSES else "") for at, name in enumerate(wrong)]
     each = ", ".join(shown(name) + (f" ({guess})" if guess else "") for name, guess in guesses)
     return f"no {kind}s {each}; {_listed(names)}"
 
@@ -216,6 +221,18 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
     return without_scheme(str.__str__(text), three="URL" not in kind)
+
+
+def expanded(text: str) -> Path:
+    """Return a path of this host as an absolute one, without "~".
+
+    Raises:
+        SpecError: the home that "~" stands for is not known.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise SpecError(f'{text}: there is no home for "~" ({error}); give a path without it, or set HOME') from error
 
 
 def without_scheme(text: str, *, three: bool = False) -> str:

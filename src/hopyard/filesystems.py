@@ -14,10 +14,9 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from hopyard.checks import without_scheme
+from hopyard.checks import expanded, without_scheme
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.system.files import FULL
 from hopyard.text import escaped
@@ -35,7 +34,7 @@ def absolute(url: str | os.PathLike[str]) -> str:
     """Return a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
     text = without_scheme(os.fspath(url))
     protocol, separator, path = text.partition("://")
-    return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(Path(text).expanduser().absolute())
+    return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(expanded(text))
 
 
 def open_url(url: str) -> tuple[Any, str]:

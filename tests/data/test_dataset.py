@@ -431,7 +431,8 @@ def test_more_rows_than_a_block(cache: Path, tmp_path: Path, read: Any, monkeypa
     """Row groups too large to decode at once, and several blocks of everything."""
     monkeypatch.setattr("hopyard.data.sources.parquet.GROUP_BYTES", 1000)
     monkeypatch.setattr("hopyard.data.sources.parquet.BYTES", 4096)
-    monkeypatch.setattr("hopyard.data.partitions.builder._BLOCK_BYTES", 512)
+    monkeypatch.setattr("hopyard.data.encoding.finalize._BLOCK_BYTES", 512)
+    monkeypatch.setattr("hopyard.data.columns.COLUMN_BYTES", 8)
     rng = np.random.default_rng(0)
     table = pa.table(
         {"x": rng.normal(size=20_000), "c": rng.integers(0, 50, 20_000).astype(str), "n": np.arange(20_000)}

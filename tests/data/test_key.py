@@ -171,3 +171,16 @@ def test_a_resume_says_how_many_rows_came(users: pa.Table, tmp_path: Path) -> No
     assert "rows are split by user" in trained(users).report()
     with pytest.raises(hy.RunDirectoryError, match="holds a run on 300 rows, now there are 298: 2 went: give another"):
         trained(users.slice(2), resume=True)
+
+
+def test_a_key_of_times_that_differ_by_nanoseconds(cache: Path) -> None:
+    times = pa.array(np.arange(400) + 10**18, pa.timestamp("ns"))
+    rows = pa.table({"when": times, "x": np.arange(400.0), "y": np.arange(400) % 2})
+    data = [
+        hy.Dataset.arrow(each, features=["x"], label="y", key="when", validation=0.25, partitions=2)
+        for each in (rows, rows.take(np.random.default_rng(0).permutation(400)))
+    ]
+    first, second = (each.prepare(cache) for each in data)
+    assert first.rows == 400
+    assert 0.15 * 400 < first.validate_rows < 0.35 * 400
+    assert first.digest == second.digest

@@ -55,7 +55,7 @@ def serve(card: Card, progress: Progress) -> None:
 
 def main() -> None:
     """`python -m hopyard.agent`, started by an engine."""
-    allow_all_files()  # each mapped column of each partition is one
+    allow_all_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the driver decides
     # The kernel sends it to the group of a stopped agent whose driver has ended. An agent that died from it would leave
     # orphans that its companion does not know. (A handler, unlike SIG_IGN, is not inherited by what the agent starts.)

@@ -170,9 +170,10 @@ def _tell_cache(root: str, cached: int) -> None:
 
 def _cache_items() -> Iterator[Item]:
     """Yield the entries of this user's caches."""
-    from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep, temporary_folders
+    from hopyard.data.partitions.cache import default_root, entries, is_pinned, sweep
+    from hopyard.folders import temporary_folders
 
-    for root in (default_root(), *(folder / "data" for folder in temporary_folders())):
+    for root in dict.fromkeys((default_root(), *(folder / "data" for folder in temporary_folders()))):
         if not root.is_dir() or root.lstat().st_uid != os.geteuid():
             continue
         sweep(root)

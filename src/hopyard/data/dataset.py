@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
-from hopyard.checks import column_name, fraction, path, scalar, whole
+from hopyard.checks import column_name, expanded, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.job import from_spark
@@ -138,7 +138,8 @@ class Dataset:
     def parquet(cls, source: str | os.PathLike[str] | list[Any], **options: Unpack[TableOptions]) -> Dataset:
         """Parquet files. All together are one table: folders below a directory or behind a wildcard that name a column,
         such as `year=2013/` (what `df.write.partitionBy` makes), give it, as whole numbers or as text. Where there is a
-        transform, columns that some of the files lack are null there; without one, each file needs what is read.
+        transform, columns that some of the files lack are null there; without one, each file needs what is read. A
+        column that is null throughout a file has the type that it has in the others.
 
         Args:
             source: a path, glob, directory or fsspec URL, or a list of these. In directories and globs, names that
@@ -148,7 +149,10 @@ class Dataset:
             SpecError, DataError: a value is not allowed, no file matches, or a column is not there.
         """
         files = parquet.ParquetFiles(parquet.find(source))
-        return cls._of(files, files.schema(), **options)
+        schema = files.schema()
+        if options["transform"] is None:
+            schema = files.typed(schema, _own_options(options, schema.names).spec.names)
+        return cls._of(files, schema, **options)
 
     @classmethod
     @takes(TableOptions)
@@ -312,7 +316,7 @@ class Dataset:
             DataError: the rows cannot be used; names the column, how many, the first row and its source.
             ResourceError: the disk is full, or the directory cannot be written; nothing is left behind.
         """
-        root = None if cache is None else Path(path("cache", cache)).expanduser().absolute()
+        root = None if cache is None else expanded(path("cache", cache))
         if isinstance(self.rows.source, SupportsPrepare):
             return self.rows.source.prepare(self.cache_bytes, "" if root is None else str(root))
         assert self.options is not None

@@ -7,7 +7,9 @@ point at the cache entry, and `data.apply` needs nothing but the manifest.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -293,8 +295,8 @@ def file_name(role: str, number: int) -> str:
 
 def file_names(fields: Sequence[Field]) -> list[str]:
     """Return the names of the files of the arrays of these fields, in their order."""
-    roles = [field.role for field in fields]
-    return [file_name(role, roles[:at].count(role)) for at, role in enumerate(roles)]
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+    return [file_name(field.role, next(numbers[field.role])) for field in fields]
 
 
 def content_digest(manifest: Manifest) -> str:

@@ -7,8 +7,11 @@ The header has a fixed size (format 1.0 allows any padding), so it can be writte
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import weakref
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,12 @@ from hopyard.formats.arrow import Array
 HEADER = 256
 """Bytes before the data; a multiple of 64, and room for the shape of any array."""
 
+OPEN_FILES = 256
+"""Files that a writer keeps open at once; where there are more, each is opened for each write."""
 _BLOCK = 1 << 20
 """Bytes that are read at once to be compared: they stay in the second-level cache."""
+_FAILED = ctypes.c_void_p(-1).value
+"""What `mmap` of libc returns where it fails."""
 _VERIFIED: dict[tuple[int, int], tuple[int, int]] = {}
 """Size and time of each file whose data this process has written or compared, by device and inode. `Appender` and
 `compare` alone use it."""
@@ -110,10 +117,11 @@ def _inode_and_version(file: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Maps the rows of a file that Appender wrote, privately: shape (rows, *shape), 64-byte aligned.
+    """Maps the rows of a file that Appender wrote, privately: shape (rows, *shape), 64-byte aligned. The array holds no
+    open file.
 
     Raises:
-        OSError: no such file.
+        OSError: no such file, or it cannot be mapped.
         ValueError: its size or header is wrong.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -121,10 +129,32 @@ def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any])
         expected = HEADER + rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if (size := os.fstat(file).st_size) != expected:
             raise ValueError(f"{path.name} has {size} bytes, not {expected}")
-        mapped = mmap.mmap(file, expected, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapped = _map(file, expected, path)
     finally:
         os.close(file)
-    mapped.madvise(mmap.MADV_WILLNEED)  # reads ahead in order: a shuffled pass would fault page by page
-    if mapped[:HEADER] != header((rows, *shape), dtype):
+    if bytes(mapped[:HEADER]) != header((rows, *shape), dtype):
         raise ValueError(f"{path.name} has a header that is not for {rows} rows of {shape} {dtype}")
     return np.frombuffer(mapped, dtype, offset=HEADER).reshape(rows, *shape)
+
+
+def _map(file: int, size: int, path: Path) -> memoryview:
+    """Map a file as a private copy. Python's `mmap` keeps a duplicate of the descriptor open (until 3.13 it must), and
+    there may be more arrays than a process may have open files."""
+    libc = _libc()
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    libc.madvise(address, size, mmap.MADV_WILLNEED)  # reads ahead in order: a shuffled pass would fault page by page
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False  # arrays may be in use until the end
+    return memoryview(memory).cast("B")
+
+
+@lru_cache(1)
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc

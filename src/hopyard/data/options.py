@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -190,14 +191,15 @@ def columns(
             'encode must be a dict from column to "one-hot", "index", a list of values or hy.Categories(…), got '
             f"{shown(encode)}"
         )
-    used = [*_flat(inputs), *_flat(targets)]
+    inputs_columns, targets_columns = dict.fromkeys(_flat(inputs)), dict.fromkeys(_flat(targets))
+    used = inputs_columns | targets_columns
     encode = {column_name(name): how for name, how in encode.items()}
     for name in encode:
         if name not in used:
             raise SpecError(f"encode names {name!r}, which is neither a feature nor a label{closest(name, used)}")
     encodings = {name: _encoding(name, how) for name, how in encode.items()}
-    for name, encoding in encodings.items():
-        if encoding.other and name in _flat(targets):
+    for name in targets_columns:
+        if name in encodings and encodings[name].other:
             raise SpecError(
                 f"encode[{name!r}] has a category for other values, and {name!r} is a label: a class stands for one "
                 'value; give handle_unknown="error"'
@@ -206,15 +208,15 @@ def columns(
     if isinstance(standardize, list):
         standardize = [column_name(name) for name in standardize]
         for name in standardize:
-            if not isinstance(name, str) or name not in _flat(inputs):
-                raise SpecError(f"standardize names {shown(name)}, which is no feature{closest(name, _flat(inputs))}")
+            if not isinstance(name, str) or name not in inputs_columns:
+                raise SpecError(f"standardize names {shown(name)}, which is no feature{closest(name, inputs_columns)}")
             if name in encodings:
                 raise SpecError(f"standardize names {name!r}, which is encoded as categories; leave out one of the two")
     elif not isinstance(standardize, bool):
         raise SpecError(f"standardize must be True, False or a list of feature columns, got {shown(standardize)}")
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
-    fills = {} if impute is None else _fills(impute, _flat(inputs), _flat(targets), encodings)
+    fills = {} if impute is None else _fills(impute, inputs_columns, targets_columns, encodings)
     return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills or UNSET)
 
 
@@ -225,10 +227,11 @@ def _flat(named: Mapping[str, Names]) -> list[str]:
 
 def _refuse_answers(features: list[str], labels: list[str]) -> None:
     """Raise SpecError where a model would read its label; an autoencoder has all its features as labels."""
-    both = [name for name in labels if name in features]
+    both = set(labels) & set(features)
     if both and set(features) != set(labels):
+        first = next(name for name in labels if name in both)
         raise SpecError(
-            f"label names {both[0]!r}, which is a feature too, so the model would read the answer: leave it out of "
+            f"label names {first!r}, which is a feature too, so the model would read the answer: leave it out of "
             "features. A model that reproduces its inputs has exactly these as labels; one that reads it on purpose, "
             "as a decoder does, has it as an input of its own, features={…}"
         )
@@ -263,9 +266,9 @@ def _checked_names(argument: str, value: Any) -> Names:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(isinstance(name, str) and name for name in value):
-        twice = {name for name in value if value.count(name) > 1}
-        if twice:
-            raise SpecError(f"{argument} names {sorted(twice)[0]!r} twice; name each column once")
+        if len(set(value)) < len(value):
+            twice = min(name for name, times in Counter(value).items() if times > 1)
+            raise SpecError(f"{argument} names {twice!r} twice; name each column once")
         return value
     for at, name in enumerate(value if isinstance(value, list) else []):
         if not isinstance(name, str):
@@ -331,7 +334,9 @@ def _values(argument: str, value: Any) -> list[Value]:
     return values
 
 
-def _fills(impute: Any, features: list[str], labels: list[str], encodings: Mapping[str, Encoding]) -> dict[str, Fill]:
+def _fills(
+    impute: Any, features: Collection[str], labels: Collection[str], encodings: Mapping[str, Encoding]
+) -> dict[str, Fill]:
     """Return column → what stands for its missing values."""
     if not isinstance(impute, Mapping):
         raise SpecError(

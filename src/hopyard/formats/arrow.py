@@ -72,6 +72,35 @@ def doubled(kind: Any) -> Any:
     return pa.float64() if kind == pa.float32() else kind
 
 
+def is_untyped(kind: Any) -> bool:
+    """Return whether an Arrow type is that of values, or of lists of values, that are all null."""
+    if pa.types.is_dictionary(kind) or is_list(kind):
+        return is_untyped(kind.value_type)
+    return bool(pa.types.is_null(kind))
+
+
+def merged(first: Any, second: Any) -> Any:
+    """Return the Arrow type of values of both types: one has the other's where its values are all null. None: there is
+    no such type.
+    """
+    if first == second:
+        return first
+    one, other = (pa.null() if pa.types.is_dictionary(kind) and is_untyped(kind) else kind for kind in (first, second))
+    try:
+        return pa.unify_schemas([pa.schema([("", one)]), pa.schema([("", other)])]).field(0).type
+    except pa.ArrowException:
+        return None
+
+
+def as_type(array: Any, kind: Any) -> Any:
+    """Return an Arrow array as one of type `kind`, which is its own type `merged` with others. A dictionary of such
+    values stays one.
+    """
+    if kind == array.type or (pa.types.is_dictionary(array.type) and kind == array.type.value_type):
+        return array
+    return array.cast(kind) if is_list(array.type) else pa.nulls(len(array), kind)
+
+
 def null_rows(array: Any) -> Array | None:
     """Return a boolean array of shape (rows,): whether any value of the row is null; None when none is."""
     kind = array.type

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from hopyard.errors import DataError, SpecError
+from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import open_url, reaching, why
+from hopyard.system.limits import remedy
 
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
@@ -48,6 +49,7 @@ def records(path: str) -> Iterator[bytes]:
         path: a path or fsspec URL. A file whose name ends with ".gz" is decompressed.
 
     Raises:
+        ResourceError: the host lacks what it takes to read the file.
         DataError: the file cannot be read, is no TFRecord file, is cut off or damaged; names the path, the number of
             the record (from 0) and the byte where it begins (of what was decompressed).
     """
@@ -74,6 +76,8 @@ def records(path: str) -> Iterator[bytes]:
         if "://" in path and why(path, error):
             with reaching(path, "read", DataError, "source"):
                 raise
+        if isinstance(error, OSError) and (advice := remedy(error)):
+            raise ResourceError(f"{path} cannot be read: {error}; {advice}") from error
         raise DataError(f"{path}, record {number}, byte {offset}: cannot be read: {error}") from error
 
 

@@ -1,8 +1,9 @@
-"""How many files this process may have open: systems begin with a low limit, which each process may raise itself."""
+"""Limits of the host. How many files a process may have open begins low, and each process may raise it itself."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import sys
@@ -33,3 +34,23 @@ def allow_files(count: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft - open_files
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about an error that tells of the host, not of the file that was opened; "": about any other."""
+    if error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        more = 4 * soft if hard == resource.RLIM_INFINITY else hard
+        how = f"`ulimit -n {more}`" if more > soft else "`ulimit -n`, as root,"
+        return f"this process may have {soft} files open at once: raise the limit with {how} before it is started"
+    return _REMEDIES.get(error.errno or 0, "")
+
+
+_REMEDIES = {
+    errno.ENFILE: "all processes of this host together have too many files open: end some, or raise fs.file-max",
+    errno.ENOMEM: "memory, or the number of mappings that a process may have, is used up: free memory, or raise "
+    "vm.max_map_count",
+    errno.EIO: "the disk or the network behind it reports a fault: see the kernel's log, or use another disk",
+    errno.EACCES: "let this user read it",
+    errno.EPERM: "let this user read it",
+}

@@ -118,6 +118,22 @@ def test_other_values_have_other_names(values: Any) -> None:
     assert len(set(names(values))) == len(values)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.duration("ns"), pa.time64("ns")])
+def test_times_that_differ_by_nanoseconds_have_other_names(kind: Any) -> None:
+    values = np.arange(5_000_000, 5_003_000)
+    times = names(pa.array(values).cast(kind))
+    assert len(set(times)) == len({first for first, _ in times}) == 3_000
+    whole = pa.array(values[::1000] // 1000).cast(_microseconds(kind))
+    assert times[::1000] == names(whole)
+    assert names(pa.array([1, None, 5]).cast(kind))[1] == names(pa.array([None], pa.int64()))[0]
+
+
+def _microseconds(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+
+
 def test_columns_are_told_apart_by_name_and_not_by_place() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1.0, 2.0], "b": [2.0, 1.0]})
     first, second = row_hashes(batch, ["a", "b"], "t").tolist()

@@ -434,3 +434,31 @@ class TestTensorFlow:
             assert look(seen, order, "a") == 3
             found.append(schema(seen, (), "a"))
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["empty", "nested", "label"])
+def test_lists_that_are_always_empty(tmp_path: Path, name: str) -> None:
+    columns: dict[str, Any] = {
+        "x": [1.0, 2.0, 3.0],
+        "y": [0, 1, 0],
+        "empty": pa.array([[], [], None], pa.list_(pa.int64())),
+    }
+    columns |= {"nested": pa.array([[[], []]] * 3, pa.list_(pa.list_(pa.float32()))), "label": columns["empty"]}
+    data = hy.Dataset.arrow(pa.table(columns), features=["x"], label="y", partitions=1)
+    assert data.prepare(tmp_path / "cache").inputs["inputs"].shape == (1,)
+    role: dict[str, Any] = (
+        {"features": "x", "label": name} if name == "label" else {"features": {"x": "x", name: name}, "label": "y"}
+    )
+    with pytest.raises(DataError, match=f"'{name}' .* without values.*leave the column out"):
+        hy.Dataset.arrow(pa.table(columns), **role, partitions=1).prepare(tmp_path / "cache")
+
+
+def test_a_feature_of_tfrecords_that_is_always_empty(tmp_path: Path) -> None:
+    empty = pa.array([[]] * 4, pa.list_(pa.int64()))
+    examples = encode(pa.RecordBatch.from_pydict({"x": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1], "empty": empty}))
+    (tmp_path / "rows").write_bytes(b"".join(map(framed, examples)))
+    named = hy.Dataset.tfrecord(tmp_path / "rows", features={"x": "x", "empty": "empty"}, label="y", partitions=1)
+    with pytest.raises(DataError, match=r"'empty' .* without values"):
+        named.prepare(tmp_path / "cache")
+    manifest = hy.Dataset.tfrecord(tmp_path / "rows", features="x", label="y", partitions=1).prepare(tmp_path / "cache")
+    assert list(manifest.inputs) == ["inputs"]

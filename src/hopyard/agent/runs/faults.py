@@ -118,11 +118,12 @@ class Reading:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ResourceError):
-            raise HostFault(f"host {self._host}: {error}") from error
-        if not isinstance(error, (OSError, DataError)):
+        if not isinstance(error, (OSError, DataError, ResourceError)):
             return
         cause = error if isinstance(error, OSError) else error.__cause__
+        out_of_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        if isinstance(error, ResourceError) and not out_of_memory:
+            raise HostFault(f"host {self._host}: {error}") from error
         if not isinstance(cause, OSError):
             return
         if cause.errno in BROKEN:

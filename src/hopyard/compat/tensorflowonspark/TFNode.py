@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -30,11 +31,21 @@ def hdfs_path(ctx: Any, path: str) -> str:
     if path.startswith("/"):
         return f"{root}{path}"
     if root.startswith(("hdfs://", "viewfs://")):
-        return f"{root}/user/{getpass.getuser()}/{path}"
+        return f"{root}/user/{_user(path)}/{path}"
     if root.startswith("file://"):
         return f"{root}/{ctx.working_dir[1:]}/{path}"
     logger.warning("%r is relative, and where that is on %s is not known: taken as of its root", path, root)
     return f"{root}/{path}"
+
+
+def _user(path: str) -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError) as error:  # Python 3.13 raises OSError
+        raise SpecError(
+            f"{path!r} is relative to the folder of a user, and user id {os.geteuid()} has no name here: set USER, or "
+            "give an absolute path"
+        ) from error
 
 
 class DataFeed:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.schema import FLOATS
 from hopyard.data.encoding.weights import negative
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array, null_rows, to_numpy
+from hopyard.formats.arrow import Array, is_untyped, null_rows, to_numpy
 
 WHOLE = 1 << 53
 """Floating point of 64 bits has all integers up to here."""
@@ -299,12 +300,13 @@ class Encoder:
         array = batch.column(batch.schema.get_field_index(column.name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         expected = column.type.rpartition(":")[0]
-        if column.impute and (not self._strict or str(kind) == expected):
+        fits = not self._strict or str(kind) == expected or is_untyped(kind)
+        if column.impute and fits:
             return self._filled(column, array, kind, origin)
-        if self._strict and str(kind) != expected:
+        if not fits:
             raise DataError(
-                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; all files, batches and "
-                f"validation data need one schema"
+                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; "
+                + (ONE_SCHEMA if origin.transformed else "all files, batches and validation data need one schema")
             )
         bad = null_rows(array)
         if bad is not None:
@@ -322,6 +324,8 @@ class Encoder:
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
         if values.shape[1:] != column.shape:
+            if column.name in self.faults:  # of rows that were all null, which gave it no shape
+                return None
             raise DataError(
                 f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
                 f"{column.shape}; "

@@ -57,6 +57,12 @@ class ExactSums:
             for totals, values in ((self.sums, part), (self.squares, square), (self.squares, error)):
                 _gather(totals, values)
 
+    def part(self, start: int, stop: int, zeros: int) -> ExactSums:
+        """Return the sums of some of the values, for as many rows less as have a 0 that does not count."""
+        sums = ExactSums(stop - start)
+        sums.rows, sums.sums, sums.squares = self.rows - zeros, self.sums[start:stop], self.squares[start:stop]
+        return sums
+
     def packed(self) -> PackedSums:
         """Return the plain values that `unpacked` takes."""
         return self.rows, [f"{total:x}" for total in self.sums], [f"{total:x}" for total in self.squares]

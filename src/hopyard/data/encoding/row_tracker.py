@@ -82,7 +82,8 @@ class RowTracker:
     def _moves_rows(self, batch: Any, plain: Any, read: Collection[str]) -> bool:
         """Whether the batch in reverse order becomes the same rows, but not in reverse order. False where values depend
         on the other rows, or are random."""
-        names = [name for name in read if name in plain.schema.names]
+        present = set(plain.schema.names)
+        names = [name for name in read if name in present]
         if plain.num_rows != batch.num_rows:
             return False
         try:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.manifest import Column, Field, Role, Value
 from hopyard.data.options import ColumnSpec, Names
 from hopyard.errors import DataError
@@ -34,7 +35,9 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> 
         DataError: a column is missing or has a type that cannot be used.
     """
     require(batch.schema, spec.names, source_label)
-    planner = _Planner(batch, spec, source_label)
+    planner = _Planner(
+        batch, spec, source_label, frozenset(spec.standardize if isinstance(spec.standardize, list) else ())
+    )
     fields = [planner.field("inputs", name, names) for name, names in spec.inputs.items()]
     fields += [planner.field("targets", name, names) for name, names in spec.targets.items()]
     if spec.weight is not None:
@@ -86,6 +89,8 @@ class _Planner:
     batch: Any
     spec: ColumnSpec
     source_label: str
+    named: frozenset[str]
+    """Columns that standardize= names."""
 
     def field(self, role: Role, name: str, names: Names) -> Field:
         """Plans one array: a matrix for a list of columns, the column itself for one name."""
@@ -129,6 +134,11 @@ class _Planner:
         impute = "" if fill is None else fill.strategy
         if name not in self.spec.encode:
             shape, leaf = _leaf(array, array.type)
+            if 0 in shape and array.null_count < len(array):
+                raise DataError(
+                    f"column {name!r} of {self.source_label} has lists without values, rows of shape {shape}: leave "
+                    "the column out, or pad its lists with transform="
+                )
             if impute and (shape or leaf.endswith("?")):
                 raise DataError(
                     f"impute names {name!r} of {self.source_label}, which has type {array.type}: only columns of one "
@@ -151,11 +161,11 @@ class _Planner:
             return Column(name, f"{kind}:int64", (), encoding.kind, other=encoding.other, impute=impute)
         raise DataError(
             f"column {name!r} of {self.source_label} has type {array.type}, which encode= cannot take as categories; "
-            f"text, numbers and booleans it can: cast it with transform="
+            + (_UNTYPED if pa.types.is_null(kind) else "text, numbers and booleans it can: cast it with transform=")
         )
 
     def _named(self, column: Column) -> bool:
-        return isinstance(self.spec.standardize, list) and column.name in self.spec.standardize
+        return column.name in self.named
 
     def _scaled(self, column: Column) -> Column:
         is_scaled = not column.encode and (self.spec.standardize is True or self._named(column))
@@ -198,11 +208,14 @@ def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
     return (), "?"
 
 
+_UNTYPED = f"all its values are null: leave it out, fill it, or {ONE_SCHEMA}"
+
+
 def _advice(kind: Any, name: str, role: Role) -> str:
     if is_text(kind) and role == "inputs":
         return f'for categories give encode={{{name!r}: "one-hot"}} (or "index", or a list of values)'
     if is_text(kind) and role == "targets":
         return f'for classes give encode={{{name!r}: "index"}}'
     if pa.types.is_null(kind):
-        return "all its values are null: leave it out, or fill it with transform="
+        return _UNTYPED
     return "make it one with transform="

@@ -31,6 +31,7 @@ from blake3 import blake3
 from msgspec import UNSET
 
 from hopyard.data.assignment import Kind
+from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check, listed
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.finalize import FeatureFinalizer, means, scales
@@ -451,7 +452,7 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
                 if a.type != b.type:
                     raise DataError(
                         f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {other_name} but "
-                        f"{a.type.rpartition(':')[0]} in {first_name}; cast it first"
+                        f"{a.type.rpartition(':')[0]} in {first_name}; {ONE_SCHEMA if transformed else 'cast it first'}"
                     )
                 if a.shape != b.shape:
                     raise DataError(

@@ -23,7 +23,15 @@ from blake3 import blake3
 from hopyard.data.assignment import Dealer, Kind, shares
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
-from hopyard.data.encoding.finalize import FeatureFinalizer, count_categories, is_measured, means, measure, scales
+from hopyard.data.encoding.finalize import (
+    FeatureFinalizer,
+    block_bytes,
+    count_categories,
+    is_measured,
+    means,
+    measure,
+    scales,
+)
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields, raw_shape
 from hopyard.data.encoding.weights import WeightCheck
@@ -39,7 +47,7 @@ from hopyard.data.manifest import (
     file_names,
     folder_name,
 )
-from hopyard.data.npy import Appender, map_npy
+from hopyard.data.npy import OPEN_FILES, Appender, map_npy
 from hopyard.data.options import BuildOptions, ColumnSpec
 from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
 from hopyard.data.rows.order import RowSorter
@@ -48,9 +56,6 @@ from hopyard.formats.arrow import Array
 
 KINDS: tuple[Kind, ...] = ("train", "validate")
 NOUNS: dict[Kind, str] = {"train": "training", "validate": "validation"}
-OPEN_FILES = 256
-"""Files kept open at once; with more, each is opened for each write."""
-_BLOCK_BYTES = 1 << 20
 
 LabelledBatch = tuple[Any, RowOrigin, Array | None, Names | None]
 """(record batch after the transform, its origin, which of its rows are validation rows: None for none, the names of its
@@ -387,13 +392,13 @@ class _Writer:
         infos, raw = [], [ArrayInfo(raw_shape(field), field.raw) for field in self._fields]
         for partition, count in enumerate(self._rows[kind]):
             name = folder_name(kind, partition)
-            sorter = RowSorter(raw, self._words, self._directory / f"order-{name}")
+            sorter = RowSorter(raw, self._words, self._directory / f"order-{name}", step=block_bytes(self._fields))
             staged = self._files.pop(f"stage-{name}")
             arrays = [
                 map_npy(file.path, count, info.shape, np.dtype(info.dtype))
                 for file, info in zip(staged, [*raw, ArrayInfo((self._words,), "uint64")], strict=True)
             ]
-            step = max(1, _BLOCK_BYTES * count // max(1, sum(array.nbytes for array in arrays)))
+            step = max(1, block_bytes(self._fields) * count // max(1, sum(array.nbytes for array in arrays)))
             for at in range(0, count, step):
                 *block, names = (array[at : at + step] for array in arrays)
                 sorter.take(block, names)
@@ -413,7 +418,7 @@ class _Writer:
         file = self._files[f"stage-{folder_name(kind, stage)}"][number]
         field = self._fields[number]
         rows = map_npy(file.path, file.rows, raw_shape(field), np.dtype(field.raw))
-        step = max(1, _BLOCK_BYTES * max(1, len(rows)) // max(1, rows.nbytes))
+        step = max(1, block_bytes([field]) * max(1, len(rows)) // max(1, rows.nbytes))
         for at in range(start, stop, step):
             yield rows[at : min(at + step, stop)]
 

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 import weakref
@@ -31,7 +30,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import platformdirs
 
 from hopyard import meter
 from hopyard.data.columns import Columns, own, pack
@@ -44,8 +42,10 @@ from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
+from hopyard.folders import cache_folder, temporary_folder
 from hopyard.formats.arrow import Array
 from hopyard.system.files import FULL, total_bytes
+from hopyard.system.limits import remedy
 from hopyard.system.locks import still_there
 
 log = logging.getLogger(__name__)
@@ -66,14 +66,18 @@ _WRITTEN = re.compile(
 THREADS = 8
 """How many threads compare the partitions of an entry."""
 OPEN = 256
-"""How many partitions of one manifest stay mapped."""
+"""How many partitions of one manifest stay mapped, at most."""
+MAPPINGS = 16_384
+"""How many arrays of one manifest stay mapped; Linux allows a process 65,530 mappings."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
 """The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
+_PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
+"""The pins of entries of which partitions are open. `_shared_pin` alone uses it."""
 
 
 def default_root() -> Path:
-    """Return the cache of this user on this host."""
-    return Path(platformdirs.user_cache_dir("hopyard")).absolute() / "data"
+    """Return the cache of this user on this host. Raises as `cache_folder`."""
+    return cache_folder().absolute() / "data"
 
 
 class Pin:
@@ -101,6 +105,13 @@ def pin(root: Path, key: str) -> Pin | None:
     except PermissionError:  # another user's, who alone may mark it
         pass
     return Pin(file)
+
+
+def _shared_pin(path: Path) -> Pin | None:
+    """Return a pin of an entry that all partitions of it share, so that each has no file open."""
+    if (pinned := _PINS.get(path)) is None and (pinned := pin(path.parent, path.name)) is not None:
+        _PINS[path] = pinned
+    return pinned
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
@@ -177,7 +188,8 @@ def scratch(root: Path, key: str) -> Iterator[Path]:
 
 @contextmanager
 def usable(root: Path) -> Iterator[None]:
-    """Turns "no space", and "not allowed" for what is in `root` or leads there, into ResourceError."""
+    """Turns what the host lacks ("no space", "too many open files"), and "not allowed" for what is in `root` or leads
+    there, into ResourceError."""
     try:
         yield
     except OSError as error:
@@ -188,6 +200,10 @@ def usable(root: Path) -> Iterator[None]:
                 f"write there; set XDG_CACHE_HOME to a directory of your own, or call prepare(cache=) with one"
             ) from error
         if error.errno not in FULL:
+            if advice := remedy(error):
+                raise ResourceError(
+                    f"the data cache in {root} cannot be used now ({error.strerror}: {error.filename}): {advice}"
+                ) from error
             raise
         nearest = next(folder for folder in (root, *root.parents) if folder.exists())
         raise ResourceError(
@@ -339,18 +355,21 @@ def remove_rows(url: str) -> None:
 def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
     """Return the memory-mapped columns of one partition.
 
-    Mappings stay for as long as the Manifest object lives (the last OPEN of them), because mapping anew for each visit
-    costs a tenth of a shuffled pass in page faults. They are private, so writing to them changes no file, but it would
-    change what later visits of this process see: copy first.
+    Mappings stay for as long as the Manifest object lives (those of the last OPEN partitions, or fewer of many arrays),
+    because mapping anew for each visit costs a tenth of a shuffled pass in page faults. They hold no open file. They
+    are private, so writing to them changes no file, but it would change what later visits of this process see: copy
+    first.
 
     Raises:
         SpecError: no such partition.
         DataError: the cache entry is gone or damaged.
+        ResourceError: the host lacks what it takes to open it.
     """
     open_mapped = _OPENED.get(id(manifest))
     if open_mapped is None:
         manifest_reference = weakref.ref(manifest)
-        open_mapped = _OPENED[id(manifest)] = lru_cache(OPEN)(lambda *which: _open(manifest_reference(), *which))
+        kept = max(1, min(OPEN, MAPPINGS // len(manifest.fields)))
+        open_mapped = _OPENED[id(manifest)] = lru_cache(kept)(lambda *which: _open(manifest_reference(), *which))
         weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
     columns = open_mapped(kind, partition)
     return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
@@ -366,17 +385,17 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
         entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
-    with usable(path.parent):
-        pinned = pin(path.parent, path.name)
-    if pinned is None:
-        raise DataError(gone(entry))
     folder = path / folder_name(kind, number)
     try:
-        _compare(folder, manifest, parts[number])
-        inputs = _map_all(folder, "inputs", manifest.inputs, rows)
-        targets = _map_all(folder, "targets", manifest.targets, rows)
-        weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
-    except (OSError, ValueError) as error:
+        with usable(path.parent):
+            pinned = _shared_pin(path)
+            if pinned is None:
+                raise DataError(gone(entry))
+            _compare(folder, manifest, parts[number])
+            inputs = _map_all(folder, "inputs", manifest.inputs, rows)
+            targets = _map_all(folder, "targets", manifest.targets, rows)
+            weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
+    except (FileNotFoundError, ValueError) as error:
         raise DataError(
             f"{kind} partition {partition} in {folder} is damaged: {error}; call prepare() on the Dataset again, which "
             f"makes it anew"
@@ -405,25 +424,9 @@ def _host_root(preferred: str) -> Path:
             continue
         if os.access(root, os.W_OK | os.X_OK):
             return root
-    name = f"hopyard-{os.geteuid()}"
-    with suppress(FileExistsError):
-        Path(tempfile.gettempdir(), name).mkdir(mode=0o700)
-    folders = temporary_folders() or [Path(tempfile.mkdtemp(prefix=f"{name}."))]
-    (folders[0] / "data").mkdir(exist_ok=True)
-    return folders[0] / "data"
-
-
-def temporary_folders() -> list[Path]:
-    """Return the folders of this user alone (0700) in the system's temporary directory: `hopyard-<uid>`; where another
-    user has taken that name, it has an end that nobody can foresee."""
-    temporary, name = Path(tempfile.gettempdir()), f"hopyard-{os.geteuid()}"
-    folders = []
-    for path in [temporary / name, *sorted(temporary.glob(f"{name}.*"))]:
-        with suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-                folders.append(path)
-    return folders
+    folder = temporary_folder() / "data"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
@@ -445,8 +448,10 @@ def _entry(root: Path, key: str, warn: bool = False) -> Manifest | None:
         return None
     try:
         manifest = Manifest.load(root / key / FILE, check=False)
-    except DataError:  # unreadable, so treated as missing
-        return None
+    except DataError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None  # of the host, not of the manifest
+        return None  # no manifest, so treated as missing
     manifest.path = str(root / key)
     if fault := _fault(manifest):
         if warn:
@@ -475,7 +480,7 @@ def _fault(manifest: Manifest) -> str:
     try:
         with ThreadPoolExecutor(THREADS, "hopyard-compare") as pool:
             list(pool.map(lambda one: _compare(one[0], manifest, one[1]), parts))
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         return str(error)
     return ""
 

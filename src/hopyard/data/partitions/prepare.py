@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import validates
+from hopyard.data.encoding.column_types import Mixed, check, common_types, retyped
 from hopyard.data.encoding.encoder import RowOrigin
 from hopyard.data.encoding.transform import Transform, identity, transformed, validation_column
 from hopyard.data.manifest import FORMAT, Manifest
@@ -21,6 +24,7 @@ from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import name_rows
+from hopyard.data.sources.memory import Reader
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
@@ -140,7 +144,15 @@ def entry_key(all_rows: list[InputRows], options: BuildOptions, again: bool = Fa
 
 
 def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, key: str | None = None) -> Manifest:
-    manifest = build(directory, options, _blocks(all_rows, options))
+    manifest = None
+    with suppress(Mixed):
+        manifest = build(directory, options, _blocks(all_rows, options, None))
+    if manifest is None:
+        for written in directory.iterdir():
+            shutil.rmtree(written)
+        names, encoded = options.spec.names, list(options.spec.encode)
+        batches = (batch for rows in all_rows for batch, _ in rows.batches(names, encoded))
+        manifest = build(directory, options, _blocks(all_rows, options, common_types(batches, names)))
     manifest.sources = [info for rows in all_rows for info in rows.source.provenance()]
     if key is not None and entry_key(all_rows, options, again=True) != key:
         sources = " or ".join(repr(rows.source) for rows in all_rows)
@@ -151,12 +163,29 @@ def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, ke
     return manifest
 
 
-def _blocks(all_rows: list[InputRows], options: BuildOptions) -> Generator[LabelledBatch, None, None]:
-    """Yield batches with the choice of validation rows: all rows of a second source are validation rows."""
+def _blocks(
+    all_rows: list[InputRows], options: BuildOptions, types: dict[str, Any] | None
+) -> Generator[LabelledBatch, None, None]:
+    """Yield batches with the choice of validation rows: all rows of a second source are validation rows.
+
+    Args:
+        all_rows: the rows, and perhaps a second source.
+        options: how they are cut.
+        types: the types of columns of which a transform's batches have several; None: none is known to have.
+
+    Raises:
+        Mixed: without `types`, where a transform's batches have several for a column and can be had again.
+    """
     spec, row = options.spec, 0
+    before: dict[str, Any] = {}
+    again = all(not isinstance(rows.source, Reader) or rows.source.again for rows in all_rows)
     for number, rows in enumerate(all_rows):
         for batch, origin in rows.batches(spec.names, list(spec.encode)):
             names = None
+            if types is not None:
+                batch = retyped(batch, types, str(origin))  # noqa: PLW2901
+            elif rows.transform is not None and again:
+                check(before, batch, spec.names)
             if spec.key:
                 require(batch.schema, spec.names, str(origin))
                 names = name_rows(batch, spec, str(origin))

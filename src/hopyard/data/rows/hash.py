@@ -2,8 +2,9 @@
 
 It is two words of 64 bits. Columns are distinguished by their names, so their order does not matter. Values count,
 not types: integers and floats that are equal numbers are equal (one zero, one NaN), booleans are 0 and 1, times are
-microseconds in UTC, text and bytes are their bytes (text as UTF-8), lists their values and their length; null has a
-mark of its own. It is not a cryptographic hash: whoever chooses the values can make two rows collide.
+microseconds in UTC and the nanoseconds beyond them, text and bytes are their bytes (text as UTF-8), lists their values
+and their length; null has a mark of its own. It is not a cryptographic hash: whoever chooses the values can make two
+rows collide.
 
 Source: values are summed with one random odd factor for each column and position, in each word: multilinear hashing
 (Lemire, Kaser, "Strongly universal string hashing is fast", The Computer Journal 2014, section 2), of words whose bits
@@ -151,7 +152,7 @@ def _bits(array: Any) -> Array:
     if test.is_boolean(kind):
         array, kind = array.cast(pa.int8()), pa.int8()
     if test.is_temporal(kind):
-        return _whole(_microseconds(array))
+        return _times(array)
     if not (test.is_integer(kind) or test.is_floating(kind)):
         raise _Unhashable(kind)
     values = _filled(array)
@@ -181,6 +182,14 @@ def _whole(values: Array) -> Array:
     round_trip = np.where(in_range, numbers, 0.0).astype(values.dtype)
     exact = in_range & (round_trip == values)
     return np.where(exact, words, mixed(values.astype(np.uint64) ^ _WHOLE))
+
+
+def _times(array: Any) -> Array:
+    """Return words for times: those of their microseconds, scrambled with the rest where nanoseconds leave one."""
+    words = _whole(_microseconds(array))
+    if getattr(array.type, "unit", "") == "ns" and (rest := _filled(array.cast(pa.int64())) % 1_000).any():
+        words = np.where(rest == 0, words, mixed(words ^ mixed(rest.astype(np.uint64))))
+    return words
 
 
 def _microseconds(array: Any) -> Array:

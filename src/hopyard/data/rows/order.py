@@ -23,7 +23,7 @@ from hopyard.formats.arrow import Array
 MEMORY = 96 << 20
 """Bytes of rows that stay in memory."""
 _STEP = 1 << 20
-"""Bytes of rows that are yielded at once, and rows whose ties are broken at once."""
+"""Bytes of rows that are yielded at once, where nothing else is asked for, and rows whose ties are broken at once."""
 
 
 class RowSorter:
@@ -34,11 +34,14 @@ class RowSorter:
         words: how many words a name has.
         folder: a directory for the files named above, none of which is there yet; created when it is needed.
         memory: bytes of rows that stay in memory.
+        step: about the bytes of rows that are yielded at once.
     """
 
-    def __init__(self, infos: list[ArrayInfo], words: int, folder: Path, memory: int = MEMORY) -> None:
+    def __init__(
+        self, infos: list[ArrayInfo], words: int, folder: Path, memory: int = MEMORY, *, step: int = _STEP
+    ) -> None:
         self.rows = 0
-        self._folder, self._memory = folder, memory
+        self._folder, self._memory, self._step_bytes = folder, memory, step
         self._record = np.dtype([(str(at), info.dtype, info.shape) for at, info in enumerate(infos)])
         self._words = words
         self._batches: list[tuple[list[Array], Array]] = []
@@ -54,7 +57,7 @@ class RowSorter:
             self._spill()
 
     def blocks(self) -> Iterator[list[Array]]:
-        """Yield all rows in order, once, as arrays of about 1 MiB of rows."""
+        """Yield all rows in order, once, as arrays of about `step` bytes of rows."""
         if self._spilled:
             self._spill()
             yield from self._from_files()
@@ -77,7 +80,7 @@ class RowSorter:
 
     @property
     def _step(self) -> int:
-        return max(1, _STEP // max(1, self._record.itemsize))
+        return max(1, self._step_bytes // max(1, self._record.itemsize))
 
     def _spill(self) -> None:
         self._folder.mkdir(exist_ok=True)

@@ -17,9 +17,9 @@ from blake3 import blake3
 from hopyard import meter
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
-from hopyard.data.encoding.finalize import FeatureFinalizer
+from hopyard.data.encoding.finalize import FeatureFinalizer, block_bytes
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
-from hopyard.data.npy import Appender
+from hopyard.data.npy import OPEN_FILES, Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
 from hopyard.data.shared.storage import shared_directory
@@ -47,13 +47,14 @@ def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Ma
     assert manifest.stored is not None
     index = load(manifest.stored)
     layout, run = infos(manifest.fields, index.words), index.run(kind, partition)
-    sorter = RowSorter(layout[:-1], index.words, directory / "order")
+    sorter = RowSorter(layout[:-1], index.words, directory / "order", step=block_bytes(manifest.fields))
     finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize, manifest.fills)
     (directory / folder_name(kind, 0)).mkdir()
     files: list[Appender] = []
     try:
         for name, info in zip(file_names(manifest.fields), finisher.infos, strict=True):
-            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep=True))
+            keep = len(finisher.infos) <= OPEN_FILES
+            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep))
         with closing(_arrays(manifest, index, run, layout)) as arrays:
             for *raw, names in arrays:
                 sorter.take(raw, names)

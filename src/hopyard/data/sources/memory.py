@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.rows.content import Content
 from hopyard.data.sources.source import BYTES, ROWS, Piece, Source
@@ -68,12 +69,10 @@ class Table:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the table's chunks."""
-        table = (
-            self._table if names is None else self._table.select([n for n in names if n in self._table.column_names])
-        )
-        yield from _numbered(
-            table.to_batches(max_chunksize=batch_rows(table.nbytes, table.num_rows)), self._description
-        )
+        present = set(self._table.column_names)
+        table = self._table if names is None else self._table.select([name for name in names if name in present])
+        rows = batch_rows(table.nbytes, table.num_rows, table.num_columns)
+        yield from _numbered(table.to_batches(max_chunksize=rows), self._description)
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
@@ -111,8 +110,9 @@ class Arrays:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the arrays, without copies where Arrow allows it."""
-        arrays = {name: array for name, array in self._arrays.items() if names is None or name in names}
-        step = batch_rows(sum(array.nbytes for array in arrays.values()), self._rows)
+        wanted = set(self._arrays if names is None else names)
+        arrays = {name: array for name, array in self._arrays.items() if name in wanted}
+        step = batch_rows(sum(array.nbytes for array in arrays.values()), self._rows, len(arrays))
         for start in range(0, self._rows, step):
             columns = [to_arrow(array[start : start + step], name) for name, array in arrays.items()]
             yield pa.RecordBatch.from_arrays(columns, names=list(arrays)), self._description, start
@@ -132,7 +132,7 @@ class Reader:
     volatile = False
 
     def __init__(self, batches: Iterable[Any], description: str, again: bool = False) -> None:
-        self._batches, self._description, self._again = batches, description, again
+        self._batches, self._description, self.again = batches, description, again
         self._read = False
         self._rows = 0
 
@@ -145,7 +145,7 @@ class Reader:
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """The batches as they come, large ones sliced."""
-        if self._read and not self._again:
+        if self._read and not self.again:
             raise DataError(
                 f"{self._description} was read before and can be read only once; make the Dataset from it anew"
             )
@@ -155,7 +155,7 @@ class Reader:
             for part in parts:
                 if not isinstance(part, pa.RecordBatch):
                     raise DataError(f"{self._description} must give record batches, gave a {type(part).__name__}")
-                step = batch_rows(part.nbytes, part.num_rows)
+                step = batch_rows(part.nbytes, part.num_rows, part.num_columns)
                 for start in range(0, part.num_rows, step):
                     yield part.slice(start, step), self._description, self._rows + start
                 self._rows += part.num_rows
@@ -177,9 +177,9 @@ def digest_of(source: Source, schema: pa.Schema) -> str:
     return content.hexdigest()
 
 
-def batch_rows(size: int, rows: int) -> int:
-    """Return how many rows make a batch of about BYTES, at most ROWS, given `rows` rows of `size` bytes in all."""
-    return max(1, min(ROWS, BYTES * rows // max(size, 1)))
+def batch_rows(size: int, rows: int, columns: int) -> int:
+    """Return how many rows make a batch, at most ROWS, given `rows` rows of `size` bytes in all."""
+    return max(1, min(ROWS, batch_bytes(columns, BYTES) * rows // max(size, 1)))
 
 
 def _numbered(batches: Iterable[Any], description: str) -> Iterator[Piece]:

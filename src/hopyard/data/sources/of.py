@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopyard.data.columns import batch_bytes
 from hopyard.data.sources.memory import Arrays, Reader, Table
 from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
@@ -54,13 +55,14 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
     for part, value in parts.items():
         single = not isinstance(value, Mapping)
         texts = [part] if single else [str(name) for name in value]
-        for text in texts:
-            if texts.count(text) > 1:
-                raise SpecError(f"{part} have two keys that are {text!r} as text: names are text; rename one")
+        different = set(texts)
+        if len(different) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            raise SpecError(f"{part} have two keys that are {twice!r} as text: names are text; rename one")
         columns = {}
         for text in texts:
             column = text if text not in values else f"{part}.{text}"
-            while column in values or (column != text and column in texts):
+            while column in values or (column != text and column in different):
                 column += "."
             columns[text] = column
         values.update(
@@ -258,7 +260,7 @@ class Items:
                 raise DataError(f"item {number} has {sorted(row)}, the ones before have {sorted(rows[0])}")
             rows.append(row)
             size += sum(value.nbytes for value in row.values())
-            if size >= BYTES or len(rows) >= ROWS or number == total - 1:
+            if size >= batch_bytes(len(row), BYTES) or len(rows) >= ROWS or number == total - 1:
                 yield self._stack(rows, number + 1 - len(rows))
                 rows, size = [], 0
 

@@ -1,14 +1,15 @@
 """Parquet files, decoded row group by row group, one ahead of their consumer.
 
 All files together are one table. A column that a file lacks comes from its folders (`year=2013/`, as Hive and
-Spark write them), or is null there.
+Spark write them), or is null there. A column that is null throughout a file, which writers give the type null, has the
+type that it has in the others.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
+from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources import paths
 from hopyard.data.sources.paths import FoundFile, opened, read_ahead, reading, stamp
 from hopyard.data.sources.source import BYTES, ROWS, Piece
 from hopyard.errors import DataError
 from hopyard.filesystems import names_of
-from hopyard.formats.arrow import require
+from hopyard.formats.arrow import as_type, is_text, is_untyped, merged, require
 
 GROUP_BYTES = 64 << 20
 """Row groups up to this size are decoded whole, the fastest way; larger ones in batches, so memory stays bounded."""
@@ -57,12 +59,21 @@ class ParquetFiles:
         return hasher.hexdigest()
 
     def schema(self) -> pa.Schema:
-        """The columns of the first file, from its footer, and those of the folders."""
-        with _opened(self.files[0].path, []) as file:
-            schema = file.schema_arrow
+        """Return the columns of the first file, from its footer, and those of the folders."""
+        schema = _schema(self.files[0].path)
+        present = set(schema.names)
         for name, kind in _folder_types(self.files).items():
-            schema = schema if name in schema.names else schema.append(pa.field(name, kind))
+            schema = schema if name in present else schema.append(pa.field(name, kind))
         return schema
+
+    def typed(self, schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+        """Return the schema of the first file where those of `names` that are null throughout it have the type that
+        they have in another.
+        """
+        fields = _fields(schema)
+        columns = {name: _Column(fields[name][0], "") for name in names if len(fields.get(name, ())) == 1}
+        self._find_types(columns)
+        return pa.schema([columns[field.name].field if field.name in columns else field for field in schema])
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Row groups (or batches of large ones) in order."""
@@ -77,15 +88,16 @@ class ParquetFiles:
         """Itself: paths only."""
         return ParquetFiles(self.files)
 
-    def _read(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+    def _read(self, names: list[str] | None, dictionaries: Collection[str]) -> Iterator[Piece]:
+        dictionaries = set(dictionaries)
         columns = self._columns(names, dictionaries)
         types = {name: column.field.type for name, column in columns.items()}
         for source_file in self.files:
             with _opened(source_file.path, dictionaries) as file:
-                schema = file.schema_arrow
+                fields = _fields(file.metadata.schema.to_arrow_schema(), dictionaries)
                 for column in columns.values():
-                    column.check(schema, source_file, fills=names is None)
-                present = [name for name in types if name in schema.names]
+                    column.check(fields, source_file, fills=names is None)
+                present = [name for name in types if name in fields]
                 row = 0
                 for group in range(file.num_row_groups):
                     for batch in _group(file, group, present):
@@ -95,23 +107,52 @@ class ParquetFiles:
                         SourceInfo(source_file.path, group, file.metadata.row_group(group).num_rows)
                     )
 
-    def _columns(self, names: list[str] | None, dictionaries: list[str]) -> dict[str, _Column]:
+    def _columns(self, names: list[str] | None, dictionaries: Collection[str]) -> dict[str, _Column]:
         """Return the columns to read: if `names` is None, those of all files and folders together; else those of
         `names` that the first file has, or folders.
         """
         columns: dict[str, _Column] = {}
         for path, _ in self.files if names is None else self.files[:1]:
-            with _opened(path, dictionaries) as file:
-                schema = file.schema_arrow
-            present = [name for name in names or schema.names if name in schema.names]
+            schema = _schema(path)
+            fields = _fields(schema, dictionaries)
+            present = [name for name in names or fields if name in fields]
             require(schema, present, path)
             for name in present:
-                if name not in columns or pa.types.is_null(columns[name].field.type):
-                    columns[name] = _Column(schema.field(name), path)
+                columns[name] = columns[name].merge(fields, path) if name in columns else _Column(fields[name][0], path)
         for name, kind in _folder_types(self.files).items():
             if name not in columns and (names is None or name in names):
                 columns[name] = _Column(pa.field(name, kind), "the names of folders")
+        if names is not None:
+            self._find_types(columns, dictionaries)
         return columns
+
+    def _find_types(self, columns: dict[str, _Column], dictionaries: Collection[str] = ()) -> None:
+        """Look in the files after the first for the types of columns that are null throughout those before."""
+        for path, _ in self.files[1:]:
+            untyped = [name for name, column in columns.items() if is_untyped(column.field.type)]
+            if not untyped:
+                return
+            fields = _fields(_schema(path), dictionaries)
+            for name in untyped:
+                columns[name] = columns[name].merge(fields, path)
+
+
+Fields = Mapping[str, list[pa.Field]]
+"""The fields of a schema by name, which Arrow finds by making a list of all of them."""
+
+
+def _schema(path: str) -> pa.Schema:
+    with _opened(path) as file:
+        return file.schema_arrow
+
+
+def _fields(schema: pa.Schema, dictionaries: Collection[str] = ()) -> Fields:
+    """Return the fields of a schema, those of `dictionaries` with the type of their values, however they are stored."""
+    fields: dict[str, list[pa.Field]] = {}
+    for field in schema:
+        is_decoded = field.name in dictionaries and pa.types.is_dictionary(field.type)
+        fields.setdefault(field.name, []).append(field.with_type(field.type.value_type) if is_decoded else field)
+    return fields
 
 
 class _Column(NamedTuple):
@@ -119,21 +160,28 @@ class _Column(NamedTuple):
 
     field: pa.Field
     path: str
-    """The first file that has it."""
+    """The first file that has it, and values in it."""
 
-    def check(self, schema: pa.Schema, file: FoundFile, *, fills: bool) -> None:
-        """Raise DataError where a file, whose schema is `schema`, has it with another type, or lacks it and is in
-        no folder that names it. `fills`: whether a transform sees the rows, so that the column may be null.
+    def merge(self, fields: Fields, path: str) -> _Column:
+        """Return the column with the type that it has in another file too, where it is null throughout this one."""
+        name, kind = self.field.name, self.field.type
+        if not is_untyped(kind) or name not in fields or (both := merged(kind, fields[name][0].type)) in (None, kind):
+            return self
+        return _Column(self.field.with_type(both), path)
+
+    def check(self, fields: Fields, file: FoundFile, *, fills: bool) -> None:
+        """Raise DataError where a file with these fields has it with another type, or lacks it and is in no folder that
+        names it. `fills`: whether a transform sees the rows, so that the column may be null.
         """
         name, kind = self.field.name, self.field.type
-        if name not in schema.names and (name in file.folders or (fills and self.field.nullable)):
+        if name not in fields and (name in file.folders or (fills and self.field.nullable)):
             return
-        require(schema, [name], file.path)
-        file_kind = schema.field(name).type
-        if file_kind != kind and not (fills and pa.types.is_null(file_kind)):
+        if len(fields.get(name, ())) != 1:
+            require(pa.schema([field for each in fields.values() for field in each]), [name], file.path)
+        if merged(kind, fields[name][0].type) != kind:
             raise DataError(
-                f"column {name!r} has type {file_kind} in {file.path} but {kind} in {self.path}; write the files with "
-                "one schema"
+                f"column {name!r} has type {fields[name][0].type} in {file.path} but {kind} in {self.path}; write the "
+                "files with one schema"
             )
 
 
@@ -154,12 +202,14 @@ def _type_of(texts: list[str]) -> pa.DataType:
 
 def _filled(batch: Any, types: Mapping[str, pa.DataType], folders: Mapping[str, str | None]) -> Any:
     """Return a batch with all columns, in one order: those that the file lacks have the folders' values, or null."""
-    if batch.schema.names == list(types) and batch.schema.types == list(types.values()):
+    schema = batch.schema
+    if schema.names == list(types) and schema.types == list(types.values()):
         return batch
+    arrays = dict(zip(schema.names, batch.columns, strict=True))
 
     def column(name: str, kind: pa.DataType) -> Any:
-        if name in batch.schema.names and batch.column(name).type == kind:
-            return batch.column(name)
+        if name in arrays:
+            return as_type(arrays[name], kind)
         if (value := folders.get(name)) is None:
             return pa.nulls(batch.num_rows, kind)
         return pa.repeat(pa.scalar(value).cast(kind), batch.num_rows)
@@ -174,20 +224,20 @@ def _group(file: Any, group: int, names: list[str]) -> Iterator[Any]:
     if info.total_byte_size <= GROUP_BYTES:
         yield from file.read_row_group(group, columns=names, use_threads=True).to_batches()
         return
-    rows = max(1, min(ROWS, 4 * BYTES * info.num_rows // info.total_byte_size))
+    rows = max(1, min(ROWS, batch_bytes(len(names), 4 * BYTES) * info.num_rows // info.total_byte_size))
     yield from file.iter_batches(rows, row_groups=[group], columns=names, use_threads=True)
 
 
 @contextmanager
-def _opened(path: str, dictionaries: list[str]) -> Iterator[Any]:
+def _opened(path: str, dictionaries: Collection[str] = ()) -> Iterator[Any]:
     """Opens a Parquet file; errors while it is read become a DataError."""
     with reading(path, "Parquet"), opened(path) as stream:
         metadata = pq.read_metadata(stream) if dictionaries else None
-        present = [] if metadata is None else metadata.schema.to_arrow_schema().names
+        fields = {} if metadata is None else _fields(metadata.schema.to_arrow_schema())
         with pq.ParquetFile(
             stream,
             metadata=metadata,
-            read_dictionary=[name for name in dictionaries if name in present] or None,
+            read_dictionary=[name for name in dictionaries if name in fields and is_text(fields[name][0].type)] or None,
             memory_map=isinstance(stream, str),
             page_checksum_verification=True,
         ) as file:

@@ -14,9 +14,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from hopyard.checks import path, sequence
-from hopyard.errors import DataError
+from hopyard.checks import expanded, path, sequence
+from hopyard.errors import DataError, ResourceError
 from hopyard.filesystems import is_there, matching, open_url, reaching, why
+from hopyard.system.limits import remedy
 from hopyard.text import sendable
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
         return [file for one in paths for file in find(one, kind, endings)]
     text = path("source", source, "a path, glob, directory or URL, or a list of these")
     with reaching(text, "open", DataError, "source"):
-        system, root = open_url(str(Path(text).expanduser().absolute()) if is_local(text) else text)
+        system, root = open_url(str(expanded(text)) if is_local(text) else text)
         system.invalidate_cache()
         files = list(_below(system, root, endings))
         is_empty = not files and is_there(system, posixpath.join(root, "_SUCCESS"))
@@ -114,13 +115,16 @@ def is_local(path: str) -> bool:
 
 @contextmanager
 def reading(path: str, kind: str = "") -> Iterator[None]:
-    """Turns what is raised while a file of some kind ("Parquet") is read into a DataError that names the file."""
+    """Turns what is raised while a file of some kind ("Parquet") is read into a DataError that names the file;
+    into a ResourceError where that is the host's fault."""
     with nullcontext() if is_local(path) else reaching(path, "read", DataError, "source"):
         try:
             yield
         except (pa.ArrowException, OSError, EOFError) as error:
             if why(path, error) and not is_local(path):
                 raise
+            if isinstance(error, OSError) and (advice := remedy(error)):
+                raise ResourceError(f"{path} cannot be read: {error}; {advice}") from error
             how = f" as {kind}" if kind else ""
             raise DataError(f"{path} cannot be read{how}: {error}; write the file again, or leave it out") from error
 

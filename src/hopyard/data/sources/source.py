@@ -10,7 +10,7 @@ from hopyard.data.manifest import Manifest, SourceInfo
 ROWS = 65_536
 """Most rows of a batch."""
 BYTES = 8 << 20
-"""About the most bytes of a batch: a few of them fit the last-level cache."""
+"""About the most bytes of a batch of few columns: a few of them fit the last-level cache."""
 
 Piece = tuple[Any, str, int]
 """(record batch, name of its origin, number of its first row there)."""

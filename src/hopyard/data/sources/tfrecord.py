@@ -88,7 +88,8 @@ class TFRecordFiles:
     def _read(self, names: list[str] | None) -> Iterator[Piece]:
         columns = self.schema()
         if names is not None:
-            columns = pa.schema([field for field in columns if field.name in names])
+            wanted = set(names)
+            columns = pa.schema([field for field in columns if field.name in wanted])
         for path in self.paths:
             row = 0
             for batch in batches(path, columns):

@@ -20,8 +20,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-import platformdirs
-
+from hopyard.folders import cache_folder
 from hopyard.spark.local.java import VECTOR, Java
 from hopyard.system.scratch import scratch
 
@@ -94,8 +93,8 @@ def _cached(kind: str, content: str, fill: Callable[[Path], None]) -> Path:
     """Return the folder for `content` in the cache, else one of this process alone among the temporary files."""
     key = sha256(content.encode()).hexdigest()[:16]
     try:
-        return _create(Path(platformdirs.user_cache_dir("hopyard")) / kind / key, fill)
-    except OSError:  # no home, or a read-only one, as users of containers have
+        return _create(cache_folder() / kind / key, fill)
+    except OSError:  # a read-only home, as users of containers have
         return _create(_scratch() / kind / key, fill)
 
 

@@ -1,0 +1,63 @@
+"""This user's folder for caches on this host.
+
+In a container a user id often has neither a name nor a home. The folder is then one in the temporary directory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+
+from hopyard.errors import ResourceError
+
+
+def cache_folder() -> Path:
+    """Return the folder for caches: that of the platform, which XDG_CACHE_HOME names or is in the user's home; for a
+    user without a home `temporary_folder`.
+
+    Raises:
+        ResourceError: there is neither a home nor a temporary directory.
+    """
+    try:
+        folder = platformdirs.user_cache_dir("hopyard")
+    except RuntimeError:
+        folder = "~"
+    if not folder.startswith("~"):
+        return Path(folder)
+    try:
+        return temporary_folder()
+    except OSError as error:
+        raise ResourceError(
+            f"user {os.geteuid()} has no home, and no folder can be made in the temporary directory ({error}): set "
+            "XDG_CACHE_HOME to a directory for caches"
+        ) from error
+
+
+def temporary_folder() -> Path:
+    """Return a folder of this user alone in the system's temporary directory. It is made where there is none.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    name = f"hopyard-{os.geteuid()}"
+    with suppress(FileExistsError):
+        Path(tempfile.gettempdir(), name).mkdir(mode=0o700)
+    return next(iter(temporary_folders()), None) or Path(tempfile.mkdtemp(prefix=f"{name}."))
+
+
+def temporary_folders() -> list[Path]:
+    """Return the folders of this user alone (0700) in the system's temporary directory: `hopyard-<uid>`; where another
+    user has taken that name, it has an end that nobody can foresee."""
+    temporary, name = Path(tempfile.gettempdir()), f"hopyard-{os.geteuid()}"
+    folders = []
+    for path in [temporary / name, *sorted(temporary.glob(f"{name}.*"))]:
+        with suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                folders.append(path)
+    return folders
