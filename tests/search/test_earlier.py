@@ -112,7 +112,8 @@ def test_a_run_s_own_study_is_taken_back_for_every_kind_of_choice(tmp_path: Path
         engine=hy.Inline(), directory=tmp_path / "run",
     )  # fmt: skip
     sampler = hy.Optuna(study=run.to_optuna(), trials=1).open(space, 0)
-    history = [observation(record, run._machine.spec) for record in run._records]
+    with run._now() as (machine, _):
+        history = [observation(record, machine.spec) for record in machine.trials.values()]
     assert len(sampler._earlier) == 14
     assert [sampler._frozen(optuna, each).params for each in sampler._earlier] == [
         sampler._frozen(optuna, each).params for each in history

@@ -170,6 +170,11 @@ def moods(config: dict[str, Any]) -> Any:
     return Linear(2, 2, lr=config["lr"] * len(config["sizes"]), batch_size=16)
 
 
+def snapshot_of(run: hy.Run) -> dict[str, Any]:
+    with run._now() as (machine, _):
+        return machine.snapshot()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("alive", [False, True], ids=["read", "driven here"])
 def test_what_the_user_does_to_what_a_run_gives_changes_nothing(tmp_path: Path, alive: bool) -> None:
@@ -182,12 +187,12 @@ def test_what_the_user_does_to_what_a_run_gives_changes_nothing(tmp_path: Path, 
     )  # fmt: skip
     run = run if alive else hy.load(run.directory)
     path = run.directory / "journal.jsonl"
-    before, snapshot, values = path.read_bytes(), run._machine.snapshot(), str(doors(run))
+    before, snapshot, values = path.read_bytes(), snapshot_of(run), str(doors(run))
     best, prediction = run.best, run.best.predict(table()).tolist()
     for value in (*doors(run), *doors(run), best.config, best.history, best.metrics, best.classes):
         ruin(value)
     assert best.predict(table()).tolist() == prediction, "the same object builds the same model"
-    assert path.read_bytes() == before and run._machine.snapshot() == snapshot
+    assert path.read_bytes() == before and snapshot_of(run) == snapshot
     assert fold(journal(run.directory)).snapshot() == snapshot
     assert str(doors(run)) == values and "ruined" not in values
 

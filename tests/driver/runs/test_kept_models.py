@@ -10,6 +10,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import Retried
+from hopyard.core.runs.machine import fold
 from hopyard.errors import RunFailed, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Ref
@@ -70,7 +71,7 @@ def test_models_stay_where_another_recipe_fails_before_it_has_any(tmp_path: Path
     assert hy.load_model(trial.save(tmp_path / "saved")).model().weights.tolist() == weights
     run = hy.resume(tmp_path / "run", failed=True, recipe=linear)
     assert run.status == "completed" and run.trials[1].model("last").steps == 5 * EPOCH
-    assert states(tmp_path / "run").refs() == run._machine.kept()
+    assert states(tmp_path / "run").refs() == fold(journal(run.directory)).kept()
 
 
 def test_a_run_that_reached_its_goal_tries_nothing_again(tmp_path: Path) -> None:
