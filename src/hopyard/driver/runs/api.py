@@ -231,7 +231,8 @@ def resume(
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
         recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
             ended, or too much memory, or workers that crashed (poison), and those that had no State yet. The other
-            failed trials go on with theirs. To try first what can go on, leave it out the first time.
+            failed trials go on with theirs. To try first what can go on, leave it out the first time. The models of a
+            trial that begins anew stay until a State of the new attempt is stored.
         epochs: epochs of each trial from now on, more than the run has so far. Trials that completed go on from their
             last State, to the same bits as in a run that had as many from the start. A learning-rate schedule of a
             fixed length (OneCycleLR) raises at its end, and so fails the trial, whose models remain; a recipe that
@@ -245,9 +246,10 @@ def resume(
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
 
     Raises:
-        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; epochs= and search= add
-            nothing, or the search does not begin with the run's trials; workers= of a run without gangs, of one that
-            has ended, of one whose States belong to each member, or more than the engine has.
+        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; failed=True where the goal
+            of the run was reached, or its max_time is over; epochs= and search= add nothing, or the search does not
+            begin with the run's trials; workers= of a run without gangs, of one that has ended, of one whose States
+            belong to each member, or more than the engine has.
         RunDirectoryError: no run there, in use by a live driver, or started by another Python version; others may write
             its pickle.
         JournalError: the journal is damaged, or of a newer version.

@@ -144,8 +144,8 @@ class Loop:
         """
         completed = False
         try:
-            final = len(self._opening) - 1
-            self._commit(self._opening, lambda event: self.machine.handle(event, event is self._opening[final]))
+            self._commit(self._opening)
+            self._opening = ()
             self._sweep()
             self._propose()
             for _ in range(self._workers.count):
@@ -291,9 +291,13 @@ class Loop:
 
     # ---------------------------------------------------------------- out
 
-    def _commit(self, events: Iterable[Event], handle: Callable[[Event], list[Command]] | None = None) -> None:
+    def _handle(self, event: Event) -> list[Command]:
+        """Pass an event to the machine, which decides once all facts of the opening are in."""
+        return self.machine.handle(event, not self._opening or event is self._opening[-1])
+
+    def _commit(self, events: Iterable[Event]) -> None:
         """Pass events to machine, journal, effects and views, in this order. Agents may forget what the journal has."""
-        lines, commands = commit(events, handle or self.machine.handle, journaled, self._journal, self._link)
+        lines, commands = commit(events, self._handle, journaled, self._journal, self._link)
         for command in commands:
             _CARRY_OUT[type(command)](self, command)
         self._show(lambda view: view.see(lines, self.machine))
