@@ -88,7 +88,7 @@ def _child(work: Callable[[], Any], strike: Strike, counts: Callable[[str, str],
         with watched(point):
             work()
         write(pipe, b"nothing raised")
-    except BaseException:  # noqa: BLE001 - the parent gets it
+    except BaseException:  # the parent gets it
         write(pipe, f"raised {traceback.format_exc()}".encode())
     os._exit(0)
 

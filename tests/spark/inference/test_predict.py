@@ -270,7 +270,7 @@ class TestPredict:
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
         with pytest.raises(SpecError, match="bare model"):
             predict(object(), df)
-        with pytest.raises(RunDirectoryError, match=r"config.json cannot be read"):
+        with pytest.raises(RunDirectoryError, match=r"no config\.json here"):
             predict(tmp_path, df)
         with pytest.raises(SpecError, match="must be a Spark DataFrame"):
             predict(run, frame())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import Any, Unpack, cast
@@ -11,7 +12,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from hopyard.driver.runs.run import Run
-from hopyard.driver.saved_model import TRANSFORM
+from hopyard.driver.saved_files import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs
@@ -95,7 +96,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     @property
     def bestConfig(self) -> dict[str, Any]:
         """The configuration that was chosen."""
-        return dict(self._model.about.config)
+        return copy.deepcopy(self._model.about.config)
 
     @property
     def metrics(self) -> dict[str, float | None]:
