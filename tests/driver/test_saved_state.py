@@ -162,14 +162,19 @@ def test_a_model_that_is_saved_over_loads_all_the_time(two: Any, tmp_path: Path)
     folder, x = tmp_path / "model", data(seed=1)[0]
     expected = [trial.predict(x) for trial in two]
     two[0].save(folder)
-    saves = subprocess.Popen([sys.executable, "-c", SAVES, *(str(t._models().directory) for t in two), str(folder)])
+    directories = [str(trial._models().directory) for trial in two]
+    saves = [
+        subprocess.Popen([sys.executable, "-c", SAVES, *pair, str(folder)])
+        for pair in (directories, directories[::-1])  # two at a time
+    ]
     loads = 0
-    while saves.poll() is None:
+    while any(process.poll() is None for process in saves):
         outputs = hy.load_model(folder).predict(x)
         assert any(np.array_equal(outputs, each) for each in expected)
         loads += 1
-    assert saves.returncode == 0
+    assert [process.returncode for process in saves] == [0, 0]
     assert loads > 3
+    assert not list(folder.glob(".part-*"))
 
 
 SAVES = """
@@ -177,7 +182,7 @@ import sys
 import hopyard as hy
 
 trials = [hy.load(directory).best for directory in sys.argv[1:3]]
-for number in range(16):
+for number in range(8):
     trials[number % 2].save(sys.argv[3])
 """
 

@@ -121,7 +121,7 @@ def _write_model(folder: Path, framework: str, trainable: Any, rebuild: Callable
                 write_whole(folder / STATE, files[STATE])
             restore_model(other, framework, files)
             place = _difference(_parts(file, trainable), _parts(file, other))
-    except HopyardError:
+    except (HopyardError, OSError):
         raise
     except Exception as error:
         raise SpecError(
