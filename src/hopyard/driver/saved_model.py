@@ -242,8 +242,8 @@ class SavedModel:
         """Return name → content of the files of such a folder, with the recipe and the transform that are used here.
 
         Raises:
-            RunDirectoryError: the transform was not opened, because recipe= was given.
-            OSError: the weights are gone.
+            RunDirectoryError: the transform was not opened, because recipe= was given; files are gone, or another
+                model was saved there since.
         """
         self._require_transform()
         about, files = read(self.directory, without=(RECIPE, TRANSFORM))

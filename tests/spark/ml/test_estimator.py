@@ -407,7 +407,7 @@ class TestOverwritten:
         path = str(tmp_path / "model")
         models[0].save(path)
         with ThreadPoolExecutor(1) as pool:
-            writes = pool.submit(lambda: [models[n % 2].write().overwrite().save(path) for n in range(8)])
+            writes = pool.submit(lambda: [models[n % 2].write().overwrite().save(path) for n in range(4)])
             while not writes.done():
                 assert HopyardModel.load(path).uid in (models[0].uid, models[1].uid)
             writes.result()
