@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -110,13 +111,24 @@ def _versions(session: Any, path: str) -> list[_Version]:
     from pyspark.errors import AnalysisException
 
     try:
-        rows = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file").collect()
-        versions = [_Version(json.loads(row["value"]), row["file"]) for row in rows]
+        versions = [_Version(json.loads(row["value"]), row["file"]) for row in _lines(session, path)]
     except (AnalysisException, ValueError):
         return []
     if not all("hopyard" in version.metadata for version in versions):
         return []
     return sorted(versions, key=lambda version: version.number)
+
+
+def _lines(session: Any, path: str) -> list[Any]:
+    """Return the lines of `metadata/` with the names of their files. A writer may remove one of these meanwhile."""
+    table = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
+    try:
+        rows: list[Any] = table.collect()
+        return rows
+    except Exception:
+        if session.read.text(f"{path}/metadata").inputFiles() == table.inputFiles():
+            raise
+    return _lines(session, path)
 
 
 def _remove(session: Any, path: str, versions: list[_Version]) -> None:
@@ -195,7 +207,10 @@ def _refuse_others(session: Any, path: str) -> None:
     for file in [
         file for folder in folders for file in (folder / "metadata", *folder.glob("files*"), *folder.glob("*/*"))
     ]:
-        if file.exists() and (writers := other_writers(file)):
+        writers = ""
+        with suppress(FileNotFoundError, NotADirectoryError):  # another version is written meanwhile, say
+            writers = other_writers(file)
+        if writers:
             raise RunDirectoryError(
                 f"{path}: {file.name}: {writers}, and pickles are among what is read, which runs their code. Copy the "
                 f"folder to one of your own that nobody else may write; or, if you trust them, set {TRUST}=true in the "
