@@ -27,7 +27,8 @@ LONGEST = """
     frameworks/test_keras_model frameworks/test_keras_sharing test_keras_bad_input frameworks/test_keras_state
     test_keras_runs frameworks/test_keras_metrics exchange/test_keras_identities engines/test_forked_frameworks
     agent/programs/patches/test_tensorflow1 frameworks/test_tensorflow_runtime frameworks/test_internals
-    frameworks/test_keras_torch
+    frameworks/test_keras_torch test_keras_saved
+    driver/test_saved_state
     driver/runs/test_ownership driver/programs/test_program driver/runs/test_search driver/runs/test_faults
     test_bad_input driver/programs/test_feed driver/runs/resume/test_extension test_liveness driver/runs/test_copies
     test_exact driver/runs/test_lives cli/test_cli exchange/test_slow_network data/partitions/test_cache test_doctor

@@ -284,19 +284,25 @@ class FrameworkModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """How models of one framework are written to a file and read from it.
+    """How models of one framework are written to a file that others can read, and what of a State such a file lacks.
 
     Attributes:
         name: the name of the file, for example "model.safetensors".
+        parts: the keys of the State on which outputs, loss and metrics depend.
         model: `model(trainable)` returns the framework's own model in a Trainable.
-        save: `save(model, path)` writes the file whole or not at all.
-        load: `load(model, path)` reads it into a model of the same build, and returns that.
+        save: `save(trainable, path)` writes the file.
+        rest: `rest(trainable, other, content)` returns what these parts of the State have and a file with this content
+            lacks, as tensors or arrays; empty: nothing. `other`: another build, to try what the file restores.
+        load: `load(trainable, content, rest)` copies a file's content, and the rest, into a Trainable of the same
+            build; the rest is None for files of versions that had none.
     """
 
     name: str
+    parts: tuple[str, ...]
     model: Callable[[Any], Any]
     save: Callable[[Any, Path], None]
-    load: Callable[[Any, Path], Any]
+    rest: Callable[[Any, Any, bytes], Tree]
+    load: Callable[[Any, bytes, Tree | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,11 +164,21 @@ def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pyte
     assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])  # type: ignore[index]
 
 
+def test_one_row_without_its_first_axis(runs: dict[str, hy.Run]) -> None:
+    best, row = runs["torch"].best, table(1, seed=9)[0][0]
+    for one in (row, {"inputs": row}, list(row)):
+        with pytest.raises(
+            hy.DataError, match=r"must have shape \(6,\), .* array of shape \(1, 6\), such as x\[None\]"
+        ):
+            best.predict(one)
+    assert best.predict(row[None]).shape == (1, 2)
+
+
 def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     folder = runs["array"].best.save(tmp_path / "model")
     (folder / "recipe.pkl").write_bytes(b"not a pickle")
     assert hy.load_model(folder, recipe=linear).model().steps
-    with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: .*does not load"):
+    with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: changed since"):
         hy.load_model(folder)
 
 
@@ -270,6 +280,21 @@ def test_the_folder_alone_predicts_on_a_table(moody: hy.Run, tmp_path: Path) -> 
     assert set(again) == {path.name for path in folder.iterdir()}
 
 
+def test_what_a_user_changes_does_not_reach_the_model(moody: hy.Run, tmp_path: Path) -> None:
+    """Bug: `classes` were the model's own, and sorted for print they swapped its labels."""
+    run, rows = moody, frame(60, seed=3)
+    saved = hy.load_model(run.best.save(tmp_path / "model"))
+    expected, files = saved.evaluate(rows), saved.files()
+    for model in (saved, run.best):
+        model.classes.sort(reverse=True)  # type: ignore[union-attr]
+        model.metrics.clear()
+        model.config["sizes"] = [1]
+        assert model.classes == ["bad", "good"]
+        assert model.evaluate(rows) == expected
+    assert hy.load_model(tmp_path / "model").config == {}
+    assert saved.files() == files
+
+
 def test_a_transform_is_not_opened_where_a_recipe_is_given(moody: hy.Run, tmp_path: Path) -> None:
     folder, rows = moody.best.save(tmp_path / "model"), frame(60, seed=3)
     (folder / "transform.pkl").chmod(0o666)
@@ -300,11 +325,17 @@ def test_folders_of_other_versions(moody: hy.Run, tmp_path: Path) -> None:
     """In version 1 epochs counted from 0."""
     folder = moody.best.save(tmp_path / "model")
     about = json.loads((folder / "config.json").read_text())
-    assert (about["format"], about["epoch"]) == (2, 2)
-    (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 1, "epoch": 1}))
-    assert hy.load_model(folder).epoch == 2
-    (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 3}))
-    with pytest.raises(hy.RunDirectoryError, match=r"version 3, .*up to 2"):
+    assert (about["format"], about["epoch"]) == (3, 2)
+    expected = moody.best.predict(frame(9))
+    for version, epoch in ((1, 1), (2, 2)):
+        old = {**about, "format": version, "epoch": epoch, "digests": {}}
+        (folder / "config.json").write_bytes(msgspec.json.encode(old))
+        saved = hy.load_model(folder)
+        assert saved.epoch == 2
+        np.testing.assert_array_equal(saved.predict(frame(9)), expected)
+        assert sorted(saved.files()) == ["config.json", "model.safetensors", "recipe.pkl", "transform.pkl"]
+    (folder / "config.json").write_bytes(msgspec.json.encode({**about, "format": 4}))
+    with pytest.raises(hy.RunDirectoryError, match=r"version 4, .*up to 3"):
         hy.load_model(folder)
 
 

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from hopyard.errors import SpecError
 from hopyard.frameworks import release, seed_all
 from hopyard.frameworks.torch.checks import label_fault
-from hopyard.frameworks.torch.files import load, save
+from hopyard.frameworks.torch.files import load, rest, save
 from hopyard.frameworks.torch.model import Model
 from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.torch.tensors import outputs_to_numpy
@@ -23,6 +24,8 @@ from rows import rows
 
 
 class Tied(nn.Module):
+    aside: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
@@ -62,25 +65,25 @@ def test_a_gpus_memory_goes_back_where_one_is_used(used: bool, monkeypatch: pyte
     assert len(given) == used
 
 
-def test_save_and_load_with_tied_weights(tmp_path: Path) -> None:
+def wrapped(module: nn.Module) -> Model:
+    return Model(module, torch.optim.SGD(module.parameters(), lr=0.1), F.mse_loss)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["with a rest", "of a version without"])
+def test_save_and_load_with_tied_weights(old: bool, tmp_path: Path) -> None:
     one, two, path = Tied(), Tied(), tmp_path / "model.safetensors"
-    save(one, path)
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-    load(two, path)
-    assert torch.equal(one.embed.weight, two.embed.weight) and two.out.weight is two.embed.weight
-    with pytest.raises(RuntimeError, match=r"size mismatch|Missing"):
-        load(nn.Linear(3, 3), path)
+    one.aside += 1
+    save(wrapped(one), path)
     assert load_file(path).keys() == {"embed.weight", *(f"norm.{k}" for k in one.norm.state_dict())}
-
-
-def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
-        raise OSError("broken")
-
-    monkeypatch.setattr(Path, "replace", broken)
-    with pytest.raises(OSError, match="broken"):
-        save(nn.Linear(2, 2), tmp_path / "m")
-    assert list(tmp_path.iterdir()) == []
+    content = path.read_bytes()
+    kept = rest(wrapped(one), None, content)
+    assert list(kept) == ["module"] and list(kept["module"]) == ["buffers"]
+    assert list(kept["module"]["buffers"]) == ["aside"]
+    load(wrapped(two), content, None if old else kept)
+    assert torch.equal(one.embed.weight, two.embed.weight) and two.out.weight is two.embed.weight
+    assert torch.equal(one.aside, two.aside) != old
+    with pytest.raises((RuntimeError, SpecError), match=r"size mismatch|Missing|missing"):
+        load(wrapped(nn.Linear(3, 3)), content, None if old else kept)
 
 
 def test_outputs_to_numpy() -> None:

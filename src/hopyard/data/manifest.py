@@ -212,7 +212,7 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         """The values of the label, where encode= made numbers of them, by these numbers (or by their places in the
         one-hot row); of several labels a dict, with those that are encoded; None: none is."""
         encoded = {
-            field.name: self.vocabularies[field.columns[0].name]
+            field.name: list(self.vocabularies[field.columns[0].name])
             for field in self.fields
             if field.role == "targets" and len(field.columns) == 1 and field.columns[0].encode
         }

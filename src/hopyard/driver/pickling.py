@@ -80,17 +80,28 @@ def read_trusted(path: Path, trust: bool) -> bytes:
     return data
 
 
-def load(path: Path, python: str, trust: bool = False, name: str = "the recipe") -> Any:
-    """Read what `dump` pickled from a file of a run that Python `python` wrote.
-
-    Args:
-        path: of the file.
-        python: its version, such as "3.12".
-        trust: open it whoever may have written it.
-        name: what it holds, for messages.
+def read_private(path: Path, trust: bool) -> bytes:
+    """Read a pickle as `read_trusted` does.
 
     Raises:
-        RunDirectoryError: another Python, no file, or a module that it needs is not there; others may write it.
+        RunDirectoryError: others may write it, or this user may not read it.
+        OSError: it is not there, or cannot be read.
+    """
+    try:
+        return read_trusted(path, trust)
+    except PermissionError as error:
+        raise RunDirectoryError(
+            f"{path}: this user may not read it: pickles of recipes are private, as they may hold secrets. Its "
+            "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
+        ) from error
+
+
+def unpickle(data: bytes, path: Path | str, python: str, name: str = "the recipe") -> Any:
+    """Return what `dump` pickled in a Python `python`, such as "3.12". Errors call it `name`, and say that it was in
+    the file `path`.
+
+    Raises:
+        RunDirectoryError: another Python, or a module that it needs is not there.
     """
     if python != PYTHON:
         raise RunDirectoryError(
@@ -98,15 +109,19 @@ def load(path: Path, python: str, trust: bool = False, name: str = "the recipe")
             f"Python {python}, or give recipe= to hy.load_model"
         )
     try:
-        return loads(read_trusted(path, trust))
-    except RunDirectoryError:
-        raise
-    except FileNotFoundError as error:
-        raise not_whole(path, error) from error
-    except PermissionError as error:
-        raise RunDirectoryError(
-            f"{path}: this user may not read it: pickles of recipes are private, as they may hold secrets. Its "
-            "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
-        ) from error
+        return loads(data)
     except Exception as error:
         raise RunDirectoryError(f"{path}: {name} does not load: {type(error).__name__}: {error}") from error
+
+
+def load(path: Path, python: str, trust: bool = False) -> Any:
+    """Read the pickle of a run that Python `python` wrote, whoever may have written it with `trust`.
+
+    Raises:
+        RunDirectoryError: another Python, no file, or a module that it needs is not there; others may write it.
+    """
+    try:
+        data = read_private(path, trust)
+    except OSError as error:
+        raise not_whole(path, error) from error
+    return unpickle(data, path, python)

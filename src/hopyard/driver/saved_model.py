@@ -1,9 +1,11 @@
 """A model in a folder: `config.json` (configuration, metrics, encoding), the weights (`model.safetensors`, or Keras'
-`model.keras`), the pickled recipe and, where the training data had one, the pickled transform."""
+`model.keras`), what its State has beside them (`state.safetensors`), the pickled recipe and, where the training data
+had one, the pickled transform."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,68 +16,47 @@ from hopyard.checks import flag, path
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.encoding.transform import Transform
-from hopyard.data.manifest import Labels, Manifest
-from hopyard.driver.pickling import PYTHON, dump, load
+from hopyard.data.manifest import Labels
+from hopyard.driver.pickling import PYTHON, dump, unpickle
+from hopyard.driver.saved_files import (
+    CONFIG,
+    FORMAT,
+    OWN,
+    RECIPE,
+    STATE,
+    TRANSFORM,
+    WEIGHTS,
+    Saved,
+    listed,
+    read,
+    replacing_files,
+)
 from hopyard.errors import HopyardError, RunDirectoryError, SpecError
 from hopyard.filesystems import line_of
 from hopyard.frameworks import framework_of, model_file, quiet, runtime
-from hopyard.frameworks.tree import capture, restore
-from hopyard.spec import Config, RunSpec
+from hopyard.frameworks.tree import capture, lower, restore
+from hopyard.ports import ModelFile, Tree
+from hopyard.spec import Config, copied
 from hopyard.store.journal import write_whole
-from hopyard.store.layout import Layout
 from hopyard.store.tree import decode, encode
 from hopyard.text import escaped, shown
-from hopyard.training.build import Plan, build, undisturbed
+from hopyard.training.build import Built, Plan, build, undisturbed
 from hopyard.training.recipes import recipe_of
 from hopyard.training.trained import TrainedModel
 
-CONFIG, WEIGHTS, RECIPE, TRANSFORM = "config.json", "model.safetensors", "recipe.pkl", "transform.pkl"
-OWN = "trainable"
-"""Stands for the framework when the recipe returned a Trainable of the user's own."""
-FORMAT = 2
-"""Version of the folder. In version 1 epochs counted from 0, and there was no transform."""
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `config.json`."""
-
-    format: int = FORMAT
-    python: str
-    trial: int
-    config: Config
-    epoch: int | None
-    """The epoch at whose end the weights were these, from 1; None: they are from the middle of one."""
-    metrics: dict[str, float | None]
-    framework: str
-    backend: str = ""
-    """Keras' backend."""
-    spec: RunSpec
-    manifest: Manifest
-    digests: dict[str, str] = {}
-    """File → BLAKE3 of its content, in hexadecimal; earlier versions wrote none."""
-
-
-def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
-    """Return the contents of a `config.json`, of this or an earlier version.
-
-    Raises:
-        RunDirectoryError: `save` did not write it, or that of a later version did.
-    """
-    try:
-        about = msgspec.json.decode(content, type=Saved)
-    except msgspec.MsgspecError as error:
-        raise RunDirectoryError(f"{name}: not written by run.best.save(…): {error}") from error
-    if about.format > FORMAT:
-        raise RunDirectoryError(
-            f"{name}: a saved model of version {about.format}, this Hopyard reads up to {FORMAT}: upgrade it"
-        )
-    if about.format < FORMAT and about.epoch is not None:
-        about = msgspec.structs.replace(about, epoch=about.epoch + 1)
-    return about
+OWN_FILE = ModelFile(
+    WEIGHTS,
+    (),
+    model=lambda trainable: trainable,
+    save=lambda trainable, path: write_whole(path, bytes(encode(capture(trainable)))),
+    rest=lambda trainable, other, content: {},
+    load=lambda trainable, content, rest: restore(trainable, decode(content)),
+)
+"""How a Trainable of the user's own is saved: its whole State."""
 
 
 def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, trained: TrainedModel) -> Path:
-    """Write the folder; the files of another saved model there are replaced.
+    """Write the folder; the files of another saved model there are replaced, all at once.
 
     Args:
         directory: made when missing.
@@ -83,80 +64,115 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
         record: the trial.
         epoch: the epoch at whose end the model had its weights, from 1; None: they are from the middle of one.
         trained: the model.
+
+    Raises:
+        SpecError: what is written does not give the model back: a second build, with the files loaded into it, differs.
+        RunDirectoryError: the folder is somebody else's, or cannot be written.
+        ResourceError: there is no room. The folder is in all these cases as it was.
     """
     if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):
         raise SpecError(
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
             f"without {directory.suffix}"
         )
-    try:
-        _require_own(directory)
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"save({shown(str(directory))}): {error.strerror}; give a folder that this user may write to"
-        ) from error
     metrics: dict[str, float | None] = {} if epoch is None else dict(record.history.get(epoch - 1, {}))
-    framework = framework_of(trained.built.trainable)
-    if framework is not None:
-        file = model_file(framework)
-        file.save(trained.model(), directory / file.name)
-    else:  # a Trainable of the user's own: its whole State
-        framework = OWN
-        (directory / WEIGHTS).write_bytes(encode(capture(trained.built.trainable)))
-    write_whole(directory / RECIPE, dump(recipe_of(plan.recipe, record.id), "recipe"), private=True)
-    if trained.tracker is None:
-        (directory / TRANSFORM).unlink(missing_ok=True)
-    else:
-        write_whole(directory / TRANSFORM, _dumped(trained.tracker), private=True)
-    about = Saved(
-        python=PYTHON,
-        trial=record.id,
-        config=record.config,
-        epoch=epoch,
-        metrics=metrics,
-        framework=framework,
-        backend="" if framework == OWN else runtime(framework).versions().get("keras_backend", ""),
-        spec=plan.spec,
-        manifest=plan.manifest,
-        digests={
-            name: blake3((directory / name).read_bytes()).hexdigest()
-            for name in (weights_name(framework), TRANSFORM)
-            if (directory / name).exists()
-        },
-    )
-    (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
+    trainable = trained.built.trainable
+    framework = framework_of(trainable) or OWN
+    with replacing_files(directory) as part:
+        files = _write_model(
+            part, framework, trainable, lambda: _built(replace(plan, threads=0), record.id, record.config)
+        )
+        files[RECIPE] = dump(recipe_of(plan.recipe, record.id), "recipe")
+        if trained.tracker is not None:
+            files[TRANSFORM] = _dumped(trained.tracker)
+        for name in files.keys() & {RECIPE, TRANSFORM}:
+            write_whole(part / name, files[name], private=True)
+        about = Saved(
+            python=PYTHON,
+            trial=record.id,
+            config=record.config,
+            epoch=epoch,
+            metrics=metrics,
+            framework=framework,
+            backend="" if framework == OWN else runtime(framework).versions().get("keras_backend", ""),
+            spec=plan.spec,
+            manifest=plan.manifest,
+            digests={name: blake3(content).hexdigest() for name, content in files.items()},
+        )
+        write_whole(part / CONFIG, msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
     return directory
+
+
+def _write_model(folder: Path, framework: str, trainable: Any, rebuild: Callable[[], Built]) -> dict[str, bytes]:
+    """Write the files with the State of a model; return name → content.
+
+    Raises:
+        SpecError: another build into which they are loaded is not the same model.
+    """
+    file = OWN_FILE if framework == OWN else model_file(framework)
+    file.save(trainable, folder / file.name)
+    files = {file.name: (folder / file.name).read_bytes()}
+    try:
+        with undisturbed():
+            other = rebuild().trainable
+            if rest := file.rest(trainable, other, files[file.name]):
+                files[STATE] = bytes(encode(lower(rest)))
+                write_whole(folder / STATE, files[STATE])
+            restore_model(other, framework, files)
+            place = _difference(_parts(file, trainable), _parts(file, other))
+    except (HopyardError, OSError):
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"save: the model cannot be built and loaded again: {line_of(error)}; nothing was saved"
+        ) from error
+    if place:
+        raise SpecError(
+            f"save: a model that the recipe builds, with what was saved loaded into it, differs from the trained one "
+            f"in {place}; nothing was saved. The recipe must build the same for the same config, and what a part of "
+            "the model gives as its state it must take back"
+        )
+    return files
+
+
+def _parts(file: ModelFile, trainable: Any) -> Tree:
+    """Return what the State of a model has on which outputs, loss and metrics depend."""
+    tree = capture(trainable)
+    return {name: tree[name] for name in file.parts if name in tree} if file.parts else tree
+
+
+def _difference(one: Tree, other: Tree, place: str = "State") -> str:
+    """Return where two States differ first, such as "State['module']['buffers']"; "": they are equal, bit for bit."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        pairs = [(key, one[key], other[key]) for key in one]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(number, *pair) for number, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return "" if encode(one) == encode(other) else place
+    return next(filter(None, (_difference(a, b, f"{place}[{key!r}]") for key, a, b in pairs)), "")
 
 
 def _dumped(tracker: RowTracker) -> bytes:
     return dump(tracker.transform, "transform", "the transform")
 
 
-def weights_name(framework: str) -> str:
-    """Return the name of the file with the weights of a model of this framework."""
-    return WEIGHTS if framework == OWN else model_file(framework).name
-
-
-def _require_own(directory: Path) -> None:
-    """Raise RunDirectoryError where files that `save` would replace are those of a run or a program, or of somebody
-    else."""
-    layout = Layout(directory)
-    if layout.exists or layout.program.exists():
-        raise RunDirectoryError(f"{directory}: holds a run or a program, which this would damage: give another folder")
-    config = directory / CONFIG
+def _built(plan: Plan, trial: int, config: Config) -> Built:
+    """Build a model. Raises SpecError with what the recipe raises as its cause."""
     try:
-        parse(config.read_bytes())
-    except FileNotFoundError:
-        others = [name for name in (RECIPE, WEIGHTS, TRANSFORM) if (directory / name).exists()]
-        if others:
-            raise RunDirectoryError(
-                f"{directory}: {others[0]} there is not of a saved model, and would be replaced: give another folder"
-            ) from None
-    except RunDirectoryError:
-        raise RunDirectoryError(
-            f"{config}: not written by run.best.save(…), and would be replaced: give another folder"
-        ) from None
+        return build(plan, trial, config)
+    except HopyardError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"recipe: {line_of(error)}; it must build the model that is saved, as it does in the run"
+        ) from error
+
+
+def restore_model(trainable: Any, framework: str, files: Mapping[str, bytes], version: int = FORMAT) -> None:
+    """Load the files of a saved model into a model that was just built."""
+    file = OWN_FILE if framework == OWN else model_file(framework)
+    rest = (decode(files[STATE]) if STATE in files else {}) if version >= 3 else None
+    file.load(trainable, files[file.name], rest)
 
 
 class SavedModel:
@@ -180,9 +196,9 @@ class SavedModel:
         """Whether there is a transform, which was not opened."""
         self.directory = directory.absolute()
         self.trial = about.trial
-        self.config: Config = about.config
+        self.config: Config = copied(about.config)
         self.epoch = about.epoch
-        self.metrics = about.metrics
+        self.metrics = dict(about.metrics)
 
     def __repr__(self) -> str:
         return escaped(f"<SavedModel {self.directory}: trial {self.trial}, epoch {self.epoch}, {self.config}>")
@@ -225,18 +241,15 @@ class SavedModel:
         """Return name → content of the files of such a folder, with the recipe and the transform that are used here.
 
         Raises:
-            RunDirectoryError: the transform was not opened, because recipe= was given.
-            OSError: the weights are gone.
+            RunDirectoryError: the transform was not opened, because recipe= was given; files are gone, or another
+                model was saved there since.
         """
         self._require_transform()
-        if parse((self.directory / CONFIG).read_bytes(), self.directory / CONFIG) != self._about:
+        about, files = read(self.directory, without=(RECIPE, TRANSFORM))
+        if about != self._about:
             raise RunDirectoryError(f"{self.directory}: another model was saved here since; hy.load_model loads it")
-        weights = weights_name(self._about.framework)
-        files = {
-            CONFIG: msgspec.json.encode(msgspec.structs.replace(self._about, format=FORMAT, python=PYTHON, digests={})),
-            weights: (self.directory / weights).read_bytes(),
-            RECIPE: dump(self._recipe, "recipe"),
-        }
+        files[CONFIG] = msgspec.json.encode(msgspec.structs.replace(about, python=PYTHON, digests={}))
+        files[RECIPE] = dump(self._recipe, "recipe")
         if self._trained.tracker is not None:
             files[TRANSFORM] = _dumped(self._trained.tracker)
         return files
@@ -273,62 +286,26 @@ def load_model(
     trust = flag("trust", trust)
     if transform is not None and not callable(transform):
         raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
-    try:
-        about = parse((root / CONFIG).read_bytes(), root / CONFIG)
-    except (FileNotFoundError, NotADirectoryError):
-        how = "; this is a run directory: hopyard.load(…) opens it, and .best.model() is its model"
-        raise RunDirectoryError(
-            f"{root}: no {CONFIG} here; it must be a folder that run.best.save(…) wrote"
-            + (how if Layout(root).exists else "")
-        ) from None
-    require_intact(root, about, unused=[TRANSFORM] if transform is not None or recipe is not None else [])
+    own = {
+        *([RECIPE] if recipe is not None else []),
+        *([TRANSFORM] if recipe is not None or transform is not None else []),
+    }
+    about, files = read(root, trust, without=own)
     quiet(about.backend)
-    unopened = transform is None and (root / TRANSFORM).exists()
+    unopened = transform is None and TRANSFORM in own and TRANSFORM in listed(root, about)
     if recipe is None:
-        recipe = load(root / RECIPE, about.python, trust)
-        if unopened:
-            transform, unopened = load(root / TRANSFORM, about.python, trust, "the transform"), False
+        recipe = unpickle(files[RECIPE], root / RECIPE, about.python)
+    if TRANSFORM in files:
+        transform = unpickle(files[TRANSFORM], root / TRANSFORM, about.python, "the transform")
     assert recipe is not None
-    try:
-        with undisturbed():
-            built = build(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
-    except HopyardError:
-        raise
-    except Exception as error:
-        raise SpecError(
-            f"recipe: {line_of(error)}; it must build the model that was saved in {root}, as it does in the run"
-        ) from error
-    try:
-        restore_weights(built.trainable, about.framework, root)
-    except Exception as error:
-        raise RunDirectoryError(
-            f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
-            "give the recipe of the run"
-        ) from error
+    with undisturbed():
+        built = _built(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
+        try:
+            restore_model(built.trainable, about.framework, files, about.format)
+        except Exception as error:
+            raise RunDirectoryError(
+                f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
+                "give the recipe of the run"
+            ) from error
     tracker = None if transform is None else RowTracker(transform)
     return SavedModel(root, about, recipe, TrainedModel(built, about.manifest, tracker), unopened)
-
-
-def require_intact(root: Path, about: Saved, unused: Sequence[str] = ()) -> None:
-    """Raise RunDirectoryError where a file is gone or was changed: a model without its transform, or with another's
-    weights, would predict something else."""
-    for name, digest in about.digests.items():
-        if name in unused:
-            continue
-        try:
-            changed = blake3((root / name).read_bytes()).hexdigest() != digest
-        except OSError as error:
-            raise RunDirectoryError(f"{root / name}: {error.strerror}; copy or save the whole folder again") from error
-        if changed:
-            raise RunDirectoryError(
-                f"{root / name}: changed since run.best.save(…) wrote it; copy or save the whole folder again"
-            )
-
-
-def restore_weights(trainable: Any, framework: str, root: Path) -> None:
-    """Give a model that was just built the weights of the saved model in `root`."""
-    if framework == OWN:
-        restore(trainable, decode((root / WEIGHTS).read_bytes()))
-    else:
-        file = model_file(framework)
-        file.load(file.model(trainable), root / file.name)

@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 import hopyard as hy
+import model_parts
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.predict import map_batches, predict
+from hopyard.spark.ml.model import HopyardModel
 
 pytestmark = pytest.mark.spark
 
@@ -270,7 +272,7 @@ class TestPredict:
             predict(run, df.withColumnRenamed("v", "prediction"), predictionCol="Prediction")
         with pytest.raises(SpecError, match="bare model"):
             predict(object(), df)
-        with pytest.raises(RunDirectoryError, match=r"config.json cannot be read"):
+        with pytest.raises(RunDirectoryError, match=r"no config\.json here"):
             predict(tmp_path, df)
         with pytest.raises(SpecError, match="must be a Spark DataFrame"):
             predict(run, frame())
@@ -368,3 +370,34 @@ class TestMapBatches:
             map_batches(lambda b: {"z": [1]}, df, "z long", columns=[], keep=True).collect()
         with pytest.raises(SpecError, match=r"named 'N', .*'n' already"):
             map_batches(lambda b: {"N": [1, 2]}, df, "N long", columns=[], keep=True).collect()
+
+
+class TestWholeState:
+    """What a model keeps beside its weights is in every way to its outputs, bit for bit."""
+
+    @pytest.mark.parametrize(
+        "parts",
+        [
+            [*model_parts.BUFFERS, *model_parts.OTHERS],
+            ["hidden"],
+            pytest.param(["extra-tree", "tied"], marks=pytest.mark.long),
+        ],
+    )
+    def test_outputs_are_those_of_the_run(self, spark: Any, parts: list[str], tmp_path: Path) -> None:
+        run, (x, _) = model_parts.trained({"parts": parts}, tmp_path / "run"), model_parts.data(seed=1)
+        df = spark.createDataFrame([(row.tolist(), n) for n, row in enumerate(x)], "inputs array<float>, row int")
+        df = df.coalesce(1)  # one batch, as below
+        expected = run.best.predict(x)
+        saved = hy.load_model(run.best.save(tmp_path / "model"))
+        np.testing.assert_array_equal(saved.predict(x), expected)
+        HopyardModel.of(run).save(str(tmp_path / "of Spark"))
+        models: list[Any] = [
+            HopyardModel.of(run),
+            HopyardModel.of(saved),
+            HopyardModel.load(str(tmp_path / "of Spark")),
+        ]
+        scored = [predict(each, df) for each in (run, saved, tmp_path / "model")]
+        scored += [each.setOutputs("values").transform(df) for each in models]
+        for each in scored:
+            found = each.orderBy("row").select("prediction").collect()
+            np.testing.assert_array_equal(np.array([row[0] for row in found], np.float32), expected)

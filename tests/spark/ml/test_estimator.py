@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,7 @@ from hopyard.driver.runs.loop import Loop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.scoring import infer_meaning, probabilities
+from hopyard.spark.ml import files
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.estimator import HopyardEstimator, HopyardModel, _FitIterator
 from hopyard.store.layout import Layout
@@ -174,7 +178,7 @@ class TestFit:
         for wrong in (resumed.best.model(), None):
             with pytest.raises(SpecError, match="must be a Run, a Trial, a SavedModel or the directory"):
                 HopyardModel.of(wrong)
-        with pytest.raises(RunDirectoryError, match=r"hy\.load"):
+        with pytest.raises(RunDirectoryError, match=r"hopyard\.load\("):
             HopyardModel.of(run)
 
 
@@ -342,6 +346,82 @@ class TestFiles:
         assert again.getFeaturesCols() == ["a", "b", "c"]
         assert len(again.setEngine(hy.Inline()).fit(df).run.trials) == 2
         estimator.write().overwrite().save(path)
+
+
+class TestOverwritten:
+    """The old or the new version is there, whatever ends the writer, and whoever reads meanwhile."""
+
+    @pytest.mark.long
+    def test_a_writer_that_is_killed(self, df: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each write of Spark is a point, before it, halfway in and after it."""
+        from pyspark.sql import DataFrameWriter
+
+        class Killed(BaseException):
+            pass
+
+        old, new = [make(config={"lr": lr}).fit(df) for lr in (0.3, 0.1)]
+        path, points, at = tmp_path / "a model", itertools.count(), -1
+
+        def killed_at_a_point(real: Any) -> Any:
+            def call(first: Any, target: str) -> None:
+                if next(points) == at:
+                    raise Killed
+                if next(points) == at:
+                    if real.__name__ == "parquet":  # what a killed job leaves
+                        (Path(target) / "_temporary").mkdir(parents=True)
+                        (Path(target) / "part-0.parquet").write_bytes(b"half")
+                    raise Killed
+                real(first, target)
+                if next(points) == at:
+                    raise Killed
+
+            return call
+
+        for owner, name in ((DataFrameWriter, "parquet"), (DataFrameWriter, "text"), (files, "_delete")):
+            monkeypatch.setattr(owner, name, killed_at_a_point(getattr(owner, name)))
+        old.save(str(path))
+        before = shutil.copytree(path, tmp_path / "before")
+        found = []
+        for point in range(50):
+            points, at = itertools.count(), point
+            try:
+                new.write().overwrite().save(str(path))
+            except Killed:
+                pass
+            else:
+                break
+            loaded = HopyardModel.load(str(path))
+            assert loaded._model.digest in (old._model.digest, new._model.digest)
+            assert loaded.uid == (old if loaded._model.digest == old._model.digest else new).uid
+            found.append(loaded.uid == old.uid)
+            if point % 2:  # every other one goes on from what the kill left
+                shutil.rmtree(path)
+                shutil.copytree(before, path)
+        assert found.count(True) >= 4 and found.count(False) >= 4
+        assert HopyardModel.load(str(path)).uid == new.uid
+        assert len(list(path.iterdir())) == 2 and len(list((path / "metadata").glob("part-*"))) == 1
+
+    @pytest.mark.long
+    def test_a_reader_meanwhile(self, df: Any, make: Any, tmp_path: Path) -> None:
+        models = [make(config={"lr": lr}).fit(df) for lr in (0.3, 0.1)]
+        path = str(tmp_path / "model")
+        models[0].save(path)
+        with ThreadPoolExecutor(1) as pool:
+            writes = pool.submit(lambda: [models[n % 2].write().overwrite().save(path) for n in range(4)])
+            while not writes.done():
+                assert HopyardModel.load(path).uid in (models[0].uid, models[1].uid)
+            writes.result()
+
+    def test_what_somebody_else_wrote_is_replaced_as_pyspark_does(self, df: Any, make: Any, tmp_path: Path) -> None:
+        from pyspark.ml.feature import StandardScaler
+
+        path = str(tmp_path / "model")
+        StandardScaler(inputCol="a", outputCol="b").save(path)
+        with pytest.raises(RunDirectoryError, match=r"holds a .*StandardScaler"):
+            HopyardModel.load(path)
+        model = make().fit(df)
+        model.write().overwrite().save(path)
+        assert HopyardModel.load(path).uid == model.uid
 
 
 class TestRefused:

@@ -326,10 +326,15 @@ class Encoder:
         if values.shape[1:] != column.shape:
             if column.name in self.faults:  # of rows that were all null, which gave it no shape
                 return None
+
+            remedy = (
+                f"give one row as an array of shape {(1, *column.shape)}, such as x[None]"
+                if values.shape == column.shape
+                else "pad or cut them with transform="
+            )
             raise DataError(
-                f"column {column.name!r} of {origin}: rows of shape {values.shape[1:]}, before they had "
-                f"{column.shape}; "
-                + ("one row has one axis more" if values.shape == column.shape else "pad or cut them with transform=")
+                f"column {column.name!r} of {origin}: rows must have shape {column.shape}, as those before, got "
+                f"{f'shape {values.shape[1:]}' if values.shape[1:] else 'one number each'}; {remedy}"
             )
         return values
 

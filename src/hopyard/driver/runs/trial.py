@@ -159,12 +159,21 @@ class Trial:
         return self._trained(checkpoint).evaluate(data)
 
     def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
-        """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, the pickled
-        recipe and, where the data had one, its pickled transform. A saved model that is there already is replaced,
-        other files are left as they are; where they have names that a saved model needs, it is refused.
+        """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, what else the
+        model's State has, the pickled recipe and, where the data had one, its pickled transform.
+
+        A saved model that is there already is replaced in one step: at any moment, also where this process is killed or
+        the disk is full, the old one or the new one is there. Other files are left as they are. A folder in which they
+        have names that a saved model needs is refused.
 
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.
+
+        Raises:
+            TrialFailed: there is no such model.
+            SpecError: a second build of the recipe, with the saved files loaded into it, is not the same model.
+            RunDirectoryError: the folder is a run's, a program's or somebody else's, or cannot be written.
+            ResourceError: there is no room.
         """
         trained = self._trained(checkpoint)
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)

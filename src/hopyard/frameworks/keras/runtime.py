@@ -12,8 +12,10 @@ from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.tree import on_host
-from hopyard.ports import ModelFile, Runtime
-from hopyard.system.files import replacing
+from hopyard.ports import ModelFile, Runtime, Tree
+from hopyard.system.scratch import scratch_folder
+
+FILE, PARTS = "model.keras", ("model", "buffers")
 
 
 def prepare() -> None:
@@ -104,28 +106,54 @@ def model(trainable: Any) -> keras.Model:
     return result
 
 
-def save(model: keras.Model, path: str | Path) -> None:
-    """Writes Keras' own format; `path` exists whole or not at all.
+def save(trainable: Any, path: Path) -> None:
+    """Write Keras' own format.
 
     Raises:
-        SpecError: a class of the model does not say, by `get_config`, with what it was made; or says it with objects
-            that are not plain. (Keras writes with what each layer was made.)
+        SpecError: Keras cannot write the model: a class of it does not say, by `get_config`, with what it was made, or
+            says it with objects that are not plain. (Keras writes with what each layer was made.)
     """
-    with replacing(Path(path)) as part:
-        try:
-            model.save(part)
-        except (NotImplementedError, TypeError) as error:
-            reason = " ".join(str(error).partition("Example:")[0].split()).rstrip(".") or type(error).__name__
-            raise SpecError(
-                f"{type(model).__name__} cannot be saved as {Path(path).name}: {reason}. Give its class a get_config() "
-                "of plain values, or take model(), and save its weights"
-            ) from error
+    try:
+        trainable.model.save(path)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).partition("Example:")[0].split()).rstrip(".") or type(error).__name__
+        raise SpecError(
+            f"{type(trainable.model).__name__} cannot be saved as {path.name}: {reason}. Give its class a get_config() "
+            "of plain values, and define classes of torch modules in it at the top of a module; or take model(), and "
+            "save its weights"
+        ) from error
 
 
-def load(model: keras.Model, path: str | Path) -> keras.Model:
-    """Reads the variables that `save` wrote into a model of the same build."""
-    model.load_weights(path)
-    return model
+def rest(trainable: Any, other: Any, content: bytes) -> Tree:
+    """Return what the file does not restore, such as seed generators and buffers of torch modules that are not
+    persistent: part of the State → position → values."""
+    load(other, content, None)
+    here, there = trainable.state(), other.state()
+    lost = {
+        part: {
+            number: value
+            for number, (value, other) in enumerate(zip(here[part], there[part], strict=True))
+            if not np.array_equal(getattr(value, "array", value), getattr(other, "array", other))
+        }
+        for part in PARTS
+        if part in here
+    }
+    return {part: values for part, values in lost.items() if values}
+
+
+def load(trainable: Any, content: bytes, rest: Tree | None) -> None:
+    """Copy a file of `save`, and its rest, into a model of the same build."""
+    with scratch_folder("model") as folder:
+        (folder / FILE).write_bytes(content)
+        trainable.model.load_weights(folder / FILE)
+    if rest:
+        state = trainable.state()
+        for part, values in rest.items():
+            for number, value in values.items():
+                state[part][number] = value
+        trainable.load(state)
 
 
 RUNTIME = Runtime(
@@ -137,5 +165,5 @@ RUNTIME = Runtime(
     parameters=parameters,
     snapshot=snapshot,
     restore=restore,
-    file=ModelFile("model.keras", model, save, load),
+    file=ModelFile(FILE, PARTS, model, save, rest, load),
 )

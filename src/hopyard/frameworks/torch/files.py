@@ -1,32 +1,23 @@
-"""Saves a torch model to a file and loads it."""
+"""How a torch model is saved: the tensors of its `state_dict` for everybody, and the rest of its State beside them."""
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hopyard.ports import ModelFile
-from hopyard.system.files import replacing
+from hopyard.frameworks.torch import state as torch_state
+from hopyard.frameworks.torch.tensors import NAMES
+from hopyard.ports import ModelFile, Tree
 
-
-def save(module: torch.nn.Module, path: str | Path) -> None:
-    """Writes the module's tensors as safetensors, under a temporary name first: `path` exists whole or not at all."""
-    from safetensors.torch import save_model
-
-    with replacing(Path(path)) as part:
-        save_model(module, os.fspath(part))
-
-
-def load(module: torch.nn.Module, path: str | Path) -> torch.nn.Module:
-    """Reads a file of `save` into a module of the same build, and sets evaluation mode. Raises RuntimeError when they
-    differ."""
-    from safetensors.torch import load_model
-
-    load_model(module, os.fspath(path))
-    return module.eval()
+_DTYPES = {
+    dtype for dtype, name in NAMES.items() if name[0] != "C" and name not in ("F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+}
+"""Those that every version of safetensors has."""
+_OTHERS = "others"
+"""Names in the file that stand for nothing in the State: of a `state_dict` that the user's hooks change."""
 
 
 def model(trainable: Any) -> torch.nn.Module:
@@ -35,4 +26,81 @@ def model(trainable: Any) -> torch.nn.Module:
     return module.eval()
 
 
-FILE = ModelFile("model.safetensors", model, save, load)
+def save(trainable: Any, path: Path) -> None:
+    """Write the tensors of the module's `state_dict` as safetensors. Tied ones are written once, under their first
+    name; the metadata name it for the others, as `safetensors.torch.save_model` does."""
+    from safetensors.torch import save_file
+
+    tensors, first_names = _tensors(trainable.module)
+    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items() if name not in first_names}
+    save_file(own, path, metadata=first_names)
+
+
+def rest(trainable: Any, other: Any, content: bytes) -> Tree:
+    """Return what the State has of module and loss and the file of `save` lacks: buffers that are None or not
+    persistent, extra state, dtypes that safetensors lacks; and the loss, where it is a module with values."""
+    tree, module = trainable.state(), trainable.module
+    tensors, _ = _tensors(module)
+    common = {name for name, tensor in _named(module).items() if tensors.get(name) is tensor}
+    state: Tree = {
+        kind: {name: value for name, value in tree["module"][kind].items() if name not in common}
+        for kind in ("parameters", "buffers")
+    }
+    state |= {"extra": tree["module"].get("extra"), _OTHERS: sorted(tensors.keys() - common)}
+    parts = {"module": {kind: values for kind, values in state.items() if values}}
+    if "loss" in tree and any(value is not None for values in tree["loss"].values() for value in values.values()):
+        parts["loss"] = tree["loss"]
+    return {name: part for name, part in parts.items() if part}
+
+
+def load(trainable: Any, content: bytes, rest: Tree | None) -> None:
+    """Copy into a model of the same build what `save` and `rest` gave of another."""
+    from safetensors.torch import load as tensors_of
+
+    module, tensors = trainable.module, tensors_of(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    tensors |= {name: tensors[first] for name, first in header.get("__metadata__", {}).items() if first in tensors}
+    if rest is None:
+        module.load_state_dict(tensors)
+        return
+    parameters, buffers = dict(module.named_parameters()), torch_state.buffers_of(module)
+    state = dict(rest.get("module", {}))
+    for name in {*state.pop(_OTHERS, []), *(_named(module).keys() - parameters.keys() - buffers.keys())}:
+        tensors.pop(name, None)
+    state["parameters"] = {name: tensors.pop(name) for name in parameters if name in tensors} | state.get(
+        "parameters", {}
+    )
+    state["buffers"] = tensors | state.get("buffers", {})
+    torch_state.put_module(module, state)
+    if "loss" in rest:
+        torch_state.put_module(trainable.loss, rest["loss"])
+
+
+def _named(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, tied ones by each of their names."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return named | dict(module.named_buffers(remove_duplicate=False))
+
+
+def _tensors(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of the `state_dict` that the file gives back, by name; and name → first name of those that are
+    the same as an earlier one. A view of a part of another tensor is not among them: safetensors refuses it."""
+    names: dict[Any, str] = {}
+    memory: set[int] = set()
+    tensors, first_names = {}, {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
+            continue
+        storage = value.untyped_storage().data_ptr() if value.numel() else id(value)
+        place = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if place in names:
+            first_names[name] = names[place]
+        elif storage in memory:
+            continue
+        names.setdefault(place, name)
+        memory.add(storage)
+        tensors[name] = value
+    return tensors, first_names
+
+
+FILE = ModelFile("model.safetensors", ("module", "loss"), model, save, rest, load)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hopyard.errors import SpecError
 from hopyard.ports import Leaf
 
-_NAMES: dict[torch.dtype, str] = {
+NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -33,8 +33,8 @@ _NAMES: dict[torch.dtype, str] = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
 if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
-    _NAMES[torch.float8_e8m0fnu] = "F8_E8M0"
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+    NAMES[torch.float8_e8m0fnu] = "F8_E8M0"
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _VIEW_DTYPES = {"BF16": (torch.uint16, np.dtype("u2"))} | {
     name: (torch.uint8, np.dtype("u1")) for name in _DTYPES if name.startswith("F8_")
 }
@@ -47,7 +47,7 @@ def lower_tensor(tensor: torch.Tensor) -> Leaf:
     Raises:
         SpecError: it is not a plain strided tensor, or its dtype has no name in safetensors.
     """
-    name = _NAMES.get(tensor.dtype)
+    name = NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise SpecError(
             f"a tensor of dtype {tensor.dtype}, layout {tensor.layout}, device {tensor.device} cannot be part of a "
@@ -94,7 +94,7 @@ def copy_into(target: torch.Tensor, value: Any) -> None:
         target.copy_(lift_leaf(value if not isinstance(value, np.ndarray) else _leaf(value)))
         return
     array: NDArray[Any] = value if isinstance(value, np.ndarray) else value.array
-    view_dtypes = _VIEW_DTYPES.get(_NAMES[target.dtype])
+    view_dtypes = _VIEW_DTYPES.get(NAMES[target.dtype])
     # NumPy copies, not torch: `from_numpy` warns about read-only memory, and shared memory is read-only for readers
     np.copyto((target if view_dtypes is None else target.view(view_dtypes[0])).numpy(), array, casting="no")
 

@@ -14,18 +14,9 @@ from weakref import WeakKeyDictionary
 from blake3 import blake3
 
 from hopyard.checks import path
-from hopyard.driver.pickling import read_trusted
-from hopyard.driver.saved_model import (
-    CONFIG,
-    RECIPE,
-    TRANSFORM,
-    Saved,
-    SavedModel,
-    parse,
-    require_intact,
-    weights_name,
-)
-from hopyard.errors import ResourceError, RunDirectoryError, SpecError
+from hopyard.driver.saved_files import CONFIG, Saved, parse, read
+from hopyard.driver.saved_model import SavedModel
+from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks import quiet
 from hopyard.sparkapi.session import is_connect
 from hopyard.system.scratch import scratch_folder
@@ -129,18 +120,6 @@ def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bo
 
 
 def _read(root: Path, trust: bool) -> dict[str, bytes]:
-    try:
-        config = (root / CONFIG).read_bytes()
-        about = parse(config, root / CONFIG)
-        require_intact(root, about)
-        quiet(about.backend)
-        weights = weights_name(about.framework)
-        files = {CONFIG: config, weights: (root / weights).read_bytes(), RECIPE: read_trusted(root / RECIPE, trust)}
-        if (root / TRANSFORM).exists():
-            files[TRANSFORM] = read_trusted(root / TRANSFORM, trust)
-        return files
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{root}: {Path(error.filename or root).name} cannot be read ({error.strerror}); it must be a "
-            "directory that run.best.save(…) wrote (for a run directory use hy.load(…))"
-        ) from error
+    about, files = read(root, trust)
+    quiet(about.backend)
+    return files

@@ -19,8 +19,9 @@ from hopyard.data.apply import apply
 from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import ArrayInfo
-from hopyard.driver.pickling import load
-from hopyard.driver.saved_model import CONFIG, RECIPE, TRANSFORM, parse, restore_weights
+from hopyard.driver.pickling import unpickle
+from hopyard.driver.saved_files import CONFIG, RECIPE, TRANSFORM, parse
+from hopyard.driver.saved_model import restore_model
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
@@ -28,7 +29,6 @@ from hopyard.frameworks import environment, quiet
 from hopyard.ports import SupportsPredict
 from hopyard.spark.inference.bundle import Portable, Ticket
 from hopyard.spec import Batch
-from hopyard.system.scratch import scratch_folder
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predicting import answers
 
@@ -111,12 +111,9 @@ class LoadedModel:
         """The model, and how many rows it gets at once."""
         about, files = self._about, self._files
         quiet(about.backend)
-        with scratch_folder("model") as root:
-            for name, content in files.items():
-                (root / name).write_bytes(content)
-            recipe = load(root / RECIPE, about.python, trust=True)
-            built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
-            restore_weights(built.trainable, about.framework, root)
+        recipe = unpickle(files[RECIPE], RECIPE, about.python)
+        built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
+        restore_model(built.trainable, about.framework, files, about.format)
         if not isinstance(built.trainable, SupportsPredict):
             raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
         self._files = {}

@@ -11,7 +11,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from hopyard.driver.runs.run import Run
-from hopyard.driver.saved_model import TRANSFORM
+from hopyard.driver.saved_files import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.spark.inference.bundle import Portable, portable
 from hopyard.spark.inference.loaded import PROBES, probe, sample_outputs

@@ -1,0 +1,242 @@
+"""The files of a saved model, which change together: `config.json` and those that it lists, with their digests.
+
+New files are written and synced in a folder `.part-…` beside the old ones. Then their `config.json` replaces the old
+one: that one step decides which model is there. After it the other files move to their places. A reader that finds
+another content in a place than `config.json` lists looks into these folders, so that it always finds one of the models
+whole, also where a writer was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from hopyard.data.manifest import Manifest
+from hopyard.driver.pickling import read_private
+from hopyard.errors import ResourceError, RunDirectoryError
+from hopyard.frameworks import model_file
+from hopyard.spec import Config, RunSpec
+from hopyard.store.layout import Layout
+from hopyard.system.files import FULL
+from hopyard.text import shown
+
+CONFIG, STATE, RECIPE, TRANSFORM = "config.json", "state.safetensors", "recipe.pkl", "transform.pkl"
+WEIGHTS = "model.safetensors"
+NAMES = (WEIGHTS, "model.keras", STATE, RECIPE, TRANSFORM)
+"""Of the files that a saved model may have beside `config.json`."""
+OWN = "trainable"
+"""Stands for the framework when the recipe returned a Trainable of the user's own."""
+FORMAT = 3
+"""Version of the folder. In version 1 epochs counted from 0, and there was no transform. Before version 3 the weights
+were all that was saved, and not every file was listed."""
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of `config.json`."""
+
+    format: int = FORMAT
+    python: str
+    trial: int
+    config: Config
+    epoch: int | None
+    """The epoch at whose end the weights were these, from 1; None: they are from the middle of one."""
+    metrics: dict[str, float | None]
+    framework: str
+    backend: str = ""
+    """Keras' backend."""
+    spec: RunSpec
+    manifest: Manifest
+    digests: dict[str, str] = {}
+    """File → BLAKE3 of its content, in hexadecimal: all files of the model but this one; in earlier versions some."""
+
+
+def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
+    """Return the contents of a `config.json`, of this or an earlier version; of version 1 as of version 2.
+
+    Raises:
+        RunDirectoryError: `save` did not write it, or that of a later version did.
+    """
+    try:
+        about = msgspec.json.decode(content, type=Saved)
+    except msgspec.MsgspecError as error:
+        raise RunDirectoryError(f"{name}: not written by run.best.save(…): {error}") from error
+    if about.format > FORMAT:
+        raise RunDirectoryError(
+            f"{name}: a saved model of version {about.format}, this Hopyard reads up to {FORMAT}: upgrade it"
+        )
+    if about.format < 2:
+        epoch = None if about.epoch is None else about.epoch + 1
+        about = msgspec.structs.replace(about, format=2, epoch=epoch)
+    return about
+
+
+def listed(root: Path, about: Saved) -> list[str]:
+    """Return the names of the files of a saved model, without `config.json`."""
+    if about.format >= 3:
+        return list(about.digests)
+    weights = WEIGHTS if about.framework == OWN else model_file(about.framework).name
+    return [weights, RECIPE, *([TRANSFORM] if TRANSFORM in about.digests or (root / TRANSFORM).exists() else [])]
+
+
+def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tuple[Saved, dict[str, bytes]]:
+    """Return the contents of `config.json`, and name → content of all files of the model, read while no other is saved
+    there.
+
+    Args:
+        root: the folder.
+        trust: read pickles even where others than this user and root may write them.
+        without: names of files that are left alone.
+
+    Raises:
+        RunDirectoryError: no saved model, or one of which a file is gone or was changed: without its transform, or with
+            another's weights, it would predict something else; others may write a pickle.
+    """
+    while True:
+        try:
+            config = (root / CONFIG).read_bytes()
+        except OSError as error:
+            missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            raise RunDirectoryError(
+                f"{root}: {f'no {CONFIG} here' if missing else f'{CONFIG} cannot be read ({error.strerror})'}; it must "
+                "be a folder that run.best.save(…) wrote"
+                + (
+                    "; this is a run directory: hopyard.load(…) opens it, and .best.model() is its model"
+                    * Layout(root).exists
+                )
+            ) from error
+        about = parse(config, root / CONFIG)
+        names = [name for name in listed(root, about) if name not in without]
+        try:
+            return about, {CONFIG: config} | {
+                name: _content(root, name, about.digests.get(name), trust) for name in names
+            }
+        except RunDirectoryError:
+            if (root / CONFIG).read_bytes() == config:
+                raise
+
+
+def _content(root: Path, name: str, digest: str | None, trust: bool) -> bytes:
+    """Return the content of a file: the one with this digest, in its place or on its way there."""
+    fault = "No such file or directory"
+    for path in (root / name, *sorted(root.glob(f".part-*/{name}"))):
+        try:
+            content = read_private(path, trust) if name in (RECIPE, TRANSFORM) else path.read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            fault = str(error.strerror)
+            continue
+        if digest is None or blake3(content).hexdigest() == digest:
+            return content
+        fault = "changed since run.best.save(…) wrote it"
+    raise RunDirectoryError(f"{root / name}: {fault}; copy or save the whole folder again")
+
+
+@contextmanager
+def replacing_files(directory: Path) -> Iterator[Path]:
+    """Yield an empty folder for the files of a model, `config.json` included. At the end of the block they replace
+    those of a model that was saved in `directory`. Where something is raised, or the process is killed, the old model
+    stays.
+
+    Args:
+        directory: made when missing. Other files in it are left as they are.
+
+    Raises:
+        RunDirectoryError: files that would be replaced are not those of a saved model; this user may not write there.
+        ResourceError: there is no room.
+    """
+    committed = False
+    try:
+        _require_own(directory)
+        made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+        try:
+            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with _locked(directory):
+                _require_own(directory)
+                part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory))
+                try:
+                    part.chmod(0o755)
+                    yield part
+                    names = [file.name for file in part.iterdir() if file.name != CONFIG]
+                    for path in (*part.iterdir(), part, directory):
+                        _sync(path)
+                    committed = True
+                    (part / CONFIG).replace(directory / CONFIG)
+                    _sync(directory)
+                finally:
+                    if not committed:
+                        shutil.rmtree(part, ignore_errors=True)
+                with suppress(OSError):  # the model is there
+                    _move(directory, part, names)
+        finally:
+            if not committed:
+                for folder in made:
+                    with suppress(OSError):
+                        folder.rmdir()
+    except OSError as error:
+        where = f"save({shown(str(directory))})"
+        if error.errno in FULL:
+            raise ResourceError(f"{where}: no room ({error.strerror}); make some, and save again") from error
+        raise RunDirectoryError(f"{where}: {error.strerror}; give a folder that this user may write to") from error
+
+
+def _require_own(directory: Path) -> None:
+    """Raise RunDirectoryError where files that `save` would replace are those of a run or a program, or of somebody
+    else."""
+    layout = Layout(directory)
+    if layout.exists or layout.program.exists():
+        raise RunDirectoryError(f"{directory}: holds a run or a program, which this would damage: give another folder")
+    config = directory / CONFIG
+    try:
+        parse(config.read_bytes())
+    except FileNotFoundError:
+        others = [name for name in NAMES if (directory / name).exists()]
+        if others:
+            raise RunDirectoryError(
+                f"{directory}: {others[0]} there is not of a saved model, and would be replaced: give another folder"
+            ) from None
+    except RunDirectoryError:
+        raise RunDirectoryError(
+            f"{config}: not written by run.best.save(…), and would be replaced: give another folder"
+        ) from None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Wait for others that save there, on file systems that lock folders."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Sync a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move(directory: Path, part: Path, names: list[str]) -> None:
+    """Move the new model's files to their places, and remove what is left of models that were there before."""
+    for name in names:
+        (part / name).replace(directory / name)
+    _sync(directory)
+    for name in set(NAMES) - set(names):
+        (directory / name).unlink(missing_ok=True)
+    for left in directory.glob(".part-*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
