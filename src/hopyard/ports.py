@@ -402,7 +402,8 @@ class Store(Protocol):
     """Stores States. Put-if-absent: what is stored under an address never changes."""
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Stores and syncs. Raises ResourceError when there is no room, leaving nothing behind."""
+        """Store and sync; do nothing where the same bytes are stored. Raises ResourceError when there is no room,
+        leaving nothing behind, and StateConflict where other bytes are stored under this address."""
         ...
 
     def get(self, ref: Ref) -> bytearray | memoryview:
