@@ -198,7 +198,7 @@ def test_a_file_url_is_a_path_wherever_it_is_opened(url: str, expected: str) -> 
 def test_a_file_url_with_a_host_is_refused() -> None:
     for take in (absolute, open_url, lambda url: path("p", url), lambda url: open_store(url, make=False)):
         with pytest.raises(SpecError, match=r"file://tmp/x.*file:///tmp/x"):
-            take("file://tmp/x")  # type: ignore[operator]
+            take("file://tmp/x")
 
 
 def test_a_chained_url_is_left_as_it_is(tmp_path: Path) -> None:

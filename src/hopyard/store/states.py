@@ -167,12 +167,13 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """States as files of one directory. Any number of processes may use it at once."""
+    """States as files of one directory. Any number of processes of one user may use it at once: a directory that is made
+    here has mode 0700, States have 0600."""
 
     def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory
         if make:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store and sync; does nothing where the same bytes are stored. Raises ResourceError, leaving nothing behind,
@@ -245,7 +246,7 @@ class LocalStore:
 
 
 def _write(path: Path, data: memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:
