@@ -167,8 +167,8 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """States as files of one directory. Any number of processes of one user may use it at once: a directory that is made
-    here has mode 0700, States have 0600."""
+    """States as files of mode 0600 in one directory, which has mode 0700 where it is made here. Any number of processes
+    of one user may use it at once."""
 
     def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory
