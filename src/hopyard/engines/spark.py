@@ -268,12 +268,12 @@ class Executors:
         self._jobs.cancel(self._supervisors.abandoned())
         now, missing = time.monotonic(), self._supervisors.missing
         is_queued = bool(missing) and self._submit()
-        taken, has_run = self._taken_here()
-        if is_queued or has_run:
-            self._timeout_began = now
         if self._supervisors.admitted_count and not self._first_arrival:
             self._first_arrival = now
         none_seconds = 0.0 if self._first_arrival or not missing else now - self._opened
+        taken, has_run = self._taken_here() if none_seconds else ("", False)
+        if is_queued or has_run:
+            self._timeout_began = now
         if none_seconds > NONE_SECONDS and not self._warned_of_none:
             self._warned_of_none = True
             log.warning(

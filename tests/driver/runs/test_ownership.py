@@ -380,6 +380,19 @@ def test_a_new_folder_must_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert other.marks() == {}
 
 
+def test_other_bytes_under_the_address_of_a_state_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the State was not stored, and the journal called it durable."""
+    put = LocalStore.put
+
+    def at_once(self: LocalStore, ref: Ref, data: memoryview) -> None:
+        (self.directory / f"{ref}.safetensors").write_bytes(b"another run's")
+        put(self, ref, data)
+
+    monkeypatch.setattr(LocalStore, "put", at_once)
+    with pytest.raises(hy.HopyardError, match=rf"State 0-\d+-\d+ is in {tmp_path}/store/run-.* other bytes"):
+        select(tmp_path / "run", engine=hy.Inline(), store=tmp_path / "store")
+
+
 def test_the_original_keeps_its_folder(interrupted: Callable[..., Path], tmp_path: Path) -> None:
     run = interrupted(tmp_path / "store")
     before = about_of(Layout(run)).store
