@@ -272,15 +272,15 @@ class Executors:
             self._first_arrival = now
         none_seconds = 0.0 if self._first_arrival or not missing else now - self._opened
         taken, has_run = self._taken_here() if none_seconds else ("", False)
+        start = ""
         if is_queued or has_run:
-            self._timeout_began = now
+            self._timeout_began, start = now, ", from when no other run of this process holds slots"
         if none_seconds > NONE_SECONDS and not self._warned_of_none:
             self._warned_of_none = True
             log.warning(
                 "no worker has a slot of Spark yet, after %.0f seconds: its executors are still coming up, or other "
-                "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…)), not counting those in which "
-                "other runs of this process hold slots",
-                *(none_seconds, taken, self._start_timeout),
+                "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…))%s",
+                *(none_seconds, taken, self._start_timeout, start),
             )
         if none_seconds and now - self._timeout_began > self._start_timeout:
             self._supervisors.give_up(
