@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from hopyard.errors import SpecError
 from hopyard.text import sendable, shown, unwritable
@@ -202,13 +202,12 @@ def flag(name: str, value: Any) -> bool:
 
 
 def path(name: str, value: Any, kind: str = "a path") -> str:
-    """Return the argument `name`, a path, as text; that of `file:/tmp/x`, as Spark and Hadoop print it, is `/tmp/x`.
+    """Return the argument `name`, a path, as text; a URL of a file, such as `file:///tmp/x`, as the path `/tmp/x`.
 
     Args:
         name: the name of the argument.
         value: text or an `os.PathLike` of text.
-        kind: "a path" or what else the caller takes, such as "a path or URL", for the message. Where it names no URL,
-            that of `file:///tmp/x` is `/tmp/x` too.
+        kind: "a path" or what else the caller takes, such as "a path or URL", for the message.
 
     Raises:
         SpecError: it is no such path, is empty, or has a NUL, which no file system takes.
@@ -218,9 +217,10 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
         os.fsencode(text)  # half a surrogate pair is no name
     except Exception:  # noqa: BLE001 - the user's own __fspath__
         text = ""
-    if not isinstance(text, str) or not text or "\0" in text:
+    text = without_scheme(str.__str__(text)) if isinstance(text, str) else ""
+    if not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
-    return without_scheme(str.__str__(text), three="URL" not in kind)
+    return text
 
 
 def expanded(text: str) -> Path:
@@ -235,9 +235,21 @@ def expanded(text: str) -> Path:
         raise SpecError(f'{text}: there is no home for "~" ({error}); give a path without it, or set HOME') from error
 
 
-def without_scheme(text: str, *, three: bool = False) -> str:
-    """Return the path of a URL `file:/tmp/x`, and with `three` that of `file:///tmp/x`; any other text unchanged."""
-    return re.sub("^file:(//)?(?=/(?!/))" if three else "^file:(?=/(?!/))", "", text)
+def without_scheme(text: str) -> str:
+    """Return the path of a `file:` URL, and any other text unchanged.
+
+    This is the one place where such a URL is taken apart. `file:///a%20b` is "/a b": escapes stand for characters, and
+    "#" and "?" are part of the name. `file:/a`, as Hadoop prints it, has no escapes.
+
+    Raises:
+        SpecError: the URL names another host than "localhost".
+    """
+    if not text.startswith("file://"):
+        return text.removeprefix("file:") if text.startswith("file:/") else text
+    name = unquote(text.removeprefix("file://").removeprefix("localhost"), errors="surrogateescape")
+    if not name.startswith("/"):
+        raise SpecError(f"{text}: the URL of a file has three slashes, as file:///{name} has")
+    return name
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:

@@ -31,7 +31,8 @@ SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
-    """Return a path as an absolute one, a URL unchanged; neither ends with a slash, except for the root "/"."""
+    """Return a path, or the URL of a file, as an absolute path, and any other URL unchanged; none ends with a slash,
+    except for the root "/"."""
     text = without_scheme(os.fspath(url))
     protocol, separator, path = text.partition("://")
     return f"{protocol}{separator}{path.rstrip('/')}" if separator else str(expanded(text))
@@ -63,12 +64,13 @@ class Directory:
     def __init__(self, url: str) -> None:
         self._system, root = open_url(url)
         self.url = url
-        self._root = root.rstrip("/")
+        self.root = root.rstrip("/")
+        """The directory's path in its file system."""
         self._uploads_whole = uploads_whole(self._system)
 
     def make(self) -> None:
         """Makes the directory; no error when it exists."""
-        self._system.makedirs(self._root, exist_ok=True)
+        self._system.makedirs(self.root, exist_ok=True)
 
     def stream(self, name: str) -> Any:
         """Opens a new file for writing bytes. Others may see it before it is closed: nobody else may know its name."""
@@ -136,17 +138,17 @@ class Directory:
         """Removes the directory if it is empty."""
         if not self.sizes():
             try:
-                self._system.rmdir(self._root)
+                self._system.rmdir(self.root)
             except OSError:  # no such directory, or somebody has just put a file into it
                 pass
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self.root}/{name}"
 
     def _entries(self) -> dict[str, Any]:
         self._system.invalidate_cache()
         try:
-            entries: list[Any] = self._system.ls(self._root, detail=True)
+            entries: list[Any] = self._system.ls(self.root, detail=True)
         except FileNotFoundError:  # object stores have no empty directories
             return {}
         return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in entries}

@@ -408,7 +408,8 @@ class Store(Protocol):
     """Stores States. Put-if-absent: what is stored under an address never changes."""
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Stores and syncs. Raises ResourceError when there is no room, leaving nothing behind."""
+        """Store and sync; do nothing where the same bytes are stored. Raises ResourceError when there is no room,
+        leaving nothing behind, and StateConflict where other bytes are stored under this address."""
         ...
 
     def get(self, ref: Ref) -> bytearray | memoryview:
@@ -439,6 +440,8 @@ class LaunchInfo:
     """Slot → the file that receives the output of the agent."""
     frameworks: tuple[str, ...] = ()
     """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready."""
+    open_ended: bool = False
+    """Whether the agents may stay until the user ends them, as those of a program that waits for a feed."""
 
 
 class OutOfMemory(str):

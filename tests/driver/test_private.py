@@ -54,6 +54,17 @@ def test_a_run_directory_and_its_pickle_are_their_users_alone(tmp_path: Path) ->
     hy.load_model(saved)
 
 
+@pytest.mark.parametrize("store", ["{}", "file://{}"])
+def test_states_in_a_store_are_their_users_alone(tmp_path: Path, store: str) -> None:
+    """Bug: they had the modes of the umask, so that every user of the host could read the weights."""
+    place = tmp_path / "parent" / "store"
+    select(tmp_path / "run", store=store.format(place))
+    (folder,) = place.iterdir()
+    assert mode(place) == 0o755 and mode(folder) == 0o700
+    kept = list(folder.glob("*.safetensors"))
+    assert kept and {mode(path) for path in kept} == {0o600}
+
+
 def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir(mode=0o755)

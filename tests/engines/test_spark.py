@@ -13,14 +13,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hopyard as hy
+from gang_jobs import network
 from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
-from hopyard.engines.spark import Executors
+from hopyard.engines.spark import _OPEN, Executors
 from hopyard.engines.spark_jobs import explained
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
@@ -29,6 +31,7 @@ from jobs import (
     CONFIGS,
     agents,
     alive,
+    dataset,
     digests,
     driver,
     free_port,
@@ -270,6 +273,51 @@ def test_who_of_this_process_holds_the_slots_is_named(tmp_path: Path, spark: Any
         select(tmp_path / "run", engine=hy.Spark(spark, workers=1, start_timeout=1.0))
     program.stop()
     select(tmp_path / "again", engine=engine)
+
+
+def test_a_run_waits_for_those_of_its_process(
+    tmp_path: Path,
+    spark: Any,
+    undisturbed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Bug: it was given up after start_timeout, though a run of the same process had the slots and would end."""
+    hours = [0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * hours[0])
+    monkeypatch.setattr("hopyard.engines.spark.time", clock)
+    first = trouble(tmp_path, f"wait for {tmp_path / 'file'}")
+    runs = [select(tmp_path / "first", troubled, first, engine=hy.Spark(spark, workers=2), wait=False)]
+    until((tmp_path / "once").exists)
+    until(lambda: sum(isinstance(line, Joined) for line in journal(tmp_path / "first")) == 2)
+    with caplog.at_level(logging.WARNING, "hopyard.engines.spark"):
+        runs += [select(tmp_path / name, engine=hy.Spark(spark, workers=2), wait=False) for name in ("second", "third")]
+        until(lambda: len(_OPEN) == 3)
+        hours[0] = 1
+        until(lambda: caplog.text.count(f"those of {tmp_path}/first/logs hold 2") == 2)
+    assert [run.status for run in runs] == ["running"] * 3
+    (tmp_path / "file").touch()
+    for run in runs:
+        assert digests(run.wait()) == undisturbed
+
+
+def test_gangs_of_two_runs_do_not_wait_for_each_other(tmp_path: Path, spark: Any) -> None:
+    """Bug: each had one of the two slots that both need."""
+    runs = [
+        hy.fit(
+            network,
+            {"lr": 0.05},
+            dataset(),
+            epochs=2,
+            engine=hy.Spark(spark, workers=2),
+            parallel=hy.AllReduce(),
+            directory=tmp_path / str(number),
+            wait=False,
+        )
+        for number in range(3)
+    ]
+    first, *others = [digests(run.wait()) for run in runs]
+    assert others == [first] * 2
 
 
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:

@@ -403,6 +403,28 @@ def test_a_template_that_cannot_be_forked_is_done_without(
 
 
 @pytest.mark.slow
+def test_a_variable_that_an_import_sets_too_is_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the value of the import was that of all runs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ.setdefault('HDF5_PLUGIN_PATH', 'imported')\n")
+    found = []
+    with hy.Local(1, devices=None) as engine, caplog.at_level(logging.WARNING):
+        for number, value in enumerate(["", "own", "own"]):
+            if value:
+                monkeypatch.setenv("HDF5_PLUGIN_PATH", value)
+            monkeypatch.setenv("WITNESS", str(tmp_path / str(number)))
+            (tmp_path / str(number)).mkdir()
+            select(tmp_path / f"run-{number}", witness, [{"lr": 0.1}], epochs=1, engine=engine)
+            (path,) = (tmp_path / str(number)).iterdir()
+            found.append(json.loads(path.read_text())["variables"]["HDF5_PLUGIN_PATH"])
+    assert found == ["imported", "own", "own"]
+    (record,) = [record for record in caplog.records if record.name == "hopyard.engines.templates"]
+    assert "HDF5_PLUGIN_PATH" in record.getMessage()
+
+
+@pytest.mark.slow
 def test_what_imports_print_is_in_the_log_of_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('imported by hand')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -21,8 +21,9 @@ from hopyard.spec import Ref
 from hopyard.store.bulk.client import Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server
+from hopyard.store.guard import Guarded, StateConflict
 from hopyard.store.remote import Depot, RemoteStore
-from hopyard.store.states import FsspecStore, LocalStore, claim, open_store
+from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, sign
 
 REF = Ref(3, 12, 1)
 
@@ -98,7 +99,10 @@ def test_an_empty_state_is_a_state(store: Store) -> None:
 
 def test_never_overwrites(store: Store) -> None:
     store.put(REF, memoryview(b"first"))
-    store.put(REF, memoryview(b"second"))
+    store.put(REF, memoryview(bytearray(b"first")))
+    for other in (b"other", b"longer than the first"):
+        with pytest.raises(StateConflict, match="State 3-12-1"):
+            Guarded(store, "url").put(REF, memoryview(other))
     assert store.get(REF) == b"first"
 
 
@@ -184,8 +188,11 @@ def test_other_errors_come_through(own: LocalStore | FsspecStore, monkeypatch: p
 
 def test_open_store_chooses_by_url(tmp_path: Path) -> None:
     assert isinstance(open_store(tmp_path / "s"), LocalStore)
-    local = open_store(f"file://{tmp_path}/with%20space")
-    assert isinstance(local, LocalStore) and local.directory == tmp_path / "with space"
+    for name, written in (("with space", "with%20space"), ("day#1", "day#1"), ("day?x", "day?x")):
+        local = open_store(f"file://{tmp_path}/{written}")
+        assert isinstance(local, LocalStore) and local.directory == tmp_path / name
+        sign(f"file://{tmp_path}/{written}", "run")
+        assert local.sweep() == 1
     assert isinstance(open_store("memory://x/y"), FsspecStore)
     with pytest.raises(SpecError, match="nosuch"):
         open_store("nosuch://bucket/states")

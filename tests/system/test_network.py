@@ -24,7 +24,42 @@ from hopyard.system.network import (
 def test_the_address_that_others_dial() -> None:
     assert address_towards("127.0.0.1") == address_towards("localhost") == address_towards("127.0.1.1") == "127.0.0.1"
     assert address_towards("::1") == "::1"
-    assert address_towards("no such host") == socket.gethostname()
+
+
+@pytest.mark.parametrize("known", [[], ["127.0.1.1"], ["::1"]], ids=["no DNS", "Debian", "IPv6"])
+def test_a_driver_whose_name_leads_nowhere(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> None:
+    """Bug: the address was this host's name, which others may not know, or loopback, which they cannot dial."""
+    look_up = socket.getaddrinfo
+
+    def looked_up(host: str, *given: Any, **more: Any) -> list[Any]:
+        if host != "driver":
+            return look_up(host, *given, **more)
+        if not known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return look_up(known[0], *given, **more)
+
+    expected = address_towards("192.0.2.7")
+    monkeypatch.setattr("hopyard.system.network.socket.getaddrinfo", looked_up)
+    assert address_towards("driver") == expected
+    assert expected == "127.0.0.1" or not is_loopback(expected)
+
+
+def test_a_driver_whose_name_is_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was asked for IPv4 alone."""
+    asked: list[Any] = []
+
+    class Probe(socket.socket):
+        def connect(self, target: Any) -> None:
+            asked.append((self.family, target[0]))
+
+        def getsockname(self) -> Any:
+            return "2001:db8::8", 5, 0, 0
+
+    address = (socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::7", 9, 0, 0))
+    monkeypatch.setattr("hopyard.system.network.socket.getaddrinfo", lambda *given, **more: [address])
+    monkeypatch.setattr("hopyard.system.network.socket.socket", Probe)
+    assert address_towards("driver") == "2001:db8::8"
+    assert asked == [(socket.AF_INET6, "2001:db8::7")]
 
 
 def test_what_only_this_host_can_dial() -> None:

@@ -62,10 +62,7 @@ def serve(parent: int, threads: int, frameworks: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as an agent does, see `main`
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     allow_all_files()  # two of each agent, and what comes with requests; agents do it too
-    before = dict(os.environ)
-    refusal = prepare(threads, frameworks)
-    set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    _Server(driver, refusal, set_by_imports).run()
+    _Server(driver, prepare(threads, frameworks)).run()
 
 
 def prepare(threads: int, frameworks: Sequence[str]) -> str:
@@ -150,12 +147,14 @@ class _Server:
     Args:
         driver: descriptor that is readable when the process that started this one has ended.
         refusal: why no agent is forked; "": agents are.
-        set_by_imports: variables that imports have set.
     """
 
-    def __init__(self, driver: int, refusal: str, set_by_imports: Mapping[str, str]) -> None:
+    def __init__(self, driver: int, refusal: str) -> None:
         self._requests = socket.socket(fileno=0)
-        self._driver, self._refusal, self._set_by_imports = driver, refusal, set_by_imports
+        self._driver, self._refusal = driver, refusal
+        self._given = variables_of(Path("/proc/self/environ").read_bytes())
+        """The variables with which this process began."""
+        self._set_by_imports = {name: v for name, v in os.environ.items() if self._given.get(name) != v}
         self._agents: dict[int, _Agent] = {}
         """Descriptor of its report, and of its process → the agent."""
         self._poll = select.poll()
@@ -187,17 +186,26 @@ class _Server:
         report = socket.socket(fileno=file)
         report.setblocking(False)
         try:
-            if self._refusal:
-                _send(report, Refused(self._refusal))
+            variables = variables_of(os.pread(text, os.fstat(text).st_size, 0))
+            if refusal := self._refusal or self._conflict(variables):
+                _send(report, Refused(refusal))
                 report.close()
             elif _hung_up(report):
                 report.close()
             else:
-                variables = variables_of(os.pread(text, os.fstat(text).st_size, 0))
                 self._fork(variables, (text, stdin, log, folder), report)
         finally:
             for descriptor in (text, stdin, log, folder):
                 os.close(descriptor)
+
+    def _conflict(self, variables: Mapping[str, str]) -> str:
+        """Return why the imports might have set other variables, had they seen those of this request; "": they had."""
+        names = [
+            name
+            for name, value in self._set_by_imports.items()
+            if variables.get(name) not in (self._given.get(name), value)
+        ]
+        return _report(f"imports set {', '.join(names)}, and a run has another value") if names else ""
 
     def _fork(self, variables: dict[str, str], files: Files, report: socket.socket) -> None:
         try:

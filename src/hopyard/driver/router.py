@@ -113,6 +113,7 @@ class Router:
         heartbeat_timeout: seconds after which an agent that sends nothing is lost.
         stall_timeout: seconds after which an agent that makes no progress is lost; None: it need not make any.
         frameworks: what agents import before they are ready.
+        open_ended: whether the agents may stay until the user ends them.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Router:
         heartbeat_timeout: float,
         stall_timeout: float | None = None,
         frameworks: tuple[str, ...] = (),
+        open_ended: bool = False,
     ) -> None:
         self._setup = setup
         self._heartbeat_timeout = heartbeat_timeout
@@ -161,7 +163,7 @@ class Router:
                 url = f"tcp://{joined(host, port)}"
                 return msgspec.json.encode(Card(slot, url, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks))
+            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks, open_ended))
         except BaseException:
             self._close_sockets()
             raise

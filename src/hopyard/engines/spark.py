@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from hopyard.checks import flag, scalar, seconds, whole
@@ -44,8 +45,8 @@ MORE = (
 )
 
 
-_OPEN: weakref.WeakSet[Executors] = weakref.WeakSet()
-"""Those of this process that were not closed."""
+_OPEN: weakref.WeakKeyDictionary[Executors, None] = weakref.WeakKeyDictionary()
+"""Those of this process that were not closed, the one that was opened first at the front."""
 _OPEN_LOCK = threading.Lock()
 
 
@@ -56,7 +57,8 @@ class Spark(Startable):
     Between `start` and `stop`, or in a `with` block, supervisors stay in the executors when a run is over, each with a
     process that has imported the framework of the first run, and the workers of later runs are forks of it, as for
     `Local`. Between two runs they hold no core. Workers beside the driver start as without. `workers` is the number of
-    each run: a second run at the same time asks Spark for as many more.
+    each run: a second run at the same time asks Spark for as many more, once each worker of the first has its slot, and
+    waits for the end of the first where there are none.
 
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
@@ -69,7 +71,8 @@ class Spark(Startable):
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers, as for `Local`. It travels in Spark's tasks, and Spark may spill these to
             disk; of an engine that was started it comes by TLS, whose key travels in the tasks.
-        start_timeout: seconds to wait for the first worker, until the run ends with an error.
+        start_timeout: seconds to wait for the first worker, until the run ends with an error. They begin when no other
+            run of this process holds slots of Spark.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
         release_cores: let other jobs of the session have the cores of the workers, once each has its slot: these then
@@ -163,6 +166,7 @@ class Executors:
         self._start_timeout = engine.start_timeout
         self._workers = engine.workers
         self._logs = launch.log(0).parent
+        self._open_ended = launch.open_ended
         self._release_cores = engine.release_cores
         """Whether others have the cores for good, once each slot has an agent."""
         self._placed = False
@@ -173,17 +177,17 @@ class Executors:
         self._warm = engine._standby
         self._jobs = self._warm.take(launch, lambda lasting: Jobs(session, settings, launch, lasting=lasting))
         self._supervisors = self._jobs.supervisors
-        self._opened = time.monotonic()
+        self._opened = self._timeout_began = time.monotonic()
         self._first_arrival = 0.0
         self._warned_of_none = self._warned = False
         self._closed = False
         with _OPEN_LOCK:
-            _OPEN.add(self)
+            _OPEN[self] = None
 
     def start(self, slot: int) -> None:
-        """Ask for an agent, and for a supervisor where none is free."""
+        """Ask for an agent, and for a supervisor where none is free. Where another run is first, `lost` asks Spark."""
         self._supervisors.start(slot)
-        self._jobs.submit()
+        self._submit()
 
     def end(self, slot: int) -> None:
         """End the agent of this slot."""
@@ -198,9 +202,10 @@ class Executors:
         if self._closed:
             return []
         self._check_slots()
-        if self._release_cores and not self._placed and self._supervisors.occupied and not self._supervisors.missing:
+        if not self._placed and self._supervisors.occupied and not self._supervisors.missing:
             self._placed = True
-            self._supervisors.release_cores(range(self._workers))
+            if self._release_cores:
+                self._supervisors.release_cores(range(self._workers))
         return self._supervisors.lost()
 
     def watch(self) -> list[int]:
@@ -245,38 +250,55 @@ class Executors:
             return
         self._closed = True
         with _OPEN_LOCK:
-            _OPEN.discard(self)
+            _OPEN.pop(self, None)
         self._warm.give_back(self._jobs)
+
+    def _submit(self) -> bool:
+        """Ask Spark for slots, unless others that were opened earlier wait for some: two gangs that have a part of the
+        slots each would wait for ever. Return whether one of them is a run, whose wait ends by itself."""
+        with _OPEN_LOCK:
+            earlier = list(takewhile(lambda other: other is not self, _OPEN))
+        waiting = [other for other in earlier if not other._placed or other._supervisors.missing]
+        if not waiting:
+            self._jobs.submit()
+        return not all(other._open_ended for other in waiting)
 
     def _check_slots(self) -> None:
         """Cancel abandoned jobs, give up if no worker came in time, and warn when there are fewer than requested."""
         self._jobs.cancel(self._supervisors.abandoned())
         now, missing = time.monotonic(), self._supervisors.missing
+        is_queued = bool(missing) and self._submit()
         if self._supervisors.admitted_count and not self._first_arrival:
             self._first_arrival = now
         none_seconds = 0.0 if self._first_arrival or not missing else now - self._opened
+        taken, has_run = self._taken_here() if none_seconds else ("", False)
+        start = ""
+        if is_queued or has_run:
+            self._timeout_began, start = now, ", from when no other run of this process holds slots"
         if none_seconds > NONE_SECONDS and not self._warned_of_none:
             self._warned_of_none = True
             log.warning(
                 "no worker has a slot of Spark yet, after %.0f seconds: its executors are still coming up, or other "
-                "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…))",
-                *(none_seconds, self._taken_here(), self._start_timeout),
+                "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…))%s",
+                *(none_seconds, taken, self._start_timeout, start),
             )
-        if none_seconds > self._start_timeout:
+        if none_seconds and now - self._timeout_began > self._start_timeout:
             self._supervisors.give_up(
                 f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
-                f"are taken, or it has no executors{self._taken_here()}; {MORE}"
+                f"are taken, or it has no executors{taken}; {MORE}"
             )
         if missing and self._first_arrival and not self._warned and now - self._first_arrival > FEWER_SECONDS:
             self._warned = True
             log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.occupied, missing, MORE)
 
-    def _taken_here(self) -> str:
-        """Return what of this process holds slots of Spark, for a message."""
+    def _taken_here(self) -> tuple[str, bool]:
+        """Return what of this process holds slots of Spark, for a message; and whether a run does, which will end."""
         with _OPEN_LOCK:
-            others = {str(other._logs): other._supervisors.occupied for other in _OPEN if other is not self}
-        held = ", ".join(f"those of {logs} hold {count}" for logs, count in sorted(others.items()) if count)
-        return f". Of this process, {held}: stop what nobody needs (hy.Program.running())" if held else ""
+            others = {other: other._supervisors.held for other in _OPEN if other is not self}
+        holders = {other: count for other, count in others.items() if count}
+        text = ", ".join(sorted(f"those of {other._logs} hold {count}" for other, count in holders.items()))
+        stop = ": stop programs that nobody needs (hy.Program.running())" if any(o._open_ended for o in holders) else ""
+        return text and f". Of this process, {text}{stop}", not all(other._open_ended for other in holders)
 
 
 def _active_session(session: Any) -> Any:

@@ -19,9 +19,13 @@ class StoreUnreachable(HopyardError):
     """The store cannot be reached at present, or refuses to answer. It may work the next time."""
 
 
+class StateConflict(HopyardError):
+    """Another State is stored under the address of the one to be stored."""
+
+
 class Guarded:
-    """A store whose errors are `StoreUnreachable`, `ResourceError` (no room) or `FileNotFoundError` (no such State),
-    and nothing else.
+    """A store whose errors are `StoreUnreachable`, `StateConflict`, `ResourceError` (no room) or `FileNotFoundError`
+    (no such State), and nothing else.
 
     Args:
         store: the store that is guarded.
@@ -32,7 +36,7 @@ class Guarded:
         self._store, self._url = store, url
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Store and sync. Raises ResourceError or StoreUnreachable."""
+        """Store and sync. Raises ResourceError, StateConflict or StoreUnreachable."""
         with self._converting_errors(ref, "stored in"):
             self._store.put(ref, data)
 
@@ -65,7 +69,7 @@ class Guarded:
     def _converting_errors(self, ref: Ref | None, action: str) -> Iterator[None]:
         try:
             yield
-        except ResourceError:
+        except (ResourceError, StateConflict):
             raise
         except Exception as error:
             explanation = why(self._url, error)

@@ -31,7 +31,7 @@ class RemoteStore:
         self._client, self._address = client, address
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Store and sync at the driver. Raises ResourceError when there is no room."""
+        """Store and sync at the driver. Raises ResourceError when there is no room, or StateConflict."""
         self._client.ask(self._address, Ask("put", ref), data)
 
     def get(self, ref: Ref) -> memoryview:
@@ -67,7 +67,7 @@ class Depot:
     def services(self) -> dict[str, Service]:
         """Return the services, for `Server`."""
         return {
-            "put": Service(self._put, Turns(PUTS), already_done=lambda ask: self._store.has(_ref(ask))),
+            "put": Service(self._put, Turns(PUTS)),
             "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS), largest=0),
             "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no", largest=0),
             "delete": Service(self._delete, largest=0),

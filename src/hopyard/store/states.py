@@ -1,9 +1,9 @@
 """Where States are kept: a local directory, or any URL that fsspec can open.
 
-Both are put-if-absent under the State's address, and the reader compares the digest: this module knows nothing of
-what is in the bytes. A State is there whole or not at all, also after a power cut: a local file is written under a
-temporary name, synced, renamed, and its directory synced. Object stores give the same by themselves: an upload is
-seen when it is complete.
+Both are put-if-absent under the State's address, where other bytes are refused. The reader compares the digest: this
+module knows nothing of what is in the bytes. A State is there whole or not at all, also after a power cut: a local file
+is written under a temporary name, synced, renamed, and its directory synced. Object stores give the same by themselves:
+an upload is seen when it is complete.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import posixpath
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from hopyard import meter
+from hopyard.checks import without_scheme
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import PART, Directory, reaching
 from hopyard.spec import Ref
+from hopyard.store.guard import StateConflict
 from hopyard.store.room import room
+from hopyard.store.tree import digest
 from hopyard.system.files import FULL, sync_directory
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ def private(url: str) -> bool:
 
 
 def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
-    """Return the store at `url`: a path or `file://` URL, or any URL that fsspec knows.
+    """Return the store at `url`: a path, or any URL that fsspec knows.
 
     Args:
         url: the URL of the store.
@@ -64,17 +67,12 @@ def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
             one in its place.
 
     Raises:
-        SpecError: it cannot be opened; names the cause.
+        SpecError: it cannot be opened; names the cause. Its file system cuts the name of the folder.
         ResourceError: no room there.
     """
-    text = os.fspath(url)
-    parts = urlsplit(text)
+    text = without_scheme(os.fspath(url))
     with reaching(text, "open", SpecError, "store", "it must be a path or a URL where folders can be made"):
-        if "://" not in text:
-            return LocalStore(Path(text), make)
-        if parts.scheme == "file":
-            return LocalStore(Path(unquote(parts.path)), make)
-        return FsspecStore(text, make)
+        return FsspecStore(text, make) if "://" in text else LocalStore(Path(text), make)
 
 
 def sign(url: str, run: str) -> None:
@@ -148,6 +146,15 @@ def _ref(name: str) -> Ref | None:
     return Ref(*map(int, match.groups())) if match else None
 
 
+def _require_equal(ref: Ref, stored: memoryview | bytearray, data: memoryview, location: str) -> None:
+    """Raise StateConflict unless the State that is stored under an address is the one to be stored there."""
+    if len(stored) != data.nbytes or digest(stored) != digest(data):
+        raise StateConflict(
+            f"State {ref} is in {location} already, with other bytes ({len(stored)} of them, not {data.nbytes}): "
+            "another run stores its States there; give each run a folder of its own"
+        )
+
+
 @contextmanager
 def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
     """Turn "the disk is full" into a ResourceError. The driver, which knows the run, says what to do then."""
@@ -160,18 +167,20 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """States as files of one directory. Any number of processes may use it at once."""
+    """States as files of mode 0600 in one directory, which has mode 0700 where it is made here. Any number of processes
+    of one user may use it at once."""
 
     def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory
         if make:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Store and sync; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
+        """Store and sync; does nothing where the same bytes are stored. Raises ResourceError, leaving nothing behind,
+        or StateConflict."""
         path = self.directory / _file(ref)
         if self.has(ref):
-            return
+            return _require_equal(ref, self.get(ref), data, str(self.directory))
         part = self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
             try:
@@ -237,7 +246,7 @@ class LocalStore:
 
 
 def _write(path: Path, data: memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:
@@ -255,13 +264,20 @@ class FsspecStore:
     def __init__(self, url: str, make: bool = True) -> None:
         self.url = url
         self._directory = Directory(url)
+        name = posixpath.basename(url.rstrip("/"))
+        if self._directory.root and posixpath.basename(self._directory.root) != name:
+            raise SpecError(
+                f"store: {url} is the folder {self._directory.root} to its file system, which takes a part of the URL "
+                'for something else, and runs would share it; give store= a URL without "?" and "#"'
+            )
         if make:
             self._directory.make()
 
     def put(self, ref: Ref, data: memoryview) -> None:
-        """Store; does nothing when `ref` is there. Raises ResourceError, leaving nothing behind."""
+        """Store; does nothing where the same bytes are stored. Raises ResourceError, leaving nothing behind, or
+        StateConflict."""
         if self.has(ref):
-            return
+            return _require_equal(ref, self.get(ref), data, self.url)
         with _room(ref, data.nbytes, self.url):
             self._directory.put(_file(ref), bytes(data))
 

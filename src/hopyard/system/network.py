@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that no host has (RFC 5737, RFC 3849), so that the default route leads to them."""
 BACKLOG = 4096
 """Connections that may wait to be accepted, as far as the system allows. The kernel drops what does not fit, and the
 other end tries again ever later: with 100, ten of a thousand agents that came at once were not heard for 15 seconds."""
@@ -29,15 +31,23 @@ def is_loopback(host: str) -> bool:
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this host that those on the way to `host` can dial."""
+    """Return the address of this host that those on the way to `host` can dial.
+
+    Where `host` is a name that is not known here, or known by a loopback address, it is the address on the default
+    route. Loopback is left where this host has no network.
+    """
     if is_loopback(host):
         return host if ":" in host else LOOPBACK
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing; the system chooses the interface
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
+    for towards in (host, *_ELSEWHERE):
+        with contextlib.suppress(OSError):
+            targets = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+            family, *_, target = min(targets, key=lambda each: each[0] != socket.AF_INET)
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # sends nothing; the system chooses the interface
+                address = str(probe.getsockname()[0])
+            if not is_loopback(address):
+                return address
+    return LOOPBACK
 
 
 def address_to_bind(host: str) -> str:

@@ -6,14 +6,17 @@ import errno
 import logging
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import hopyard as hy
 from hopyard.core.runs.events import Began, Resumed
@@ -32,7 +35,7 @@ from hopyard.filesystems import absolute
 from hopyard.spec import Ref
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
-from hopyard.store.states import LocalStore, claim
+from hopyard.store.states import LocalStore, claim, open_store
 from jobs import CONFIGS, WIDTH, dataset, digests, journal, linear, select, states, table
 
 pytestmark = pytest.mark.slow
@@ -315,7 +318,7 @@ def test_a_store_may_end_with_slashes(
     ("store", "parent"),
     [
         ("memory://", "memory://"),
-        ("file:///", "file://"),
+        ("file:///", "/"),
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/states//", "s3://bucket/states"),
         ("/", "/"),
@@ -329,6 +332,65 @@ def test_a_new_folder_is_inside_of_store(tmp_path: Path, store: str, parent: str
     assert folder.startswith("/run-" if parent == "/" else f"{parent}/run-")
     assert parent_of(folder) == parent == absolute(store)
     assert parent_of(new_folder(Layout(tmp_path / "run"), beside=folder)) == parent
+
+
+@pytest.mark.parametrize("name", ["day#1", "day?x=1", "day%201", "day 1"])
+def test_runs_of_one_file_url_keep_their_states_apart(tmp_path: Path, name: str) -> None:
+    """Bug: "#" and "?" cut the run's own folder off, so that all runs of a store shared one."""
+    store = f"file://{tmp_path}/{name}"
+    for run in [select(tmp_path / f"run-{seed}", store=store, seed=seed) for seed in range(2)]:
+        assert [trial.model("last").steps for trial in run.trials] == [24] * 4
+    (folder,) = [path for path in tmp_path.iterdir() if path.name.startswith("day")]
+    assert folder.name == name.replace("%20", " ")
+    assert len(list(folder.iterdir())) == 2
+
+
+class Cutting(MemoryFileSystem):
+    """A file system that takes "?" of a URL for the beginning of a query, as those of HDFS do."""
+
+    protocol = "cutting"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("cutting://", "memory://").partition("?")[0]))
+
+
+def test_a_file_system_that_cuts_the_name_of_the_folder_is_refused(tmp_path: Path) -> None:
+    fsspec.register_implementation("cutting", Cutting, clobber=True)
+    with pytest.raises(hy.SpecError, match=r"store: cutting://day\?x=1/run-\w+ .*/day"):
+        select(tmp_path / "run", engine=hy.Inline(), store="cutting://day?x=1")
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
+@pytest.mark.parametrize("store", ["memory://taken", "{}"])
+def test_a_new_folder_must_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
+    """Even a run that has not stored a State yet owns its folder."""
+    url = f"{store.format(tmp_path)}/{uuid.uuid4().hex}"
+    monkeypatch.setattr(start, "new_folder", lambda *arguments, **more: url)
+    other = open_store(url)
+    claim(other, (), "another run's")
+    with pytest.raises(hy.SpecError, match=f"store: {re.escape(url)}.* another run"):
+        select(tmp_path / "run", engine=hy.Inline(), store=store.format(tmp_path))
+    assert other.marks() == {"another run's": 1} and not (tmp_path / "run" / "journal.jsonl").exists()
+    for mark, number in other.marks().items():
+        other.unmark(mark, number)
+    other.put(Ref(0, 4, 9), memoryview(b"of another run"))
+    with pytest.raises(hy.SpecError, match="another run"):
+        select(tmp_path / "run", engine=hy.Inline(), store=store.format(tmp_path))
+    assert other.marks() == {}
+
+
+def test_other_bytes_under_the_address_of_a_state_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the State was not stored, and the journal called it durable."""
+    put = LocalStore.put
+
+    def at_once(self: LocalStore, ref: Ref, data: memoryview) -> None:
+        (self.directory / f"{ref}.safetensors").write_bytes(b"another run's")
+        put(self, ref, data)
+
+    monkeypatch.setattr(LocalStore, "put", at_once)
+    with pytest.raises(hy.HopyardError, match=rf"State 0-\d+-\d+ is in {tmp_path}/store/run-.* other bytes"):
+        select(tmp_path / "run", engine=hy.Inline(), store=tmp_path / "store")
 
 
 def test_the_original_keeps_its_folder(interrupted: Callable[..., Path], tmp_path: Path) -> None:

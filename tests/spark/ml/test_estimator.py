@@ -58,6 +58,31 @@ def accuracy(scored: Any, label: str = "label") -> float:
 
 
 class TestFit:
+    @pytest.mark.long
+    @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")  # pyspark's own
+    def test_fits_of_a_cross_validator_at_once(self, df: Any, make: Any, spark: Any) -> None:
+        """Each asks for all slots of the session."""
+        from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+        from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+        folds = df.withColumn("fold", (df["row"] % 2).cast("int"))
+        estimator = make(engine=None, config=None)
+        grid = ParamGridBuilder().addGrid(estimator.config, [{"lr": 0.3}, {"lr": 1e-4}]).build()
+        metrics = [
+            CrossValidator(
+                estimator=estimator,
+                estimatorParamMaps=grid,
+                evaluator=MulticlassClassificationEvaluator(metricName="accuracy"),
+                numFolds=2,
+                foldCol="fold",
+                parallelism=parallelism,
+            )
+            .fit(folds)
+            .avgMetrics
+            for parallelism in (1, 2)
+        ]
+        assert metrics[0] == metrics[1] and metrics[0][0] > 0.8
+
     def test_search_on_executors(self, df: Any, make: Any) -> None:
         search: dict[str, Any] = {
             "config": None,

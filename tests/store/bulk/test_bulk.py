@@ -343,23 +343,6 @@ def test_eight_senders_wait_for_a_slow_depot(slow: tuple[SlowDisk, Server], cred
     assert all(disk.store.get(Ref(trial, 1, 1)) == data for trial in range(8))
 
 
-def test_what_is_there_is_answered_at_once(slow: tuple[SlowDisk, Server], client: Client) -> None:
-    disk, server = slow
-    remote = RemoteStore(client, server.address)
-    remote.put(REF, memoryview(b"first"))
-    disk.open.clear()
-    others = [threading.Thread(target=remote.put, args=(Ref(trial, 1, 1), memoryview(b"x"))) for trial in range(4)]
-    for other in others:
-        other.start()
-    until(disk.lock.locked)
-    remote.put(REF, memoryview(b"again"))  # without a turn
-    assert remote.get(REF) == b"first"
-    disk.open.set()
-    for other in others:
-        other.join()
-    assert len(remote.refs()) == 5
-
-
 def test_a_request_whose_turn_comes_too_late_is_dropped(slow: tuple[SlowDisk, Server], client: Client) -> None:
     disk, server = slow
     disk.open.clear()

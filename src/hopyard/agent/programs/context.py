@@ -115,7 +115,8 @@ class ProgramContext:
             )
 
     def path(self, uri: str | os.PathLike[str]) -> str:
-        """Return an absolute path or URL: relative paths are relative to the program's directory, others stay."""
+        """Return an absolute path or URL: relative paths are relative to the program's directory, URLs of files become
+        paths, others stay."""
         text = without_scheme(str(os.fspath(uri)))
         if "://" in text or Path(text).is_absolute():
             return text

@@ -41,6 +41,7 @@ from hopyard.ports import (
 )
 from hopyard.spec import SECONDS, Batch, Config, ModelInfo, Part, Ref, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
+from hopyard.store.guard import StateConflict
 from hopyard.store.tree import decode, digest, encode, plan
 from hopyard.training.build import Built, Plan, build, install
 from hopyard.training.earlier import EarlierModels
@@ -155,6 +156,9 @@ class Worker:
         except ResourceError as error:  # no fault of the trial, and no other slot has more room
             self._forget(unit.trial)
             return [NoRoom(self.slot, str(error))]
+        except StateConflict as error:  # stored by this thread, as there is no shared memory for States
+            self._forget(unit.trial)
+            return [NoRoom(self.slot, str(error), "error")]
         except BaseException as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
             self._forget(unit.trial)
             self._let_through(error)

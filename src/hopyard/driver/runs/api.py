@@ -90,8 +90,8 @@ def select(
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
-        store: where States are kept, any fsspec URL (memory:// with hy.Inline() only); a folder is made there for each
-            run. Default: inside the directory.
+        store: where States are kept: a path, or any fsspec URL (memory:// with hy.Inline() only). In the URL of a file
+            escapes such as %20 stand for characters. Each run has a folder there. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
         trust: with `resume`: open the pickle of that run even where others than this user and root may write it.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.

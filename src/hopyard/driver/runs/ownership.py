@@ -71,22 +71,24 @@ def _is_inside(store: str) -> bool:
 
 
 def take_new(layout: Layout, about: About) -> tuple[About, Owned]:
-    """Claim a folder for a new run; the caller holds the lock of the run directory, and writes `run.json`.
+    """Claim an empty folder for a new run; the caller holds the lock of the run directory, and writes `run.json`.
 
     Raises:
-        SpecError, ResourceError: the store cannot be used; names it.
+        SpecError, ResourceError: the store cannot be used, or another run's States are in the folder; names it.
     """
-    url = states_url(layout, about)
+    url, mark = states_url(layout, about), secrets.token_hex(8)
     store = open_store(url)
+    own: Collection[str] = ()
+    if not about.store:  # inside the run directory, whose lock keeps others away
+        with store_errors(url):
+            used, own = bool(store.refs()), store.marks()
+        if used:  # by a run whose journal is not there any longer
+            about = msgspec.structs.replace(about, store=new_folder(layout))
+            url, own = states_url(layout, about), ()
+            store = open_store(url)
     with store_errors(url):
-        used = bool(store.refs())  # by a run whose journal is not there any longer
-    if used:
-        about = msgspec.structs.replace(about, store=new_folder(layout, about.store))
-        url = states_url(layout, about)
-        store = open_store(url)
-    mark = secrets.token_hex(8)
-    with store_errors(url):
-        claim(store, store.marks(), mark)
+        if store.refs() or not claim(store, own, mark):
+            raise SpecError(f"store: {url} is a new folder for this run, but States of another run belong there")
     return about, Owned(url, mark)
 
 

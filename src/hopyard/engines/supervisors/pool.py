@@ -241,6 +241,12 @@ class Supervisors:
             return self._roster.occupied
 
     @property
+    def held(self) -> int:
+        """How many slots hold agents, except those whose cores are released."""
+        with self._lock:
+            return self._roster.due - self._roster.missing
+
+    @property
     def due(self) -> int:
         """How many tasks there should be: one for each slot that wants a supervisor or has an agent, except those
         whose cores are released."""

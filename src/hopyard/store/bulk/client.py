@@ -18,6 +18,7 @@ import msgspec
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, dial
+from hopyard.store.guard import StateConflict
 from hopyard.store.room import Room
 
 TURN_SECONDS = 3600.0
@@ -39,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Its answer. `fault`: "", "missing", "room", "late", or "other"."""
+    """Its answer. `fault`: "", "missing", "room", "conflict", "late", or "other"."""
 
     fault: str = ""
     text: str = ""
@@ -80,6 +81,7 @@ class Client:
         Raises:
             FileNotFoundError: the server has no such thing.
             ResourceError: it has no room for it.
+            StateConflict: it has another State under that address.
             ConnectionError: it is not there, does not answer, answered with another error, or with bytes that were
                 damaged on the way. The same may work the next time.
         """
@@ -103,6 +105,8 @@ class Client:
             raise FileNotFoundError(reply.text)
         if reply.fault == "room":
             raise ResourceError(reply.text)
+        if reply.fault == "conflict":
+            raise StateConflict(reply.text)
         if reply.fault:
             raise ConnectionError(f"{address}: {reply.text}")
         return body

@@ -21,6 +21,7 @@ from hopyard.store.arena import Taken
 from hopyard.store.bulk.client import Ask, Reply, always, encode
 from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, admit
 from hopyard.store.bulk.turns import Late, Turns
+from hopyard.store.guard import StateConflict
 from hopyard.system.network import TAKEN, is_loopback, joined, listen
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,10 @@ class Service:
     """How a server answers one kind of request."""
 
     answer: Callable[[Ask, memoryview], bytes | bytearray | memoryview | Taken]
-    """(request, its bytes) → bytes of the answer; FileNotFoundError and ResourceError reach the client as such."""
+    """(request, its bytes) → bytes of the answer; FileNotFoundError, ResourceError and StateConflict reach the client
+    as such."""
     turns: Turns | None = None
     """How many at once; None: all that come."""
-    already_done: Callable[[Ask], bool] = lambda ask: False
-    """Whether a request is done already, and needs neither turn nor bytes."""
     largest: int = LARGEST
     """Bytes that a request may bring."""
 
@@ -240,17 +240,14 @@ class Server:
         if ask.size > service.largest:
             return _too_large(ask, service.largest), b""
 
-        def prepare() -> bool:
-            if service.already_done(ask):
-                return True
+        def prepare() -> None:
             if service.turns is not None:
                 turn.enter_context(service.turns.one(ask.seconds, connection.gone))
                 with self._lock:
                     self._turns[connection] = service.turns
-            return False
 
-        reply, already_done = _attempt(connection, prepare)
-        if reply.fault or already_done:
+        reply, _ = _attempt(connection, prepare)
+        if reply.fault:
             return reply, b""
         data = memoryview(b"")
         if ask.size >= 0:
@@ -281,6 +278,8 @@ def _attempt(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, An
         return Reply("missing", str(error)), b""
     except ResourceError as error:
         return Reply("room", str(error)), b""
+    except StateConflict as error:
+        return Reply("conflict", str(error)), b""
     except Late as error:
         return Reply("late", str(error)), b""
     except Exception as error:  # noqa: BLE001 - of any kind of store
