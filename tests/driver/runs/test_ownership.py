@@ -77,7 +77,7 @@ def test_of_two_starts_at_once_one_raises_and_changes_nothing(
     again = hy.load(directory)
     assert again.status == "completed"
     assert digests(again) == digests(winner)
-    assert [trial.config for trial in again.trials] == again._inputs.search.configs
+    assert [trial.config for trial in again.trials] == list(again._inputs.search.configs)
     assert again.best.model().steps > 0
 
 
