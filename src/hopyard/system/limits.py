@@ -1,4 +1,4 @@
-"""Limits of the host. How many files a process may have open begins low, and each process may raise it itself."""
+"""Limits that a process meets on its host. That on open files begins low, and each process may raise its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def allow_files(count: int) -> int:
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about an error that tells of the host, not of the file that was opened; "": about any other."""
+    """Return the next step after an error that is the host's fault, not that of the file's content; else ""."""
     if error.errno == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         more = 4 * soft if hard == resource.RLIM_INFINITY else hard
