@@ -236,8 +236,8 @@ def expanded(text: str) -> Path:
 def without_scheme(text: str) -> str:
     """Return the path of a `file:` URL, and any other text unchanged.
 
-    No other code takes such a URL apart. `file:///a%20b` is "/a b": escapes stand for characters, and "#" and "?" are
-    part of the name. `file:/a`, as Hadoop prints it, has no escapes.
+    In `file:///a%20b`, escapes stand for characters, and "#" and "?" are part of the name: it is "/a b". `file:/a`, as
+    Hadoop prints it, has no escapes. (What Spark itself opens, as `spark.ml` does, follows Hadoop's rules.)
 
     Raises:
         SpecError: the URL names another host than "localhost".

@@ -137,7 +137,7 @@ def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any])
     return np.frombuffer(memory, dtype, offset=HEADER).reshape(rows, *shape)
 
 
-def _map(file: int, size: int, path: Path) -> ctypes.Array[ctypes.c_ubyte]:
+def _map(file: int, size: int, path: Path) -> Any:
     """Map a file privately; it stays mapped while the result, or an array that views it, lives. Python's `mmap` keeps a
     duplicate of the descriptor open (before 3.13 always), and a process may have more arrays than open files.
     """
