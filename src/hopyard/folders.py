@@ -25,7 +25,7 @@ def cache_folder() -> Path:
     """
     with suppress(RuntimeError):  # newer versions of platformdirs raise it, older ones leave "~" in the path
         if not (folder := platformdirs.user_cache_dir("hopyard")).startswith("~"):
-            return Path(folder)
+            return Path(folder).absolute()
     try:
         return temporary_folder()
     except OSError as error:

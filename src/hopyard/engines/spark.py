@@ -57,8 +57,8 @@ class Spark(Startable):
     Between `start` and `stop`, or in a `with` block, supervisors stay in the executors when a run is over, each with a
     process that has imported the framework of the first run, and the workers of later runs are forks of it, as for
     `Local`. Between two runs they hold no core. Workers beside the driver start as without. `workers` is the number of
-    each run: a second run at the same time asks Spark for as many more, once each worker of the first has its slot, and
-    waits for the end of the first where there are none.
+    each run: a second run at the same time asks Spark for as many more once each worker of the first has its slot, and
+    waits for the end of the first where none are free.
 
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
@@ -71,8 +71,8 @@ class Spark(Startable):
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers, as for `Local`. It travels in Spark's tasks, and Spark may spill these to
             disk; of an engine that was started it comes by TLS, whose key travels in the tasks.
-        start_timeout: seconds to wait for the first worker, until the run ends with an error. They begin when no other
-            run of this process holds slots of Spark.
+        start_timeout: seconds to wait for the first worker, until the run ends with an error. They count from when no
+            other run of this process holds slots of Spark.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
         release_cores: let other jobs of the session have the cores of the workers, once each has its slot: these then

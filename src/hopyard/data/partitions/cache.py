@@ -77,7 +77,7 @@ _PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
 
 def default_root() -> Path:
     """Return the cache of this user on this host. Raises as `cache_folder`."""
-    return cache_folder().absolute() / "data"
+    return cache_folder() / "data"
 
 
 class Pin:
