@@ -80,7 +80,7 @@ def is_untyped(kind: Any) -> bool:
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Return the Arrow type of two that are equal, or the typed one where the other stands for nulls alone; else None."""
+    """Return the type of two equal Arrow types, or the one with values where the other is of nulls; None: neither."""
     if first == second:
         return first
     one, other = (pa.null() if pa.types.is_dictionary(kind) and is_untyped(kind) else kind for kind in (first, second))
