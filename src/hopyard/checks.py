@@ -16,10 +16,8 @@ from hopyard.text import sendable, shown, unwritable
 
 LONGEST = 1e9
 """Seconds that stand for more: 31 years. No lock can wait for 300."""
-
-
 GUESSES = 20
-"""How many wrong names are compared with all that exist, which takes long for thousands of each."""
+"""How many wrong names are compared with all existing ones. For thousands of each this would take long."""
 
 
 def closest(name: Any, candidates: Iterable[str]) -> str:
@@ -238,8 +236,8 @@ def expanded(text: str) -> Path:
 def without_scheme(text: str) -> str:
     """Return the path of a `file:` URL, and any other text unchanged.
 
-    This is the one place where such a URL is taken apart. `file:///a%20b` is "/a b": escapes stand for characters, and
-    "#" and "?" are part of the name. `file:/a`, as Hadoop prints it, has no escapes.
+    In `file:///a%20b`, escapes stand for characters, and "#" and "?" are part of the name: it is "/a b". `file:/a`, as
+    Hadoop prints it, has no escapes. (What Spark itself opens, as `spark.ml` does, follows Hadoop's rules.)
 
     Raises:
         SpecError: the URL names another host than "localhost".

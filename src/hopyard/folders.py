@@ -1,6 +1,6 @@
 """This user's folder for caches on this host.
 
-In a container a user id often has neither a name nor a home. The folder is then one in the temporary directory.
+In a container a user id often has neither a name nor a home. Its folder is then in the temporary directory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from hopyard.errors import ResourceError
 
 
 def cache_folder() -> Path:
-    """Return the folder for caches: that of the platform, which XDG_CACHE_HOME names or is in the user's home; for a
-    user without a home `temporary_folder`.
+    """Return the folder for caches: the one of the platform, which is in the user's home unless XDG_CACHE_HOME names
+    another, or `temporary_folder` for a user without a home.
 
     Raises:
         ResourceError: there is neither a home nor a temporary directory.
     """
-    try:
-        folder = platformdirs.user_cache_dir("hopyard")
-    except RuntimeError:
-        folder = "~"
-    if not folder.startswith("~"):
-        return Path(folder)
+    with suppress(RuntimeError):  # newer versions of platformdirs raise it, older ones leave "~" in the path
+        if not (folder := platformdirs.user_cache_dir("hopyard")).startswith("~"):
+            return Path(folder).absolute()
     try:
         return temporary_folder()
     except OSError as error:
@@ -39,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def temporary_folder() -> Path:
-    """Return a folder of this user alone in the system's temporary directory. It is made where there is none.
+    """Return a private folder (0700) of this user in the system's temporary directory; made where there is none.
 
     Raises:
         OSError: it cannot be made.
@@ -51,8 +48,8 @@ def temporary_folder() -> Path:
 
 
 def temporary_folders() -> list[Path]:
-    """Return the folders of this user alone (0700) in the system's temporary directory: `hopyard-<uid>`; where another
-    user has taken that name, it has an end that nobody can foresee."""
+    """Return the private folders (0700) of this user in the system's temporary directory: `hopyard-<uid>`, and those
+    with an unforeseeable suffix, which are made where another user has taken that name."""
     temporary, name = Path(tempfile.gettempdir()), f"hopyard-{os.geteuid()}"
     folders = []
     for path in [temporary / name, *sorted(temporary.glob(f"{name}.*"))]:

@@ -30,7 +30,7 @@ _EVERYWHERE = ("hopyard", "pyspark", "py4j")
 
 
 def users_modules() -> list[ModuleType]:
-    """Return the imported modules of the user's that have a file, and `child_main`; `__main__` is not among them."""
+    """Return the user's imported modules that have a file, and `child_main`, but not `__main__`."""
     return child_main() + [  # by far the most are told by their file, which is quicker
         module
         for name, module in sys.modules.copy().items()
@@ -41,7 +41,7 @@ def users_modules() -> list[ModuleType]:
 def child_main() -> list[ModuleType]:
     """Return the main module of a process that multiprocessing spawned; empty elsewhere.
 
-    It is named `__mp_main__` there. cloudpickle takes it for a module that others can import, unlike `__main__`.
+    Its name there is `__mp_main__`, which cloudpickle, unlike `__main__`, takes for a module that others can import.
     """
     module = sys.modules.get("__mp_main__")
     return [module] if module is not None and module.__name__ == "__mp_main__" else []

@@ -90,7 +90,7 @@ def loads(data: bytes) -> Any:
 
 
 def dumps(value: Any, *, quiet: bool = False, modules: Sequence[ModuleType] | None = None) -> bytes:
-    """Return the pickle of `value`, in which code of `modules` goes by value; None: that of all of the user's modules.
+    """Return the pickle of `value`, with the code of `modules` by value; None: that of all modules of the user.
 
     A package of the user's folders that cannot go by value (a lock among its globals, a compiled part) goes by name,
     and a warning says so, unless `quiet`: workers then import it from files of their own.

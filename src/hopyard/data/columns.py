@@ -11,7 +11,7 @@ import numpy as np
 from hopyard.formats.arrow import Array
 
 COLUMN_BYTES = 4096
-"""Bytes of each column that are handled at once where there are many columns."""
+"""Average bytes of a column that are handled at once, where there are many columns."""
 
 ALIGN = 64
 """Bytes. Misaligned inputs change the bits of torch's `linear` (10 to 20 of 56 shapes, at 4 or 8 bytes)."""
@@ -68,8 +68,9 @@ def pack(arrays: dict[str, Array], single: str) -> Any:
 
 
 def batch_bytes(columns: int, least: int) -> int:
-    """Return about how many bytes of rows to handle at once: `least`, more where there are many columns. Each column
-    costs some Python each time. If the more columns there are, the fewer rows were handled at once, that would cost the
-    square of the number of columns.
+    """Return about how many bytes of rows to handle at once: `least`, or more where there are many columns.
+
+    Each batch costs some Python for each column. With batches of a fixed size, the more columns there are the more
+    batches there would be, and the cost would grow with the square of the number of columns.
     """
     return max(least, COLUMN_BYTES * columns)

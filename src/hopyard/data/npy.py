@@ -129,17 +129,18 @@ def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any])
         expected = HEADER + rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if (size := os.fstat(file).st_size) != expected:
             raise ValueError(f"{path.name} has {size} bytes, not {expected}")
-        mapped = _map(file, expected, path)
+        memory = _map(file, expected, path)
     finally:
         os.close(file)
-    if bytes(mapped[:HEADER]) != header((rows, *shape), dtype):
+    if bytes(memory[:HEADER]) != header((rows, *shape), dtype):
         raise ValueError(f"{path.name} has a header that is not for {rows} rows of {shape} {dtype}")
-    return np.frombuffer(mapped, dtype, offset=HEADER).reshape(rows, *shape)
+    return np.frombuffer(memory, dtype, offset=HEADER).reshape(rows, *shape)
 
 
-def _map(file: int, size: int, path: Path) -> memoryview:
-    """Map a file as a private copy. Python's `mmap` keeps a duplicate of the descriptor open (until 3.13 it must), and
-    there may be more arrays than a process may have open files."""
+def _map(file: int, size: int, path: Path) -> Any:
+    """Map a file privately; it stays mapped while the result, or an array that views it, lives. Python's `mmap` keeps a
+    duplicate of the descriptor open (before 3.13 always), and a process may have more arrays than open files.
+    """
     libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, 0)
     if address == _FAILED:
@@ -147,7 +148,7 @@ def _map(file: int, size: int, path: Path) -> memoryview:
     libc.madvise(address, size, mmap.MADV_WILLNEED)  # reads ahead in order: a shuffled pass would fault page by page
     memory = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(memory, libc.munmap, address, size).atexit = False  # arrays may be in use until the end
-    return memoryview(memory).cast("B")
+    return memory
 
 
 @lru_cache(1)

@@ -57,8 +57,8 @@ class Spark(Startable):
     Between `start` and `stop`, or in a `with` block, supervisors stay in the executors when a run is over, each with a
     process that has imported the framework of the first run, and the workers of later runs are forks of it, as for
     `Local`. Between two runs they hold no core. Workers beside the driver start as without. `workers` is the number of
-    each run: a second run at the same time asks Spark for as many more, once each worker of the first has its slot, and
-    waits for the end of the first where there are none.
+    each run: a second run at the same time asks Spark for as many more once each worker of the first has its slot, and
+    waits for the end of the first where none are free.
 
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
@@ -71,8 +71,8 @@ class Spark(Startable):
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
         env: more environment for the workers, as for `Local`. It travels in Spark's tasks, and Spark may spill these to
             disk; of an engine that was started it comes by TLS, whose key travels in the tasks.
-        start_timeout: seconds to wait for the first worker, until the run ends with an error. They begin when no other
-            run of this process holds slots of Spark.
+        start_timeout: seconds to wait for the first worker, until the run ends with an error. They count from when no
+            other run of this process holds slots of Spark.
         driver_workers: so many of the workers, the last ones, are processes of this machine and take no slot of Spark:
             enough for the parameter servers of a program, which get them.
         release_cores: let other jobs of the session have the cores of the workers, once each has its slot: these then
@@ -185,7 +185,7 @@ class Executors:
             _OPEN[self] = None
 
     def start(self, slot: int) -> None:
-        """Ask for an agent, and for a supervisor where none is free. Where another run is first, `lost` asks Spark."""
+        """Ask for an agent, and for a supervisor where none is free. Where another run is first, `lost` asks later."""
         self._supervisors.start(slot)
         self._submit()
 
@@ -253,52 +253,58 @@ class Executors:
             _OPEN.pop(self, None)
         self._warm.give_back(self._jobs)
 
-    def _submit(self) -> bool:
-        """Ask Spark for slots, unless others that were opened earlier wait for some: two gangs that have a part of the
-        slots each would wait for ever. Return whether one of them is a run, whose wait ends by itself."""
+    def _submit(self) -> list[Executors]:
+        """Ask Spark for slots, unless others that were opened earlier still wait for theirs; return those. Two gangs
+        would wait forever if each had a part of the slots."""
         with _OPEN_LOCK:
             earlier = list(takewhile(lambda other: other is not self, _OPEN))
         waiting = [other for other in earlier if not other._placed or other._supervisors.missing]
         if not waiting:
             self._jobs.submit()
-        return not all(other._open_ended for other in waiting)
+        return waiting
 
     def _check_slots(self) -> None:
         """Cancel abandoned jobs, give up if no worker came in time, and warn when there are fewer than requested."""
         self._jobs.cancel(self._supervisors.abandoned())
         now, missing = time.monotonic(), self._supervisors.missing
-        is_queued = bool(missing) and self._submit()
+        waiting = self._submit() if missing else []
         if self._supervisors.admitted_count and not self._first_arrival:
             self._first_arrival = now
-        none_seconds = 0.0 if self._first_arrival or not missing else now - self._opened
-        taken, has_run = self._taken_here() if none_seconds else ("", False)
+        if missing and not self._first_arrival:
+            self._check_none(now, waiting)
+        elif missing and not self._warned and now - self._first_arrival > FEWER_SECONDS:
+            self._warned = True
+            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.occupied, missing, MORE)
+
+    def _check_none(self, now: float, waiting: list[Executors]) -> None:
+        """Warn where no worker has come yet, and give up in time. Time in which another run of this process waits for
+        slots or holds some does not count, as runs end by themselves."""
+        holders = self._holders()
+        taken = ", ".join(sorted(f"those of {other._logs} hold {count}" for other, count in holders.items()))
+        taken = taken and f". Of this process, {taken}"
+        if any(other._open_ended for other in holders):
+            taken += ": stop programs that nobody needs (hy.Program.running())"
         start = ""
-        if is_queued or has_run:
+        if not all(other._open_ended for other in (*waiting, *holders)):
             self._timeout_began, start = now, ", from when no other run of this process holds slots"
-        if none_seconds > NONE_SECONDS and not self._warned_of_none:
+        if now - self._opened > NONE_SECONDS and not self._warned_of_none:
             self._warned_of_none = True
             log.warning(
                 "no worker has a slot of Spark yet, after %.0f seconds: its executors are still coming up, or other "
                 "jobs have all cores%s; %.0f seconds are waited (Spark(start_timeout=…))%s",
-                *(none_seconds, taken, self._start_timeout, start),
+                *(now - self._opened, taken, self._start_timeout, start),
             )
-        if none_seconds and now - self._timeout_began > self._start_timeout:
+        if now - self._timeout_began > self._start_timeout:
             self._supervisors.give_up(
                 f"Spark gave no slot within {self._start_timeout:.0f} seconds (Spark(start_timeout=…)): all its cores "
                 f"are taken, or it has no executors{taken}; {MORE}"
             )
-        if missing and self._first_arrival and not self._warned and now - self._first_arrival > FEWER_SECONDS:
-            self._warned = True
-            log.warning("%d workers, %d more wait for a slot of Spark: %s", self._supervisors.occupied, missing, MORE)
 
-    def _taken_here(self) -> tuple[str, bool]:
-        """Return what of this process holds slots of Spark, for a message; and whether a run does, which will end."""
+    def _holders(self) -> dict[Executors, int]:
+        """Return how many slots of Spark others of this process hold."""
         with _OPEN_LOCK:
             others = {other: other._supervisors.held for other in _OPEN if other is not self}
-        holders = {other: count for other, count in others.items() if count}
-        text = ", ".join(sorted(f"those of {other._logs} hold {count}" for other, count in holders.items()))
-        stop = ": stop programs that nobody needs (hy.Program.running())" if any(o._open_ended for o in holders) else ""
-        return text and f". Of this process, {text}{stop}", not all(other._open_ended for other in holders)
+        return {other: count for other, count in others.items() if count}
 
 
 def _active_session(session: Any) -> Any:

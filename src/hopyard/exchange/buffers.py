@@ -190,7 +190,8 @@ Partwise = Callable[[int, torch.Tensor], None]
 
 @contextmanager
 def contiguous(arrays: Sequence[Any]) -> Iterator[list[Any]]:
-    """Give contiguous copies in place of NumPy arrays of other strides, of which torch lacks some; write them back."""
+    """Yield `arrays`, with contiguous copies of those NumPy arrays that torch may be unable to view, such as reversed
+    ones; write the copies back at the end."""
     copies = [
         array.copy() if isinstance(array, np.ndarray) and array.flags.writeable and not array.flags.carray else array
         for array in arrays

@@ -252,8 +252,8 @@ class Feed:
 
 
 def refuse_process(name: str) -> NoReturn:
-    """Raise the SpecError for feed `name` in a process other than the task's, which would get copies of rows, or wait
-    forever."""
+    """Raise SpecError: feed `name` was used in another process than the task's, which would get copies of rows, or
+    wait forever."""
     raise SpecError(
         f"feed {name!r} can be read in the task's own process only, as its rows arrive there; give a torch DataLoader "
         "num_workers=0, and read the feed before other processes get its rows"

@@ -73,16 +73,14 @@ def doubled(kind: Any) -> Any:
 
 
 def is_untyped(kind: Any) -> bool:
-    """Return whether an Arrow type is that of values, or of lists of values, that are all null."""
+    """Return whether an Arrow type is null, or that of lists or dictionaries of nulls."""
     if pa.types.is_dictionary(kind) or is_list(kind):
         return is_untyped(kind.value_type)
     return bool(pa.types.is_null(kind))
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Return the Arrow type of values of both types: one has the other's where its values are all null. None: there is
-    no such type.
-    """
+    """Return the type of two equal Arrow types, or the one with values where the other is of nulls; None: neither."""
     if first == second:
         return first
     one, other = (pa.null() if pa.types.is_dictionary(kind) and is_untyped(kind) else kind for kind in (first, second))
@@ -93,8 +91,8 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def as_type(array: Any, kind: Any) -> Any:
-    """Return an Arrow array as one of type `kind`, which is its own type `merged` with others. A dictionary of such
-    values stays one.
+    """Return an Arrow array as one of type `kind`, its own type `merged` with others. A dictionary whose values have
+    this type stays one.
     """
     if kind == array.type or (pa.types.is_dictionary(array.type) and kind == array.type.value_type):
         return array

@@ -1,4 +1,4 @@
-"""Limits of the host. How many files a process may have open begins low, and each process may raise it itself."""
+"""Limits that a process meets on its host. That on open files begins low, and each process may raise its own."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ def allow_files(count: int) -> int:
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about an error that tells of the host, not of the file that was opened; "": about any other."""
+    """Return the next step after an error that is the host's fault, not that of the file's content; else ""."""
     if error.errno == errno.EMFILE:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        more = 4 * soft if hard == resource.RLIM_INFINITY else hard
-        how = f"`ulimit -n {more}`" if more > soft else "`ulimit -n`, as root,"
-        return f"this process may have {soft} files open at once: raise the limit with {how} before it is started"
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"this process may have {soft} files open at once: call `ulimit -n {4 * soft}` before it is started"
     return _REMEDIES.get(error.errno or 0, "")
 
 

@@ -33,8 +33,8 @@ def is_loopback(host: str) -> bool:
 def address_towards(host: str) -> str:
     """Return the address of this host that those on the way to `host` can dial.
 
-    Where `host` is a name that is not known here, or known by a loopback address, it is the address on the default
-    route. Loopback is left where this host has no network.
+    Where the name `host` is unknown here, or stands for a loopback address, that is the address on the default route.
+    Without a network it is a loopback address.
     """
     if is_loopback(host):
         return host if ":" in host else LOOPBACK
@@ -95,10 +95,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def without_proxy(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables by which clients of HTTP and gRPC reach `hosts`, and this host by loopback,
-    without a proxy: the values that `variables` has, extended.
+    """Return the environment variables with which clients of HTTP and gRPC reach `hosts` and loopback without a proxy:
+    those of `variables`, extended.
 
-    gRPC reads no_grpc_proxy and else no_proxy, and knows no "*"; others read no_proxy, and some prefer NO_PROXY.
+    gRPC reads no_grpc_proxy, or else no_proxy, and takes "*" for a name. Others read no_proxy, and some prefer
+    NO_PROXY; they know "*" only where it stands alone.
     """
     addresses = dict.fromkeys(("localhost", LOOPBACK, *hosts))
     extended = {}
@@ -106,10 +107,9 @@ def without_proxy(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[st
         value = variables.get(name) or variables.get("no_proxy") or variables.get("NO_PROXY") or ""
         present = [entry.strip() for entry in value.split(",")]
         missing = [address for address in addresses if address not in present]
-        # others know "*" only where it stands alone
-        extended[name] = (
-            value if present == ["*"] and name != "no_grpc_proxy" else ",".join(filter(None, [value, *missing]))
-        )
+        if present == ["*"] and name != "no_grpc_proxy":
+            missing = []
+        extended[name] = ",".join(filter(None, [value, *missing]))
     return extended
 
 

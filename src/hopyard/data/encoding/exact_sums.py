@@ -58,7 +58,7 @@ class ExactSums:
                 _gather(totals, values)
 
     def part(self, start: int, stop: int, zeros: int) -> ExactSums:
-        """Return the sums of some of the values, for as many rows less as have a 0 that does not count."""
+        """Return the sums of the values from `start` to `stop`, without `zeros` rows, whose 0 stands for no value."""
         sums = ExactSums(stop - start)
         sums.rows, sums.sums, sums.squares = self.rows - zeros, self.sums[start:stop], self.squares[start:stop]
         return sums

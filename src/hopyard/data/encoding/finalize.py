@@ -18,7 +18,7 @@ from hopyard.formats.arrow import Array
 _BLOCK_BYTES = 1 << 20
 """About how many bytes of rows of few columns are finalized at once."""
 _TOGETHER = 64
-"""Values of a row whose sums are made together, those of one column in any case."""
+"""Values of a row after which no further column is added up in the same NumPy calls."""
 
 
 class FeatureFinalizer:
@@ -119,14 +119,14 @@ def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, blo
 def _measure(
     moments: dict[str, ExactSums], number: int, stack: Array, columns: Sequence[tuple[Column, int, int]]
 ) -> None:
-    """Adds the values of columns side by side to their sums, all at once: for each by itself NumPy takes longer to be
-    called than to add up."""
+    """Add the values of neighbouring columns to their sums. A NumPy call for each column would take longer than its
+    additions."""
     first = columns[0][1]
     values = stack[:, first : columns[-1][2]]
     missing = np.isnan(values)
     counts = np.count_nonzero(missing, axis=0)
     if counts.any():
-        values = np.where(missing, 0.0, values)  # what is 0 adds nothing, to the sum or to that of squares
+        values = np.where(missing, 0.0, values)  # a 0 adds nothing to either sum
     sums = ExactSums(values.shape[1])
     sums.add(values)
     for column, start, stop in columns:

@@ -77,7 +77,7 @@ _PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
 
 def default_root() -> Path:
     """Return the cache of this user on this host. Raises as `cache_folder`."""
-    return cache_folder().absolute() / "data"
+    return cache_folder() / "data"
 
 
 class Pin:
@@ -108,7 +108,7 @@ def pin(root: Path, key: str) -> Pin | None:
 
 
 def _shared_pin(path: Path) -> Pin | None:
-    """Return a pin of an entry that all partitions of it share, so that each has no file open."""
+    """Return the pin that all open partitions of an entry share, so that none needs an open file of its own."""
     if (pinned := _PINS.get(path)) is None and (pinned := pin(path.parent, path.name)) is not None:
         _PINS[path] = pinned
     return pinned
@@ -188,8 +188,8 @@ def scratch(root: Path, key: str) -> Iterator[Path]:
 
 @contextmanager
 def usable(root: Path) -> Iterator[None]:
-    """Turns what the host lacks ("no space", "too many open files"), and "not allowed" for what is in `root` or leads
-    there, into ResourceError."""
+    """Turn errors for what the host lacks ("no space", "too many open files"), and "not allowed" for what is in `root`
+    or leads there, into ResourceError."""
     try:
         yield
     except OSError as error:

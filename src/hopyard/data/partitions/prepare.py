@@ -171,10 +171,10 @@ def _blocks(
     Args:
         all_rows: the rows, and perhaps a second source.
         options: how they are cut.
-        types: the types of columns of which a transform's batches have several; None: none is known to have.
+        types: the types of the columns whose type differs between a transform's batches; None: not looked for yet.
 
     Raises:
-        Mixed: without `types`, where a transform's batches have several for a column and can be had again.
+        Mixed: `types` is None, the type of a column differs, and the rows can be read again.
     """
     spec, row = options.spec, 0
     before: dict[str, Any] = {}

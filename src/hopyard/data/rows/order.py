@@ -23,7 +23,7 @@ from hopyard.formats.arrow import Array
 MEMORY = 96 << 20
 """Bytes of rows that stay in memory."""
 _STEP = 1 << 20
-"""Bytes of rows that are yielded at once, where nothing else is asked for, and rows whose ties are broken at once."""
+"""Default of `step`, and the number of rows whose ties are broken at once."""
 
 
 class RowSorter:

@@ -67,9 +67,8 @@ class ParquetFiles:
         return schema
 
     def typed(self, schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-        """Return the schema of the first file where those of `names` that are null throughout it have the type that
-        they have in another.
-        """
+        """Return `schema`, that of the first file, with the types of other files for those of `names` that are null
+        throughout the first."""
         fields = _fields(schema)
         columns = {name: _Column(fields[name][0], "") for name in names if len(fields.get(name, ())) == 1}
         self._find_types(columns)
@@ -138,7 +137,7 @@ class ParquetFiles:
 
 
 Fields = Mapping[str, list[pa.Field]]
-"""The fields of a schema by name, which Arrow finds by making a list of all of them."""
+"""The fields of a schema by name. Arrow makes a list of all of them for each name that it looks up."""
 
 
 def _schema(path: str) -> pa.Schema:
@@ -160,10 +159,10 @@ class _Column(NamedTuple):
 
     field: pa.Field
     path: str
-    """The first file that has it, and values in it."""
+    """The file that its type comes from."""
 
     def merge(self, fields: Fields, path: str) -> _Column:
-        """Return the column with the type that it has in another file too, where it is null throughout this one."""
+        """Return the column with its type in another file, of which these are the fields, if it has no type yet."""
         name, kind = self.field.name, self.field.type
         if not is_untyped(kind) or name not in fields or (both := merged(kind, fields[name][0].type)) in (None, kind):
             return self

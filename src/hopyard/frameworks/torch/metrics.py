@@ -25,12 +25,10 @@ from hopyard.text import shown
 
 _TIES = 0.01
 """Share of ties above which an AUC warns."""
-_MANTISSA = 52
-"""Bits after which a float64 has its exponent."""
 _LOGIT_OCTAVES = 9
 """AUC's bins end where |logit| + 1 is 2 to this power."""
 _PROBABILITY_OCTAVES = 64
-"""AUC's bins end where a probability is ½ / 2 to this power."""
+"""AUC's bins end where twice a probability is 2 to minus this power."""
 
 CHUNK_BYTES = 16 * 2**20
 """Outputs are collected up to about this size and then counted together: computing the metrics for each batch costs
@@ -134,19 +132,23 @@ class AUC(_Score):
         if logits.isnan().any():
             return np.full(2 * self.bins, math.nan)
         if self.from_logits:
-            place = _octaves((logits.abs() + 1).numpy(), 1.0, _LOGIT_OCTAVES, (logits >= 0).numpy())
+            confidence, is_one = _octaves(logits.abs() + 1) / _LOGIT_OCTAVES, logits >= 0
         else:
-            place = self._place_of_probabilities(outputs)
-        bin_ = torch.from_numpy(np.minimum((place + 1) * (self.bins / 2), self.bins - 1)).long()
+            zero, one = self._probabilities(outputs)
+            least = torch.minimum(zero, one)  # of the two probabilities it has more digits
+            confidence, is_one = -_octaves(2 * least) / _PROBABILITY_OCTAVES, zero <= one
+        confidence = confidence.clamp(0, 1)
+        bin_ = ((1 + torch.where(is_one, confidence, -confidence)) * (self.bins / 2)).long().clamp(max=self.bins - 1)
         return _count(bin_ + self.bins * (targets.reshape(-1) > 0.5).cpu(), weights, 2 * self.bins)
 
-    def _place_of_probabilities(self, outputs: torch.Tensor) -> NDArray[np.float64]:
-        """Return where probabilities lie, as `_octaves`: the smaller one of the two classes has all the digits."""
-        one = outputs[:, 1] if outputs.shape[1:] == (2,) else outputs.reshape(-1)
-        zero = outputs[:, 0] if outputs.shape[1:] == (2,) else 1 - one
+    def _probabilities(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the probabilities of class 0 and of class 1."""
         if (wrong := outputs[(outputs < 0) | (outputs > 1)]).numel():
             raise SpecError(f"{self}: outputs must be probabilities, 0 to 1, got {wrong[0]:g}")
-        return _octaves(torch.minimum(zero, one).numpy(), 0.5, -_PROBABILITY_OCTAVES, (zero <= one).numpy())
+        if outputs.shape[1:] == (2,):
+            return outputs[:, 0], outputs[:, 1]
+        one = outputs.reshape(-1)
+        return 1 - one, one
 
     def result(self, total: NDArray[np.float64]) -> float:
         """Return the area: the share of (positive, negative) pairs of rows in which the positive one ranks higher.
@@ -280,15 +282,13 @@ def _logit(outputs: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _octaves(numbers: NDArray[np.float64], start: float, octaves: int, upper: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return how many octaves numbers are beyond `start`, divided by `octaves`: 0 to 1 where `upper`, else 0 to −1.
+def _octaves(numbers: torch.Tensor) -> torch.Tensor:
+    """Return about the binary logarithm of numbers >= 0: right at powers of 2 and linear between them.
 
-    Octaves are divided evenly, as the bits of a floating point number do it, so no logarithm is taken, whose last bit
-    would depend on the processor and on how many numbers it takes at once.
+    A logarithm's last bit would depend on the processor, and on how many numbers it takes at once.
     """
-    beyond = numbers.view(np.int64) - np.float64(start).view(np.int64)
-    size = np.minimum(beyond / (octaves << _MANTISSA), 1.0)
-    return np.where(upper, size, -size)
+    mantissa, exponent = np.frexp(np.maximum(numbers.numpy(), np.finfo(np.float64).tiny))
+    return torch.from_numpy(exponent + 2 * mantissa - 2)
 
 
 def _count(index: torch.Tensor, weights: torch.Tensor | None, size: int) -> NDArray[np.float64]:
