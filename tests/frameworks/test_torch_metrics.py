@@ -111,6 +111,8 @@ def test_auc_of_probabilities_at_their_ends() -> None:
     for at in range(1, 5):
         assert auc.result(auc.update(ends, torch.arange(5) >= at)) == 1.0
     assert judged(auc, auc.update(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1, 0, 0]))) == (0.75, 0.5)
+    target = torch.tensor([1])
+    assert np.array_equal(auc.update(torch.tensor([-0.0]), target), auc.update(torch.tensor([0.0]), target))
     with pytest.raises(SpecError, match=r"from_logits=False.* got 1\.5"):
         auc.update(torch.tensor([0.5, 1.5]), torch.tensor([0, 1]))
 
