@@ -485,7 +485,7 @@ class Machine:
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]
-        if trial.status == "failed":
+        if trial.status == "failed" or event.recipe:  # one that was storing goes on since `Resumed`
             self._finishing = False
             self.status = self._preflight.begin_anew(event.recipe)
             lifecycle.try_again(self._run, trial, event.recipe)
