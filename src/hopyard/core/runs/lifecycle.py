@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from hopyard.core.runs import faults
-from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, Paused, Proposed, Stopped
+from hopyard.core.runs.events import Closed, Delete, Exhausted, Extended, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
@@ -253,7 +253,19 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     offer(run, trial)
 
 
-def extend(run: RunRecord, trial: TrialRecord) -> None:
+def extend(run: RunRecord, event: Extended) -> None:
+    """Give the run more epochs, or more trials."""
+    if event.trials != run.spec.trials:
+        run.exhausted = run.search.standing.exhausted = False
+        run.scheduler.more = True
+    if event.epochs != run.spec.epochs:
+        run.extended = run.spec.epochs
+    run.spec = run.search.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
+    for trial in run.trials.values():
+        _extend(run, trial)
+
+
+def _extend(run: RunRecord, trial: TrialRecord) -> None:
     """Let the trial go on to the run's last step, which has moved; one that failed stays as it is."""
     trial.target = trial.target if trial.stopped else run.spec.steps
     if trial.status == "failed" or trial.durable_step == trial.target:
