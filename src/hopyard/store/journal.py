@@ -57,7 +57,7 @@ class Reader(Generic[Line]):
 
     def read(self) -> Iterator[Line]:
         """Yield the lines behind the last one that was read, as the module's `read` does. If that line is no longer in
-        its place, yield all lines: a driver takes lines back that the disk has no room for, and a directory may get
+        its place, yield all lines: a driver takes back lines for which the disk has no room, and a directory may get
         another journal."""
         with open_regular(self._path) as file:
             file.seek(self._end - len(self._last))
