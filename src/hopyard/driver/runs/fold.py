@@ -83,4 +83,4 @@ class Fold:
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines that the present state is folded from. Reads the journal from its start."""
-        return islice(read(self._layout.journal, CODEC), self._reader.lines)
+        return islice(read(self._layout.journal, CODEC), self._reader.count)
