@@ -21,7 +21,7 @@ from hopyard.text import error_line, numeral, shown, unwritable
 SLACK = 1e-9
 """The share of a step by which a value may differ from its place: 0.3 is three steps of 0.1."""
 MULTIPLES = 1 << 53
-"""Multiples of a step, of which floats hold no more."""
+"""The number of multiples of a step that floats can tell apart."""
 
 
 def _range(name: str, low: Any, high: Any, grid: Any) -> tuple[float, float, int | None]:
@@ -163,7 +163,7 @@ class RandInt:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One of several numbers, all equally likely: origin + n · step for n = first, …, last. Each search goes by n."""
+    """One of several numbers, all equally likely: origin + n · step for n = first, …, last. Every search draws n."""
 
     low: float
     high: float

@@ -66,34 +66,24 @@ def read_trusted(path: Path, trust: bool) -> bytes:
     """Read a pickle. Opening it runs code.
 
     Raises:
-        RunDirectoryError: others than this user and root may write it, and are not trusted.
+        RunDirectoryError: others than this user and root may write it, and are not trusted; this user may not read it.
         OSError: it is not there, or cannot be read.
     """
-    with path.open("rb") as file:
-        writers = "" if trust else other_writers(path, file.fileno())
-        data = file.read()
+    try:
+        with path.open("rb") as file:
+            writers = "" if trust else other_writers(path, file.fileno())
+            data = file.read()
+    except PermissionError as error:
+        raise RunDirectoryError(
+            f"{path}: this user may not read it: pickles of recipes are private, as they may hold secrets. Its "
+            "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
+        ) from error
     if writers:
         raise RunDirectoryError(
             f"{path}: {writers}, and opening a pickle runs its code. Copy the folder to one of your own that nobody "
             "else may write; or, if you trust them, give trust=True, `--trust` on the command line"
         )
     return data
-
-
-def read_private(path: Path, trust: bool) -> bytes:
-    """Read a pickle as `read_trusted` does.
-
-    Raises:
-        RunDirectoryError: others may write it, or this user may not read it.
-        OSError: it is not there, or cannot be read.
-    """
-    try:
-        return read_trusted(path, trust)
-    except PermissionError as error:
-        raise RunDirectoryError(
-            f"{path}: this user may not read it: pickles of recipes are private, as they may hold secrets. Its "
-            "owner can share it (chmod a+r); then give trust=True, or give recipe= to hy.load_model"
-        ) from error
 
 
 def unpickle(data: bytes, path: Path | str, python: str, name: str = "the recipe") -> Any:
@@ -121,7 +111,7 @@ def load(path: Path, python: str, trust: bool = False) -> Any:
         RunDirectoryError: another Python, no file, or a module that it needs is not there; others may write it.
     """
     try:
-        data = read_private(path, trust)
+        data = read_trusted(path, trust)
     except OSError as error:
         raise not_whole(path, error) from error
     return unpickle(data, path, python)

@@ -1,9 +1,9 @@
 """The files of a saved model, which change together: `config.json` and those that it lists, with their digests.
 
-New files are written and synced in a folder `.part-…` beside the old ones. Then their `config.json` replaces the old
-one: that one step decides which model is there. After it the other files move to their places. A reader that finds
-another content in a place than `config.json` lists looks into these folders, so that it always finds one of the models
-whole, also where a writer was killed.
+`save` writes and syncs new files in a folder `.part-…` beside the old ones. Then their `config.json` replaces the old
+one: this step alone decides which model is there. After it the other files move to their places. Until they have, or
+where the writer was killed, a reader finds them in `.part-…`, by their digests. So one of the two models is whole at
+any moment.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 from blake3 import blake3
 
 from hopyard.data.manifest import Manifest
-from hopyard.driver.pickling import read_private
+from hopyard.driver.pickling import read_trusted
 from hopyard.errors import ResourceError, RunDirectoryError
 from hopyard.frameworks import model_file
 from hopyard.spec import Config, RunSpec
 from hopyard.store.layout import Layout
-from hopyard.system.files import FULL
+from hopyard.system.files import FULL, sync
 from hopyard.text import shown
 
 CONFIG, STATE, RECIPE, TRANSFORM = "config.json", "state.safetensors", "recipe.pkl", "transform.pkl"
@@ -35,8 +35,8 @@ NAMES = (WEIGHTS, "model.keras", STATE, RECIPE, TRANSFORM)
 OWN = "trainable"
 """Stands for the framework when the recipe returned a Trainable of the user's own."""
 FORMAT = 3
-"""Version of the folder. In version 1 epochs counted from 0, and there was no transform. Before version 3 the weights
-were all that was saved, and not every file was listed."""
+"""Version of the folder. In version 1 epochs counted from 0, and there was no transform. Before version 3 weights were
+all that was saved of the State, and not every file was listed."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,31 +87,20 @@ def listed(root: Path, about: Saved) -> list[str]:
 
 
 def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tuple[Saved, dict[str, bytes]]:
-    """Return the contents of `config.json`, and name → content of all files of the model, read while no other is saved
+    """Return the contents of `config.json`, and name → content of all files of one model, also while another is saved
     there.
 
     Args:
         root: the folder.
         trust: read pickles even where others than this user and root may write them.
-        without: names of files that are left alone.
+        without: names of files that are not read.
 
     Raises:
         RunDirectoryError: no saved model, or one of which a file is gone or was changed: without its transform, or with
             another's weights, it would predict something else; others may write a pickle.
     """
+    config = _config(root)
     while True:
-        try:
-            config = (root / CONFIG).read_bytes()
-        except OSError as error:
-            missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            raise RunDirectoryError(
-                f"{root}: {f'no {CONFIG} here' if missing else f'{CONFIG} cannot be read ({error.strerror})'}; it must "
-                "be a folder that run.best.save(…) wrote"
-                + (
-                    "; this is a run directory: hopyard.load(…) opens it, and .best.model() is its model"
-                    * Layout(root).exists
-                )
-            ) from error
         about = parse(config, root / CONFIG)
         names = [name for name in listed(root, about) if name not in without]
         try:
@@ -119,16 +108,32 @@ def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tupl
                 name: _content(root, name, about.digests.get(name), trust) for name in names
             }
         except RunDirectoryError:
-            if (root / CONFIG).read_bytes() == config:
+            before, config = config, _config(root)
+            if config == before:
                 raise
 
 
+def _config(root: Path) -> bytes:
+    """Return the content of `config.json`."""
+    try:
+        return (root / CONFIG).read_bytes()
+    except OSError as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        fault = f"no {CONFIG} here" if missing else f"{CONFIG} cannot be read ({error.strerror})"
+        hint = "; this is a run directory: hopyard.load(…) opens it, and .best.model() is its model"
+        raise RunDirectoryError(
+            f"{root}: {fault}; it must be a folder that run.best.save(…) wrote{hint if Layout(root).exists else ''}"
+        ) from error
+
+
 def _content(root: Path, name: str, digest: str | None, trust: bool) -> bytes:
-    """Return the content of a file: the one with this digest, in its place or on its way there."""
+    """Return the content of a file: the one with this digest, on its way to its place or there. (In this order: a file
+    that moves meanwhile is seen in one of the two.) `digest`: None for files of earlier versions, which were written
+    in place."""
     fault = "No such file or directory"
-    for path in (root / name, *sorted(root.glob(f".part-*/{name}"))):
+    for path in (*(root.glob(f".part-*/{name}") if digest else ()), root / name):
         try:
-            content = read_private(path, trust) if name in (RECIPE, TRANSFORM) else path.read_bytes()
+            content = read_trusted(path, trust) if name in (RECIPE, TRANSFORM) else path.read_bytes()
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -153,35 +158,31 @@ def replacing_files(directory: Path) -> Iterator[Path]:
         RunDirectoryError: files that would be replaced are not those of a saved model; this user may not write there.
         ResourceError: there is no room.
     """
-    committed = False
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
-        _require_own(directory)
-        made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-        try:
-            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with _locked(directory):
-                _require_own(directory)
-                part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory))
-                try:
-                    part.chmod(0o755)
-                    yield part
-                    names = [file.name for file in part.iterdir() if file.name != CONFIG]
-                    for path in (*part.iterdir(), part, directory):
-                        _sync(path)
-                    committed = True
-                    (part / CONFIG).replace(directory / CONFIG)
-                    _sync(directory)
-                finally:
-                    if not committed:
-                        shutil.rmtree(part, ignore_errors=True)
-                with suppress(OSError):  # the model is there
-                    _move(directory, part, names)
-        finally:
-            if not committed:
-                for folder in made:
-                    with suppress(OSError):
-                        folder.rmdir()
-    except OSError as error:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with _locked(directory):
+            _require_own(directory)
+            part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory))
+            try:
+                part.chmod(0o755)
+                yield part
+                names = [file.name for file in part.iterdir() if file.name != CONFIG]
+                for path in (*part.iterdir(), part, directory):
+                    sync(path)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+            (part / CONFIG).replace(directory / CONFIG)
+            sync(directory)
+            with suppress(OSError):  # the model is there
+                _move(directory, part, names)
+    except BaseException as error:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
         where = f"save({shown(str(directory))})"
         if error.errno in FULL:
             raise ResourceError(f"{where}: no room ({error.strerror}); make some, and save again") from error
@@ -221,22 +222,12 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
-    """Sync a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _move(directory: Path, part: Path, names: list[str]) -> None:
     """Move the new model's files to their places, and remove what is left of models that were there before."""
     for name in names:
         (part / name).replace(directory / name)
-    _sync(directory)
+    sync(directory)
     for name in set(NAMES) - set(names):
         (directory / name).unlink(missing_ok=True)
-    for left in directory.glob(".part-*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    for left in directory.glob(".part-*/"):
+        shutil.rmtree(left, ignore_errors=True)

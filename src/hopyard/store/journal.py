@@ -34,14 +34,14 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
 
 
 class Reader(Generic[Line]):
-    """Reads a journal that grows, each line once. Not for several threads.
+    """Reads a journal that grows, each line once. Owner: one thread.
 
     Args:
         path: the path of the file.
         codec: of the run's or the program's facts.
 
     Attributes:
-        lines: number of lines read so far.
+        count: number of lines read so far.
     """
 
     def __init__(self, path: Path, codec: Codec[Line]) -> None:
@@ -51,13 +51,13 @@ class Reader(Generic[Line]):
 
     def restart(self) -> None:
         """Read from the first line again."""
-        self.lines = 0
+        self.count = 0
         self._end = 0
         self._last = b""
 
     def read(self) -> Iterator[Line]:
         """Yield the lines behind the last one that was read, as the module's `read` does. If that line is no longer in
-        its place, yield all lines: a driver takes lines back that the disk has no room for, and a directory may get
+        its place, yield all lines: a driver takes back lines for which the disk has no room, and a directory may get
         another journal."""
         with open_regular(self._path) as file:
             file.seek(self._end - len(self._last))
@@ -68,13 +68,13 @@ class Reader(Generic[Line]):
                 if not text.endswith(b"\n"):  # torn, or being written right now
                     return
                 line = self._decoded(text)
-                self.lines += 1
+                self.count += 1
                 self._end += len(text)
                 self._last = text
                 yield line
 
     def _decoded(self, text: bytes) -> Line:
-        number = self.lines + 1
+        number = self.count + 1
         if number == 1:
             _refuse_newer(self._path, text, self._codec)
         try:

@@ -27,21 +27,29 @@ def standing(layout: Layout, journal_status: str) -> str:
         layout: of its directory.
         journal_status: the status that its journal folds to.
     """
-    if journal_status in ENDED:
-        return journal_status
     live = held(layout.lock)
-    last = None if live else _last(layout.journal)
-    return last.status if isinstance(last, Finished) else status_of(journal_status, live, last)
+    return status_of(journal_status, live, None if live else _last(layout.journal))
 
 
 def status_of(journal_status: str, live: bool, last: Line | None) -> str:
-    """Return the same for a journal that was folded up to the line `last`, of a run whose driver lived or not when that
-    was begun."""
+    """Return the same from what is known already.
+
+    Args:
+        journal_status: the status that the journal folds to.
+        live: whether a driver held the lock before the journal was read.
+        last: the journal's last line.
+    """
     if journal_status in ENDED:
         return journal_status
     if live:
         return "running"
-    return "stopped" if isinstance(last, Interrupted) and last.stopped else "interrupted"
+    match last:
+        case Finished(status=status):  # it finished after the status was folded
+            return status
+        case Interrupted(stopped=True):
+            return "stopped"
+        case _:
+            return "interrupted"
 
 
 def held(lock: Path) -> bool:

@@ -67,7 +67,7 @@ def open_store(url: str | Path, make: bool = True) -> LocalStore | FsspecStore:
             one in its place.
 
     Raises:
-        SpecError: it cannot be opened; names the cause. Its file system cuts the name of the folder.
+        SpecError: it cannot be opened; names the cause. Or its file system takes it for another folder.
         ResourceError: no room there.
     """
     text = without_scheme(os.fspath(url))
@@ -167,8 +167,8 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """States as files of mode 0600 in one directory, which has mode 0700 where it is made here. Any number of processes
-    of one user may use it at once."""
+    """States as files of mode 0600 in one directory, which is made with mode 0700. Any number of processes of one user
+    may use it at once."""
 
     def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory

@@ -65,7 +65,12 @@ def _at_once(path: str, flags: int) -> int:
 
 def sync_directory(path: Path) -> None:
     """Sync a directory: names that were made in it are on disk when this returns."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync(path, os.O_DIRECTORY)
+
+
+def sync(path: Path, flags: int = 0) -> None:
+    """Sync a file, or a directory. `flags`: how it is opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -30,6 +30,6 @@ class Agent:
 
     @property
     def unstored(self) -> set[int]:
-        """The trials of which States are on their way to the store, or word of that to the driver."""
+        """Trials with States on their way to the store, or with their `Durable` on its way to the driver."""
         refs = [event.ref for event in self.outbox if isinstance(event, Durable)]
         return {ref.trial for ref in [*refs, *(ref for ref, _ in self.pending)]}

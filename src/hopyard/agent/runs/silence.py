@@ -1,6 +1,9 @@
-"""Detects calls that neither return nor move bytes: calls of a store, as a file server that is away blocks its callers
-and raises nothing, and in the driver calls of the user's functions. In a worker, waiting for a store counts as progress
-of the main thread, or the worker would count as hung."""
+"""Detects calls that neither return nor move bytes.
+
+A worker watches its calls of the store: a file server that is away blocks them, and raises nothing. Waiting for a store
+counts as progress of the main thread, or the worker would count as hung. A driver watches its calls of the user's
+functions.
+"""
 
 from __future__ import annotations
 

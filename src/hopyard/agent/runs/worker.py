@@ -153,12 +153,9 @@ class Worker:
         except HostFault as error:  # no fault of the trial, and another host may do better
             self._forget(unit.trial)
             return [NoRoom(self.slot, str(error), "rows")]
-        except ResourceError as error:  # no fault of the trial, and no other slot has more room
+        except (ResourceError, StateConflict) as error:  # no fault of the trial, and no other slot can store more
             self._forget(unit.trial)
-            return [NoRoom(self.slot, str(error))]
-        except StateConflict as error:  # stored by this thread, as there is no shared memory for States
-            self._forget(unit.trial)
-            return [NoRoom(self.slot, str(error), "error")]
+            return [NoRoom(self.slot, str(error), "store" if isinstance(error, ResourceError) else "error")]
         except BaseException as error:  # noqa: BLE001 - what a recipe raises ends its trial, never the worker
             self._forget(unit.trial)
             self._let_through(error)

@@ -27,9 +27,10 @@ from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunS
 RULES = 1
 """The newest rules by which lines fold.
 
-0: a failed trial loses at once what is not durable, and one that begins anew all its States; a unit of a gang counts as
-the seconds of one worker. 1: a failed trial awaits what is on its way to the store (`lifecycle.fail`), and its States
-stay until there are others (`lifecycle.try_again`); a unit of a gang counts for each member."""
+0: a trial that fails loses the States that are not durable, and one that begins anew loses all. A gang's unit counts
+as the seconds of one worker.
+1: a trial that fails waits for States on their way to the store (`lifecycle.fail`); one that begins anew keeps its
+States until a new one is durable (`lifecycle.try_again`). A gang's unit counts for each member."""
 
 
 class Began(Fact, frozen=True):
@@ -44,7 +45,7 @@ class Began(Fact, frozen=True):
     directory: str = ""
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
     rules: int = 0
-    """The rules (`RULES`) by which the lines fold, up to the next driver's."""
+    """The rules (`RULES`) by which the lines of this driver fold."""
 
 
 class Proposed(Fact, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from hopyard.core.runs import faults
-from hopyard.core.runs.events import Closed, Delete, Exhausted, Granted, Keep, Paused, Proposed, Stopped
+from hopyard.core.runs.events import Closed, Delete, Exhausted, Extended, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
@@ -73,8 +73,8 @@ def repair(run: RunRecord, trial: TrialRecord) -> None:
 
 
 def lose_workers(run: RunRecord, trial: TrialRecord) -> None:
-    """Forget what workers had of the trial in memory: another driver took over, and all workers are new. One that
-    failed, with States on their way to the store, goes on to its error again from its durable step."""
+    """Forget what workers had of the trial in memory: another driver took over, and all workers are new. If the trial
+    had failed, and States of it were on their way to the store, it goes on from its durable step, up to its error."""
     for state in trial.states.values():
         state.memory_key, state.parked = "", False
     for record in trial.epochs.values():
@@ -86,8 +86,9 @@ def lose_workers(run: RunRecord, trial: TrialRecord) -> None:
 
 def lose_states(run: RunRecord, trial: TrialRecord, gone: set[Ref]) -> None:
     """Remove durable States that are gone: the trial makes them again, from the newest one before them."""
-    if trial.earlier is not None:
-        trial.earlier.states = {step: state for step, state in trial.earlier.states.items() if state.ref not in gone}
+    if (earlier := trial.earlier) is not None:
+        left = {step: state for step, state in earlier.states.items() if state.ref not in gone}
+        trial.earlier = msgspec.structs.replace(earlier, states=left)
     missing = [step for step, state in trial.states.items() if state.ref in gone]
     if not missing:
         return
@@ -108,7 +109,7 @@ def advance(run: RunRecord, trial: TrialRecord) -> None:
     """Move the durable step on, as a State of the trial has become durable."""
     partitions = run.spec.partitions
     if retention.advance(trial, partitions):
-        if trial.earlier is not None:  # there is a model in place of those
+        if trial.earlier is not None:  # now there is a newer model
             _delete(run, trial.earlier)
             trial.earlier = None
         trial.forget()
@@ -127,10 +128,12 @@ def complete(run: RunRecord, trial: TrialRecord) -> None:
         return
     if trial.stopped:
         trial.status = "stopped"
-        _end(run, trial)
     elif trial.durable_step == run.spec.steps and len(trial.history) == run.spec.epochs:
         trial.status = "completed"
-        _end(run, trial)
+    else:
+        return
+    _end(run, trial)
+    _close(run, trial)
 
 
 def pause(run: RunRecord, line: Paused) -> None:
@@ -202,8 +205,8 @@ def exhaust(run: RunRecord, line: Exhausted) -> None:
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:
-    """End the trial as failed; the run goes on. The States of its epochs that are on their way to the store are its
-    models, and kept: the run does not end before they are stored, or their makers are gone."""
+    """End the trial as failed; the run goes on. States at its epochs' ends are its models: while some are on their way
+    to the store, the run does not end, unless their makers are gone."""
     for lease in (trial.lease, *sorted(trial.validation_leases)):
         if (unit := run.leases.revoke(lease)) is not None:
             requeue(run, trial, unit)
@@ -220,24 +223,25 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     for epoch in trial.epochs:
         run.scheduler.withdraw_fold(trial.id, epoch)
     faults.cleared(trial)
-    trial.ended = trial.storing = True
-    run.search.end(trial)
-    trial.queue_version += 1
-    run.scheduler.estimate(trial)
+    _end(run, trial)
+    trial.storing = True
     _settle(run, trial)
 
 
 def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
-    """Try a failed trial again, as the user asks: from its durable step, or anew with another recipe (its digest). Then
-    the States that it has are its models until a new one is durable, even if it fails again before that."""
-    run.open += not trial.storing
+    """Try a failed trial again: from its durable step, or anew with another recipe (its digest). Then the States that
+    it has are its models until a new one is durable, even if it fails again before that."""
+    if not trial.ended:  # `lose_workers` let it go on, before the user's recipe was known
+        trial.status = "failed"
+        run.search.end(trial)
+    run.open += trial.ended and not trial.storing
     trial.ended = trial.storing = False
     trial.error = trial.fault = trial.trace = ""
     faults.cleared(trial)
     if recipe:
         if run.rules == 0:
             _delete(run, trial)
-        elif trial.states:  # else those of the attempt before the last one are still its models
+        elif trial.states:  # else the last attempt left no model, and the one before it still gives the trial's
             trial.earlier = msgspec.structs.replace(trial)
         trial.recipe, trial.model = recipe, None
         trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history = {}, {}, {}, {}, {}
@@ -249,7 +253,19 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     offer(run, trial)
 
 
-def extend(run: RunRecord, trial: TrialRecord) -> None:
+def extend(run: RunRecord, event: Extended) -> None:
+    """Give the run more epochs, or more trials."""
+    if event.trials != run.spec.trials:
+        run.exhausted = run.search.standing.exhausted = False
+        run.scheduler.more = True
+    if event.epochs != run.spec.epochs:
+        run.extended = run.spec.epochs
+    run.spec = run.search.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
+    for trial in run.trials.values():
+        _extend(run, trial)
+
+
+def _extend(run: RunRecord, trial: TrialRecord) -> None:
     """Let the trial go on to the run's last step, which has moved; one that failed stays as it is."""
     trial.target = trial.target if trial.stopped else run.spec.steps
     if trial.status == "failed" or trial.durable_step == trial.target:
@@ -309,14 +325,15 @@ def _settle(run: RunRecord, trial: TrialRecord) -> None:
 
 
 def _end(run: RunRecord, trial: TrialRecord) -> None:
+    """End the trial; States of it may still be on their way to the store."""
     trial.ended = True
     run.search.end(trial)
     trial.queue_version += 1
     run.scheduler.estimate(trial)
-    _close(run, trial)
 
 
 def _close(run: RunRecord, trial: TrialRecord) -> None:
+    """Let the run end without the trial, which has all the States that it will have."""
     run.open -= 1
     retention.release_all(trial, run.slots, run.commands)
     retention.collect(trial, run.spec.partitions, run.slots, run.commands)

@@ -17,8 +17,8 @@ used as soon as its `Done` is in, long before its `Durable` (the driver holds ba
 before it) if a State that it needs went with the slot, and else stays. What is done again must give the same digest;
 sums are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`, which is the end of
 the run (`Extended` moves it on), or the next place where the search looks at it (`rungs`): there it waits, until it is
-granted a higher one or ends. A State that a slot could not take
-from its maker is *parked*: its maker stores it next, and units start from it when it is durable.
+granted a higher one or ends. A State that a slot could not take from its maker is *parked*: its maker stores it next,
+and units start from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
 """
@@ -146,8 +146,8 @@ class Machine:
     # ---------------------------------------------------------------- asked by the loop
 
     def handle(self, event: Event, last: bool = True) -> list[Command]:
-        """Apply one event and, where it is the `last` of those that happen at once, decide what follows. Costs O(log n)
-        for n trials, and O(n) when a slot is lost."""
+        """Apply one event, and decide what follows. Of events that are decided about together, all but the `last` one
+        are only applied. Costs O(log n) for n trials, and O(n) when a slot is lost."""
         run = self._run
         commands = run.commands = []
         run.before, run.at = run.at, event.at
@@ -284,8 +284,8 @@ class Machine:
         return self.leases.accept(slot.id, event.lease)
 
     def _done(self, event: Done) -> None:
-        since, slot = self.leases.since(event.lease), self.slots.get(event.slot)
-        workers = slot.at_work if slot is not None and self._run.rules else 1
+        since, worker = self.leases.since(event.lease), self.slots.get(event.slot)
+        workers = worker.at_work if worker is not None and self._run.rules else 1
         unit = self._accept(event)
         partitions = tuple([part.partition for part in event.parts])
         if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):
@@ -485,21 +485,13 @@ class Machine:
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]
-        if trial.status == "failed":
+        if trial.status == "failed" or event.recipe:  # one that was storing goes on since `Resumed`
             self._finishing = False
             self.status = self._preflight.begin_anew(event.recipe)
             lifecycle.try_again(self._run, trial, event.recipe)
 
     def _extended(self, event: Extended) -> None:
-        run = self._run
-        if event.trials != run.spec.trials:
-            run.exhausted = run.search.standing.exhausted = False
-            run.scheduler.more = True
-        if event.epochs != run.spec.epochs:
-            run.extended = run.spec.epochs
-        run.spec = run.search.spec = msgspec.structs.replace(run.spec, epochs=event.epochs, trials=event.trials)
-        for trial in self.trials.values():
-            lifecycle.extend(run, trial)
+        lifecycle.extend(self._run, event)
         if self.ended:
             self.status, self._finishing = self._preflight.begin_anew(""), False
 

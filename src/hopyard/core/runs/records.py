@@ -110,9 +110,9 @@ class TrialRecord(msgspec.Struct, eq=False):
     ended: bool = False
     """Completed, stopped or failed."""
     storing: bool = False
-    """Failed, while States at the ends of its epochs are on their way to the store."""
+    """It has failed, and States at the ends of its epochs are still on their way to the store."""
     earlier: TrialRecord | None = None
-    """The attempt before, of a trial that begins anew, until a State of this one is durable."""
+    """The attempt before, if the trial began anew; None once a State of this attempt is durable."""
     paused: bool = False
     """Whether it waits at its target for a decision of the search, though it may go there again for a lost State."""
     stopped: bool = False
@@ -213,8 +213,9 @@ class TrialRecord(msgspec.Struct, eq=False):
         return self.digests.get(self.target, "") or self.step_digests.get(self.target, "")
 
     def good(self, metric: str | None) -> bool:
-        """Whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any. (One that
-        begins anew counts once its first State is stored: until then its models are those of the attempt before.)"""
+        """Return whether it may be the best trial: an epoch has a finite value of `metric`; without a metric, any. A
+        trial that began anew counts from its first durable State on, as its models are those of the attempt before
+        until then."""
         if self.earlier is not None or self.best is None:
             return False
         value = self.value(metric)

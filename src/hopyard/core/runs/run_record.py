@@ -57,7 +57,7 @@ class RunRecord:
         self.search.begun(event.at)
 
     def outcome(self) -> Literal["completed", "partial", "failed"]:
-        """Return how the run has ended: a run in which no trial has a finite value of the metric has failed."""
+        """Return how the run has ended. It has failed if no trial has a finite value of the metric."""
         well = [trial for trial in self.trials.values() if trial.status in ("completed", "stopped")]
         if not any(self.spec.metric is None or trial.good(self.spec.metric) for trial in well):
             return "failed"

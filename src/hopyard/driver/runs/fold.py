@@ -1,7 +1,7 @@
 """The state of a run for those who read it, folded from its journal as the journal grows.
 
-The machine of a driver belongs to its loop alone. Readers have a machine of their own, so that they may read a run that
-goes on, whoever drives it: this thread, another one, another process, or a driver that began long after.
+The machine of a driver belongs to its loop alone. Readers have a machine of their own. So they can read a live run,
+whoever drives it: a thread of this process, another process, or a driver that started later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fold:
 
     @contextlib.contextmanager
     def now(self) -> Iterator[Moment]:
-        """Yield the present state, the same to all calls inside. Other threads wait meanwhile, the driver does not.
+        """Yield the present state. Nested calls yield the same one. Other threads wait meanwhile, the driver does not.
         Costs O(lines that were appended since the last call).
 
         Raises:
@@ -58,7 +58,7 @@ class Fold:
             if self._moment is not None:
                 yield self._moment
                 return
-            live = held(self._layout.lock)  # before the journal is read: then no line comes behind the last one
+            live = held(self._layout.lock)  # asked first: of a driver that is gone, all lines are read
             machine = self._advanced()
             self._moment = Moment(machine, status_of(machine.status, live, self._last))
             try:
@@ -74,7 +74,7 @@ class Fold:
                 self._last = line
         except FileNotFoundError:
             pass
-        except BaseException:  # Ctrl-C too: the machine may have half of a line
+        except BaseException:  # Ctrl-C too: the machine may have applied half of a line
             self._reader.restart()
             raise
         if self._machine is None:
@@ -82,5 +82,5 @@ class Fold:
         return self._machine
 
     def lines(self) -> Iterator[Line]:
-        """Yield the lines of the journal that the present state is folded from; reads it from the start."""
-        return islice(read(self._layout.journal, CODEC), self._reader.lines)
+        """Yield the lines that the present state is folded from. Reads the journal from its start."""
+        return islice(read(self._layout.journal, CODEC), self._reader.count)

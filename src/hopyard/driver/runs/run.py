@@ -85,7 +85,7 @@ class Run:
         self._layout = layout
         self._fold = Fold(layout, machine)
         self._opened = inputs
-        self._parts = None if inputs is None else _parts(about_of(layout))
+        self._pickled = None if inputs is None else _pickled(about_of(layout))
         self._live = live
         self._live_digests = None if live is None else _digests(live)
         self._trust = trust
@@ -186,8 +186,8 @@ class Run:
         """Recipe, data, space, search and engine; opens the pickle of the run at the first use, and again when a resume
         has replaced it."""
         about = about_of(self._layout)
-        if self._opened is None or self._parts != _parts(about):
-            self._opened, self._parts = unpickle(self._layout.recipe, about.python, self._trust), _parts(about)
+        if self._opened is None or self._pickled != _pickled(about):
+            self._opened, self._pickled = unpickle(self._layout.recipe, about.python, self._trust), _pickled(about)
         return self._opened
 
     @property
@@ -428,7 +428,7 @@ class Run:
         inputs, about = self._for_models, about_of(self._layout)
         url = states_url(self._layout, about)
         source = self._source
-        if source is None or (source.plan.recipe, source.plan.spec, source.url) != (inputs.recipe, spec, url):
+        if source is None or source.plan.recipe is not inputs.recipe or (source.plan.spec, source.url) != (spec, url):
             quiet(about.backend)
             plan = Plan(inputs.recipe, manifest_of(self._layout), spec, threads=about.threads)
             transform = inputs.data.transform
@@ -467,8 +467,8 @@ def _digests(inputs: RunInputs) -> list[str]:
     return [value_digest(inputs.recipe), value_digest(inputs.data.transform)]
 
 
-def _parts(about: About) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what changes in run.json whenever the pickle of the run does."""
+def _pickled(about: About) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the part of run.json that changes whenever the pickle of the run does."""
     return about.recipes, about.digests
 
 

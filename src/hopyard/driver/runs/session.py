@@ -85,7 +85,7 @@ ROOM = 1 << 20
 """Bytes of a message to a worker beside those of recipe and manifest."""
 
 SLOW = 30.0
-"""Seconds after which a function of the user's that the driver has called is warned of."""
+"""Seconds after which a warning names a function of the user's that has not returned."""
 
 IDLE = 30.0
 """Seconds after which an idle worker in somebody else's cluster is given back."""
@@ -273,7 +273,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
 
 
 def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:
-    """Return what watches calls of the user's functions: the first of each that does not return is warned of."""
+    """Return a context for calls of the user's functions, which warns once of each that does not return."""
     silence, warned = Silence(SLOW), set[str]()
     stack.callback(silence.close)
 

@@ -1,7 +1,7 @@
 """Which States of a trial are durable, which are still needed, and which are gone.
 
 Functions over one TrialRecord; commands for agents and store are appended to `out`. `partitions` is P: a step that it
-divides is an epoch's end. "There" means durable, or made by a slot that is still there.
+divides is an epoch's end. A State is *available* if it is durable or its maker is alive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def advance(trial: TrialRecord, partitions: int) -> bool:
 
 
 def collect(trial: TrialRecord, partitions: int, slots: Slots, out: list[Command]) -> None:
-    """Delete and release the States before the durable step, but the best epoch's and those that await validation."""
+    """Delete and release the States before the durable step, except the best epoch's and those that await
+    validation."""
     best = -1 if trial.best is None else (trial.best + 1) * partitions
     before = [step for step in trial.states if step < trial.durable_step and step != best]
     for step in before:
@@ -48,7 +49,8 @@ def truncate(trial: TrialRecord, slots: Slots, out: list[Command]) -> None:
 
 
 def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
-    """Whether a State that the trial needs is not there: an epoch's end, or the newest while no unit trains from it.
+    """Return whether a State that the trial needs is not available: that of an epoch's end, or the newest one while no
+    unit trains from it.
 
     (A unit that trains from the newest may have fetched it before it was lost; if not, the unit fails and asks again.)
     """
@@ -61,7 +63,7 @@ def broken(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
 
 
 def on_their_way(trial: TrialRecord, partitions: int, slots: Slots) -> bool:
-    """Return whether a State at an epoch's end is still to be stored by its maker."""
+    """Return whether the maker of a State at an epoch's end is alive and has not yet stored it."""
     return any(
         not state.digest and state.maker in slots and step % partitions == 0 for step, state in trial.states.items()
     )
@@ -96,7 +98,7 @@ def _release(state: StateRecord, slots: Slots, out: list[Command]) -> None:
 
 
 def in_memory_only(trial: TrialRecord, slot: int) -> bool:
-    """Whether a State of the trial is in this slot's memory alone."""
+    """Return whether a State that the trial needs is in this slot's memory alone."""
     needed = trial.storing or not trial.ended
     return needed and any(state.maker == slot and not state.digest for state in trial.states.values())
 
