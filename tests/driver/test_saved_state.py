@@ -6,15 +6,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import Phase, example, given, settings
 
 import hopyard as hy
+from hopyard.driver import saved_files
 from hopyard.spark.inference.bundle import portable
 from hopyard.spark.inference.loaded import LoadedModel
 from hopyard.spec import Batch
@@ -175,6 +178,37 @@ def test_a_model_that_is_saved_over_loads_all_the_time(two: Any, tmp_path: Path)
     assert [process.returncode for process in saves] == [0, 0]
     assert loads > 3
     assert not list(folder.glob(".part-*"))
+
+
+def test_a_file_that_moves_while_it_is_looked_for_is_found(
+    two: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a reader looked in the file's place before it was there, and beside it when it had left."""
+    folder = two[0].save(tmp_path / "model")
+    committed, opened, moved = threading.Event(), threading.Event(), threading.Event()
+    move, read_bytes = saved_files._move, Path.read_bytes
+
+    def move_later(*arguments: Any) -> None:
+        committed.set()
+        assert opened.wait(120)
+        move(*arguments)
+        moved.set()
+
+    def read_before(self: Path) -> bytes:
+        content = read_bytes(self)
+        if self.name == saved_files.WEIGHTS and not opened.is_set():
+            opened.set()
+            assert moved.wait(120)
+        return content
+
+    monkeypatch.setattr(saved_files, "_move", move_later)
+    saver = threading.Thread(target=lambda: two[1].save(folder))
+    saver.start()
+    assert committed.wait(120)
+    monkeypatch.setattr(Path, "read_bytes", read_before)
+    about, files = saved_files.read(folder)
+    saver.join()
+    assert blake3(files[saved_files.WEIGHTS]).hexdigest() == about.digests[saved_files.WEIGHTS]
 
 
 SAVES = """

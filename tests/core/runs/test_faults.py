@@ -29,6 +29,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.preflight import CHECKS
 from hopyard.spec import Part, Ref, packed
+from hopyard.stopping import ASHA, Hyperband
 from hopyard.text import numbered
 from machines import Run, deferred, dispatched
 
@@ -687,3 +688,24 @@ def test_failed_of_an_older_journal_is_read():
 
     line = decode(b'{"type":"Failed","slot":1,"lease":2,"fault":"system","error":"x","at":1.0}')
     assert line == Failed(at=1.0, slot=1, lease=2, fault="system", error="x")
+
+
+@pytest.mark.parametrize("rule", [ASHA(2, sync=True, min_epochs=2), Hyperband(2, sync=True, min_epochs=2)])
+def test_a_trial_begins_anew_also_if_its_driver_ended_while_it_was_stored(rule):
+    """Bug: the trial was at work again by then, so the retry with another recipe was ignored."""
+    searches = []
+    for stored in (True, False):
+        run = Run(partitions=2, epochs=8, metric="loss", mode="min", stop=rule, trials=1)
+        leases = []
+        for _ in range(2):
+            leases.append(run.unit(0).lease)
+            run.done(0)
+        run.durable(0, 0, 1, leases[0])
+        if stored:
+            run.durable(0, 0, 2, leases[1])
+        run.failed(0, "user")
+        run.give(Resumed(at=0.0, rules=RULES))
+        run.give(Retried(at=0.0, trial=0, recipe="another"))
+        assert run.machine.trials[0].recipe == "another" and run.machine.trials[0].step == 0
+        searches.append([(cohort.proposed, cohort.out) for cohort in run.machine.search._judge._cohorts.values()])
+    assert searches[0] == searches[1]
