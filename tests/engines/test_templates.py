@@ -407,6 +407,7 @@ def test_a_variable_that_an_import_sets_too_is_that_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: the value of the import was that of all runs."""
+    monkeypatch.delenv("HDF5_PLUGIN_PATH", raising=False)  # TensorFlow, where it was imported here, has set it
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ.setdefault('HDF5_PLUGIN_PATH', 'imported')\n")
     found = []

@@ -63,10 +63,9 @@ def _claim(directory: str | Path | None) -> tuple[Layout, Lock, list[Path]]:
 
 
 def refused(layout: Layout) -> RunDirectoryError:
-    """Return the error for a directory that holds something else."""
-    return RunDirectoryError(
-        f"directory = {layout.shown!r} exists: give another, or resume=True to go on with the run in it"
-    )
+    """Return the error for a directory that holds a run, or something else."""
+    content = ", or resume=True to go on with the run in it" if layout.exists else "; it holds no run, but other files"
+    return RunDirectoryError(f"directory = {layout.shown!r} exists: give another{content}")
 
 
 def not_whole(path: Path, error: Exception) -> RunDirectoryError:

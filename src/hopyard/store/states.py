@@ -167,8 +167,7 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
 
 
 class LocalStore:
-    """States as files of mode 0600 in one directory, which is made with mode 0700. Any number of processes of one user
-    may use it at once."""
+    """States as files of one directory, which is made with mode 0700. Any number of processes may use it at once."""
 
     def __init__(self, directory: Path, make: bool = True) -> None:
         self.directory = directory
@@ -246,7 +245,7 @@ class LocalStore:
 
 
 def _write(path: Path, data: memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:

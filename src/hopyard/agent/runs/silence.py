@@ -60,10 +60,12 @@ class Silence:
                 self._calls.remove(call)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and wait for a report on its way."""
         with self._changed:
             self._open = False
             self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         with self._changed:
