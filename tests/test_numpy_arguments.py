@@ -255,7 +255,7 @@ COMMON = {
     "unit_timeout": real(4.0),
     "durable_timeout": real(5.0),
 }
-RUN = {"engine": ENGINE, "epochs": 3, "directory": "run"}
+RUN = {"engine": hy.Local(1), "epochs": 3, "directory": "run"}
 SEARCH = {**RUN, "search": hy.Random(4), "metric": "loss", "mode": "min"}
 SPACE = hy.Space(lr=hy.uniform(0, 1))
 

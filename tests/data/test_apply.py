@@ -143,7 +143,7 @@ def test_arrays(cache: Path, table: pa.Table) -> None:
         apply(manifest, x.astype(int) + 250)
     with pytest.raises(DataError, match="uint8 cannot hold"):
         apply(manifest, x + 0.5)
-    with pytest.raises(DataError, match=r"rows of shape \(6,\)"):
+    with pytest.raises(DataError, match=r"got shape \(6,\)"):
         apply(manifest, x.reshape(20, 6))
 
 
@@ -151,7 +151,7 @@ def test_a_frame_of_numbers_is_the_array_that_it_was_in_training(cache: Path) ->
     frame = pd.DataFrame(np.random.default_rng(0).random((20, 3)), columns=["p", "q", "r"])
     manifest = Dataset.numpy(frame, frame["p"], partitions=1).prepare(cache)
     assert np.array_equal(apply(manifest, frame).inputs, frame.to_numpy(np.float32))
-    with pytest.raises(DataError, match=r"'inputs'.* rows of shape \(2,\)"):
+    with pytest.raises(DataError, match=r"'inputs'.* got shape \(2,\)"):
         apply(manifest, frame[["p", "q"]])
     with pytest.raises(DataError, match="no column 'inputs'"):
         apply(manifest, frame.assign(q="text"))

@@ -158,8 +158,9 @@ def replacing_files(directory: Path) -> Iterator[Path]:
         RunDirectoryError: files that would be replaced are not those of a saved model; this user may not write there.
         ResourceError: there is no room.
     """
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    made: list[Path] = []
     try:
+        made += [folder for folder in (directory, *directory.parents) if not folder.exists()]
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _locked(directory):
             _require_own(directory)

@@ -255,9 +255,9 @@ class Program:
         log.warning(
             "interrupted; the program in %s was stopped. `%s` shows what its tasks printed, and "
             "hy.launch(…, directory=%r, resume=True) goes on with its checkpoints",
-            self.directory,
-            shell_command("logs", self.directory),
-            str(self.directory),
+            self._layout.shown,
+            shell_command("logs", self._layout.shown),
+            self._layout.shown,
         )
 
     def _wait_and_print(self, timeout: float | None) -> bool:
