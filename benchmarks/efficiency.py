@@ -28,7 +28,9 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import Began, Dispatch, Done, Finished, Joined
+from hopyard.core.runs.events import CODEC, Began, Dispatch, Done, Finished, Joined
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
 
 FEATURES, PARTITIONS, EPOCHS, CONFIGS, WORKERS = 40, 4, 2, 16, 2
 SIZES = {"long": 24_000, "short": 1_600}
@@ -174,7 +176,7 @@ def run_hopyard(data: Any, folder: Path, group: Any) -> tuple[float, float, floa
             parallel=hy.Hopper(group=group),
             directory=Path(name) / "run",
         )
-        lines = run._lines()
+        lines = list(read(Layout(run.directory).journal, CODEC))
         began = next(line.at for line in lines if isinstance(line, Began))
         up = max(line.at for line in lines if isinstance(line, Joined))
         end = next(line.at for line in lines if isinstance(line, Finished))

@@ -45,9 +45,11 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import Began, Checked, Dispatch, Done, Durable, Finished, Joined
+from hopyard.core.runs.events import CODEC, Began, Checked, Dispatch, Done, Durable, Finished, Joined
 from hopyard.data.partitions.loader import sizes
 from hopyard.engines.local import THREADS
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
 
 WORKERS = 2
 ALLOWED = {"selection": 0.4, "conv": 1.05}
@@ -198,7 +200,7 @@ def run_hopyard(job: Job, data: Any, folder: Path) -> Ours:
             directory=folder,
         )
     assert run.status == "completed", run
-    lines = run._lines()
+    lines = list(read(Layout(run.directory).journal, CODEC))
     began = next(line.at for line in lines if isinstance(line, Began))
     up = min(line.at for line in lines if isinstance(line, Joined))
     checked = next(line.at for line in lines if isinstance(line, Checked))

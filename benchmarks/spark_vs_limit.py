@@ -29,7 +29,9 @@ from typing import Any
 import efficiency
 import hopyard as hy
 import keras_vs_limit
-from hopyard.core.runs.events import Began, Finished, Joined
+from hopyard.core.runs.events import CODEC, Began, Finished, Joined
+from hopyard.store.journal import read
+from hopyard.store.layout import Layout
 
 WORKERS = 2
 ALLOWED = {"torch": 1.10, "keras": 1.10, "start": 0.5}
@@ -72,7 +74,7 @@ def measured(engine: Any, recipe: Callable[..., Any], configs: Any, epochs: int,
             engine=engine,
             directory=Path(folder) / "run",
         )
-        lines = run._lines()
+        lines = list(read(Layout(run.directory).journal, CODEC))
         began = next(line.at for line in lines if isinstance(line, Began))
         ups = [line.at for line in lines if isinstance(line, Joined)]
         assert len(ups) == WORKERS, "a worker was lost, or came too late to take part"
