@@ -441,7 +441,7 @@ class LaunchInfo:
     frameworks: tuple[str, ...] = ()
     """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready."""
     open_ended: bool = False
-    """Whether the agents may stay until the user ends them, as those of a program that waits for a feed."""
+    """The agents may stay until the user ends them, as those of a program that waits for a feed."""
 
 
 class OutOfMemory(str):

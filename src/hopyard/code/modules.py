@@ -31,7 +31,7 @@ _EVERYWHERE = ("hopyard", "pyspark", "py4j")
 
 def users_modules() -> list[ModuleType]:
     """Return the user's imported modules that have a file, and `child_main`, but not `__main__`."""
-    return child_main() + [  # by far the most are told by their file, which is quicker
+    return child_main() + [  # a file decides most cases, which is quicker
         module
         for name, module in sys.modules.copy().items()
         if name not in MAIN and (file := _file(module)) is not None and not _in_library(file) and is_users(name)

@@ -29,7 +29,7 @@ OPEN_FILES = 256
 _BLOCK = 1 << 20
 """Bytes that are read at once to be compared: they stay in the second-level cache."""
 _FAILED = ctypes.c_void_p(-1).value
-"""What `mmap` of libc returns where it fails."""
+"""The return value of a failed `mmap` of libc."""
 _VERIFIED: dict[tuple[int, int], tuple[int, int]] = {}
 """Size and time of each file whose data this process has written or compared, by device and inode. `Appender` and
 `compare` alone use it."""

@@ -31,7 +31,7 @@ from hopyard.text import shown
 CONFIG, STATE, RECIPE, TRANSFORM = "config.json", "state.safetensors", "recipe.pkl", "transform.pkl"
 WEIGHTS = "model.safetensors"
 NAMES = (WEIGHTS, "model.keras", STATE, RECIPE, TRANSFORM)
-"""Of the files that a saved model may have beside `config.json`."""
+"""Names of the files that a saved model may have beside `config.json`."""
 OWN = "trainable"
 """Stands for the framework when the recipe returned a Trainable of the user's own."""
 FORMAT = 3

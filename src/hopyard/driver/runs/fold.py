@@ -43,7 +43,7 @@ class Fold:
         self._last: Line | None = None
         self._lock = threading.RLock()
         self._moment: Moment | None = None
-        """Of the outermost `now`."""
+        """The moment of the outermost `now`; None outside of it."""
 
     @contextlib.contextmanager
     def now(self) -> Iterator[Moment]:
