@@ -5,7 +5,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import Dispatch
-from hopyard.parallel import any_workers, gang_of, grouping, parallel_of, whole_epochs
+from hopyard.parallel import any_workers, for_table, gang_of, grouping, parallel_of
 from hopyard.spec import Gang, Outer, RunSpec
 from jobs import dataset, digests, journal, linear
 
@@ -85,8 +85,10 @@ def test_a_hopper_has_no_gang():
 
 def test_a_task_is_an_epoch_as_one_unit():
     spec = msgspec.structs.replace(spec_of(hy.TaskParallel()), partitions=6)
-    assert whole_epochs(hy.TaskParallel(), spec).group == 6
-    assert whole_epochs(hy.Hopper(), spec) is spec
+    assert for_table(hy.TaskParallel(), spec, 1 << 40).group == 6
+    assert for_table(hy.Hopper(), spec, 1 << 28).copies is None
+    assert for_table(hy.Hopper(), spec, 1 + (1 << 28)).copies == 1
+    assert for_table(hy.Hopper(copies=2), spec, 0).copies == 2
 
 
 def test_a_task_gives_the_bits_of_a_hopper(tmp_path):

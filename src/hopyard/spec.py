@@ -98,6 +98,15 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return f"{self.trial}-{self.step}-{self.attempt}"
 
 
+class PartitionRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Consecutive partitions of one kind."""
+
+    kind: Literal["train", "validate"]
+    first: int
+    end: int
+    """One more than the last."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The model that a trial's recipe returned, for workers that have built one of equal key already."""
 
@@ -266,6 +275,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
     gang: Gang | msgspec.UnsetType = msgspec.UNSET
     """How several workers train one model; left out: each worker trains alone."""
+    copies: int | None = None
+    """Hosts that are home to each partition (`core/runs/places.py`); None: rows go to every host that needs them. It
+    never changes results."""
+    starts: Literal["ordered", "spread"] = "ordered"
+    """Where in the rotation over the partitions a trial begins: at its number, or spread (`order.start`). Every new run
+    has "spread"."""
     also: tuple[Objective, ...] | msgspec.UnsetType = msgspec.UNSET
     """Objectives beside `metric`, which is the first; left out: there are none."""
 

@@ -28,10 +28,10 @@ from hopyard.core.programs.messages import (
 )
 from hopyard.core.runs.events import Checked, Done, Durable, Failed, Forgotten, StoreAway, StoreBack
 from hopyard.errors import HopyardError, SpecError
-from hopyard.spec import Array, Config, Encrypt, Ref, RunSpec, Unit
+from hopyard.spec import Array, Config, Encrypt, PartitionRange, Ref, RunSpec, Unit
 from hopyard.text import escaped_tree
 
-WIRE = 4
+WIRE = 5
 """Version of the wire. Driver and agents must have the same."""
 
 LIMIT = 64 << 20
@@ -89,6 +89,8 @@ class Ready(Message, frozen=True):
     """Equal for agents that share memory."""
     peer: str = ""
     """Address at which agents that do not share it can ask for States in it."""
+    rows: tuple[PartitionRange, ...] = ()
+    """As in `Joined`."""
 
 
 class Unfit(Message, frozen=True):
@@ -218,6 +220,8 @@ class Work(Message, frozen=True):
     """Address of the agent that has the unit's State, when it is in memory that this agent does not share."""
     gang: Membership | None = None
     """For a member of a gang; None: the agent works on the unit alone."""
+    passing: bool = False
+    """Whether the unit's partitions are at home elsewhere, so that the agent need not keep them open after it."""
 
 
 class Store(Message, frozen=True):
@@ -232,6 +236,8 @@ class Examine(Message, frozen=True):
 
     trial: int
     config: Config
+    partitions: tuple[int, int] = (0, 0)
+    """As in `Check`."""
 
 
 class End(Message, frozen=True):

@@ -1,7 +1,7 @@
 """Facts and commands, and their codec.
 
-A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Deferred`, `Formed` and what a
-search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change its state
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Placed`, `Deferred`, `Formed` and
+what a search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change its state
 (`DECISIONS`), so they are facts too and enter the journal: an old journal folds to the same state whatever later
 versions would decide. The other commands only ask the driver for something and are not written down.
 
@@ -22,7 +22,20 @@ import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
 from hopyard.errors import JournalError
-from hopyard.spec import FORMAT, Config, Fault, Kind, ModelInfo, Part, Ref, RunSpec, Timeouts, Unit, Warned
+from hopyard.spec import (
+    FORMAT,
+    Config,
+    Fault,
+    Kind,
+    ModelInfo,
+    Part,
+    PartitionRange,
+    Ref,
+    RunSpec,
+    Timeouts,
+    Unit,
+    Warned,
+)
 
 RULES = 1
 """The newest rules by which lines fold.
@@ -46,6 +59,9 @@ class Began(Fact, frozen=True):
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
     rules: int = 0
     """The rules (`RULES`) by which the lines of this driver fold."""
+    workers: int = 0
+    """Workers of an engine whose hosts do not share rows, by which partitions are cut into blocks with a home each
+    (`core/runs/places.py`); 0: all workers are on one host, or partitions have no homes."""
 
 
 class Proposed(Fact, frozen=True, omit_defaults=True):
@@ -59,7 +75,7 @@ class Proposed(Fact, frozen=True, omit_defaults=True):
     attributes: dict[str, Any] = {}
     """What the sampler must find again when it is asked the next time."""
     offset: int = -1
-    """Where in the rotation over the partitions it begins; -1: at its number."""
+    """Where in the rotation over the partitions it begins; -1: where `order.start` says."""
     parent: int = -1
     """The trial with whose State it begins; -1: it begins anew. (Kept for later versions: this one cannot.)"""
     split: int = 0
@@ -82,6 +98,8 @@ class Joined(Fact, frozen=True):
     """Versions and processor, as the agent found them."""
     device: str = ""
     """Equal for slots of one host that share an accelerator; empty: the slot has none."""
+    rows: tuple[PartitionRange, ...] = ()
+    """The partitions that its host has already."""
 
 
 class Checked(Fact, frozen=True, omit_defaults=True):
@@ -101,6 +119,10 @@ class Checked(Fact, frozen=True, omit_defaults=True):
     trace: str = ""
     warnings: tuple[Warned, ...] = ()
     advice: tuple[str, ...] = ()
+    fetched_bytes: int = 0
+    """As in Done."""
+    peak_bytes: int = 0
+    """As in Done."""
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
@@ -120,6 +142,12 @@ class Done(Fact, frozen=True, omit_defaults=True):
     """What the recipe gave, where the worker called it and the driver did not know the result."""
     warnings: tuple[Warned, ...] = ()
     """Those that the worker did not tell of this trial before."""
+    fetched_bytes: int = 0
+    """Bytes of rows that the worker has brought to its host since its last answer."""
+    exchanged_bytes: int = 0
+    """Bytes that each member of a gang has sent to the others in this unit."""
+    peak_bytes: int = 0
+    """The most memory that the worker's process has had, where that has grown since its last answer."""
 
 
 class Durable(Fact, frozen=True):
@@ -189,6 +217,8 @@ class Resumed(Fact, frozen=True, omit_defaults=True):
     """Workers of a gang from now on; 0: as many as before."""
     rules: int = 0
     """As in Began."""
+    workers: int = 0
+    """As in Began."""
 
 
 class Retried(Fact, frozen=True):
@@ -240,6 +270,15 @@ class Check(Fact, frozen=True):
 
     slot: int
     trial: int
+    partitions: tuple[int, int] = (0, 0)
+    """The training and the validation partition whose first batch it reads."""
+
+
+class Placed(Fact, frozen=True):
+    """Decision: `host` is home to these partitions from now on."""
+
+    host: str
+    partitions: PartitionRange
 
 
 class Deferred(Fact, frozen=True):
@@ -366,8 +405,8 @@ Event = (
     | Interrupted
     | Finished
 )
-Decision = Dispatch | Check | Deferred | Formed | Paused | Granted | Stopped | Closed
-DECISIONS = (Dispatch, Check, Deferred, Formed, Paused, Granted, Stopped, Closed)
+Decision = Dispatch | Check | Placed | Deferred | Formed | Paused | Granted | Stopped | Closed
+DECISIONS = (Dispatch, Check, Placed, Deferred, Formed, Paused, Granted, Stopped, Closed)
 """Commands that change the machine's state: they are written behind the event that led to them."""
 Line = Event | Decision
 """What a line of the journal may hold."""
@@ -403,7 +442,7 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     unit: _JournalUnit
 
 
-_Written = Event | _Dispatch | Check | Deferred | Formed | Paused | Closed
+_Written = Event | _Dispatch | Check | Placed | Deferred | Formed | Paused | Closed
 _SHORT = (Done, Proposed, Exhausted)
 """Facts that leave out default values, of which 0.0 is one."""
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hopyard.core.runs import faults
+from hopyard.core.runs import faults, order
 from hopyard.core.runs.events import Closed, Delete, Exhausted, Extended, Granted, Keep, Paused, Proposed, Stopped
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
@@ -27,7 +27,7 @@ def propose(run: RunRecord, event: Proposed) -> None:
         )
     trial = run.trials[number] = TrialRecord(number, event.config, run.search.propose(number))
     trial.count, trial.attributes = event.count, event.attributes
-    trial.offset = number if event.offset < 0 else event.offset
+    trial.offset = order.start(number, run.spec) if event.offset < 0 else event.offset
     run.open += 1
     run.scheduler.estimate(trial)
     run.scheduler.offer(trial)

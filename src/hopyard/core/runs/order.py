@@ -7,6 +7,9 @@ Nothing here knows about workers, so nothing that follows from it can depend on 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
+
+from hopyard.spec import RunSpec
 
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
@@ -55,9 +58,27 @@ def shard(rows: int, size: int, rank: int) -> tuple[int, int]:
     return first, first + each + (rank < more)
 
 
+@lru_cache(16)
+def spread(partitions: int) -> tuple[int, ...]:
+    """Return a permutation of the partitions of which every beginning is spread over all of them.
+
+    Source: van der Corput, "Verteilungsfunktionen", Proc. Akad. Amsterdam 38, 1935: the sequence of base 2 (numbers
+    with their bits reversed), scaled to the partitions and without what comes again.
+    """
+    bits = (partitions - 1).bit_length()
+    reversed_bits = (sum((number >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for number in range(1 << bits))
+    return tuple(dict.fromkeys(number * partitions >> bits for number in reversed_bits))
+
+
+def start(trial: int, spec: RunSpec) -> int:
+    """Return where in the rotation over the partitions a trial begins: at its number, or (`starts="spread"`) where the
+    permutation `spread` has it. Trials whose numbers follow each other begin far apart, so that each host has some."""
+    return spread(spec.partitions)[trial % spec.partitions] if spec.starts == "spread" else trial
+
+
 def visit(offset: int, step: int, partitions: int) -> tuple[int, int]:
     """Return (epoch, partition) that a trial visits after `step` partitions, by the Latin rotation (i + k) mod P. Its
-    offset i is its number, unless the search gave it another one.
+    offset i is its `start`, unless the search gave it another one.
 
     Source: Cerebro, VLDB 2020, §4; there the rotation is over workers, here over partitions.
     """

@@ -38,6 +38,7 @@ from hopyard.core.runs.events import (
     Left,
     Line,
     Paused,
+    Placed,
     Release,
     Replace,
     Stopped,
@@ -329,8 +330,12 @@ class Loop:
     def _formed(self, command: Formed) -> None:
         log.debug("workers %s train together", command.members)
 
+    def _placed(self, command: Placed) -> None:
+        log.debug("%s is home to %s", command.host, command.partitions)
+
     def _check(self, command: Check) -> None:
-        self._link.send(command.slot, Examine(command.trial, self.machine.trials[command.trial].config))
+        config = self.machine.trials[command.trial].config
+        self._link.send(command.slot, Examine(command.trial, config, command.partitions))
 
     def _release(self, command: Release) -> None:
         self._workers.release(command.slot, command.memory_key)
@@ -402,6 +407,7 @@ _RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
 _CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
     Dispatch: Loop._dispatch,
     Check: Loop._check,
+    Placed: Loop._placed,
     Formed: Loop._formed,
     GiveUp: Loop._give_up,
     Deferred: Loop._defer,

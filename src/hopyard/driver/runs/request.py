@@ -169,6 +169,7 @@ def run_spec(
         also=tuple(objectives[1:]) or msgspec.UNSET,
         exact=exact,
         void_epochs=True,
+        starts="spread",
         timeouts=timeouts,
         gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),

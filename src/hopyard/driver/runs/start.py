@@ -30,7 +30,7 @@ from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
-from hopyard.parallel import any_workers, parallel_of, whole_epochs
+from hopyard.parallel import any_workers, for_table, parallel_of
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
@@ -74,7 +74,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
                 'choose a metric of training such as "loss"'
             )
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
-        spec = whole_epochs(request.parallel, msgspec.structs.replace(request.spec, **sizes))
+        spec = for_table(request.parallel, msgspec.structs.replace(request.spec, **sizes), manifest.bytes)
         check_partitions(spec.stop, spec.epochs, spec.partitions)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
@@ -259,7 +259,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     machine = recovered[0]
     about, inputs = about_of(layout), request.inputs
     then, now = machine.spec, request.spec
-    now = whole_epochs(request.parallel, msgspec.structs.replace(now, partitions=then.partitions))
+    now = for_table(request.parallel, msgspec.structs.replace(now, partitions=then.partitions), 0)
     if (
         then.gang is not msgspec.UNSET
         and now.gang is not msgspec.UNSET
