@@ -21,9 +21,11 @@ from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import models
 from hopyard.agent.runs import worker as working
 from hopyard.agent.runs.checkpoints import CheckpointWriter
+from hopyard.agent.runs.costs import CostCounter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.data.partitions.supply import serve, supply
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import ModelInfo, Ref, RunSpec, Unit
@@ -114,6 +116,33 @@ def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(
     counter.seen.clear()
     it.worker.run(Unit(3, 0, "validate", 0, (0,), Ref(0, 2, 2)), CONFIG)
     assert [found for found in counter.seen if isinstance(found, str)][:3] == ["fetch", "validate", "compile"]
+
+
+def test_rows_that_a_unit_fetched_before_it_failed_are_in_the_next_answer(
+    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has the rows; what is fetched once counts once."""
+    it = bench(troubled, validation=4)
+    manifest = it.plan.manifest
+    sizes = [part.bytes for part in manifest.train]
+    entry = copy.copy(manifest)
+    monkeypatch.setattr("hopyard.data.partitions.cache.default_root", lambda: tmp_path / "cache of the host")
+    manifest.path = f"/nowhere/{manifest.key}"
+    supply(manifest, lambda name: serve(entry, name))
+    assert it.check().fetched_bytes == sizes[0] + manifest.validate[0].bytes
+    assert it.train(1, 0, 1).fetched_bytes == sizes[1]
+    assert isinstance(it.train(2, 2, config={**CONFIG, "at": 1, "do": "raise"}, trial=1), Failed)
+    assert it.train(3, 0).fetched_bytes == sizes[2]
+    assert it.train(4, 2).fetched_bytes == 0
+
+
+def test_memory_is_told_where_it_has_grown(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = bench()
+    assert it.train(1, 0).peak_bytes == 0, "the process is the driver's"
+    monkeypatch.setattr(it.worker, "_costs", CostCounter(it.plan.manifest, own_process=True))
+    peaks = iter([1000, 1009, 1011, 1000])
+    monkeypatch.setattr("hopyard.agent.runs.costs.peak_memory", lambda: next(peaks))
+    assert [it.train(lease, 0).peak_bytes for lease in range(2, 6)] == [1000, 0, 1011, 0]
 
 
 def test_another_slot_fetches_the_state(bench: Callable[..., Bench], counter: Counter) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from hopyard import meter
 from hopyard.agent.runs.checkpoints import CheckpointWriter
+from hopyard.agent.runs.costs import CostCounter, Costs
 from hopyard.agent.runs.faults import HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.members import alone, gathered
@@ -90,6 +91,7 @@ class Worker:
         self._peer: str | None = None
         """The peer that has the State of the current unit."""
         self._models = BuiltModels(plan)
+        self._costs = CostCounter(plan.manifest, own_process=not interruptible)
         self._warnings = WarningWatch(__name__)
         self.error: BaseException | None = None
         """What the last unit or check raised, inline; None: nothing. (In an agent it would hold a device's memory.)"""
@@ -120,9 +122,16 @@ class Worker:
         if self._member is not None and membership is not None:
             well = not any(isinstance(answer, (Failed, Broken, NoRoom)) for answer in answers)
             self._member.leave(unit.lease, well, reported=any(isinstance(a, (Failed, Broken)) for a in answers))
-        if warnings and answers and isinstance(answers[0], (Done, Failed)):
-            return [msgspec.structs.replace(answers[0], warnings=tuple(warnings)), *answers[1:]]
-        return answers
+        if not answers or not isinstance(first := answers[0], (Done, Failed)):
+            return answers
+        costs = self._new_costs() if isinstance(first, Done) else {}
+        return [msgspec.structs.replace(first, warnings=tuple(warnings), **costs), *answers[1:]]
+
+    def _new_costs(self) -> dict[str, int]:
+        """Return the fields of an answer that say what the driver does not know yet of the worker's costs."""
+        fetched, peak = costs = self._costs.news()
+        self._costs.told(costs)
+        return {"fetched_bytes": fetched, "peak_bytes": peak}
 
     def _answers(self, unit: Unit, config: Config, begin: float) -> Sequence[Answer]:
         try:
@@ -151,6 +160,8 @@ class Worker:
         built, hop, moved = self._prepare_model(unit, config, exchange)
         self._models.forget(unit.trial)
         rank, size, batch_size = 0, 1, built.batch_size
+        sent_before = 0 if exchange is None else exchange.sent
+        others: tuple[Costs, ...] = ()
         if exchange is not None:
             meter.enter("fetch")
             exchange.connect()
@@ -174,8 +185,10 @@ class Worker:
             built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
         if exchange is not None and size > 1:
-            parts = gathered(exchange, built.trainable, parts)
+            costs = self._costs.news()
+            parts, others = gathered(exchange, built.trainable, parts, costs if rank else (0, 0))
             if rank:
+                self._costs.told(costs)
                 self._models.hold(unit.trial, ref, self._part)
                 return []
         before = time.perf_counter()
@@ -194,6 +207,8 @@ class Worker:
             hop_seconds=round(hop, 6),
             hop_bytes=moved,
             model=self._models.news(unit, built),
+            exchanged_bytes=0 if exchange is None else exchange.sent - sent_before,
+            others=others if any(map(any, others)) else (),
         )
         return [done, *stored]
 
@@ -238,7 +253,9 @@ class Worker:
         self.error = None
         with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
             answer = Preflight(self.slot, self._plan, self._models, self._open, self._caught).check(trial, config)
-        return answer if isinstance(answer, NoRoom) else msgspec.structs.replace(answer, warnings=tuple(warnings))
+        if isinstance(answer, NoRoom):
+            return answer
+        return msgspec.structs.replace(answer, warnings=tuple(warnings), **self._new_costs())
 
     # ---------------------------------------------------------------- States
 
