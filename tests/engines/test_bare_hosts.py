@@ -81,6 +81,25 @@ def test_a_selection_gives_the_same_bits_on_hosts_that_share_nothing(
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"} and not losses(tmp_path / "run")
 
 
+def test_the_report_says_what_hosts_have_fetched(hosts: Hosts, tmp_path: Path) -> None:
+    """Rows that no host has before; then another run over the same, for which nothing is fetched twice."""
+    data = dataset(rows=252)
+    size, total = data.prepare().bytes, dict.fromkeys(hosts.names, 0)
+    for name in ("first", "second"):
+        met = hosts.shared / f"met {name}"
+        met.mkdir()
+        configs = [{**config, "at": 3, "do": f"meet {met}"} for config in MANY]
+        run = select(tmp_path / name, troubled, configs, data=data, engine=engine(hosts))
+        records = run.summary()["hosts"]
+        assert set(records) == set(_joined(tmp_path / name)) == {"alpha", "beta"}
+        for host, record in records.items():
+            total[host] += record["fetched_bytes"]
+            assert 0 < record["rows_bytes"] <= total[host] <= size and record["peak_bytes"] > 1 << 20
+            assert name == "second" or record["rows_bytes"] == record["fetched_bytes"]
+        assert sum(record["rows_bytes"] for record in records.values()) >= size
+        assert "\nHosts (" in run.report()
+
+
 LONG = pytest.mark.long
 
 
