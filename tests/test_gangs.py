@@ -63,6 +63,7 @@ def test_the_report_says_what_a_gang_has_exchanged(tmp_path: Path) -> None:
     done = [line for line in journal(run.directory) if isinstance(line, Done) and line.exchanged_bytes]
     (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
     assert formed.members[0] == done[0].slot
+    assert done[0].others[0][1] > 1 << 20, "the other member answers nothing itself"
     steps = sum(len(sizes(part.rows, 16)) for part in dataset().prepare().train)
     reduced = 2 * steps * (8 * parameters + 8)  # bytes of float64, in two epochs
     summary = run.summary()

@@ -255,14 +255,22 @@ print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=
 
 @LONG
 def test_a_gang_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    """Its members meet over the run's wire, and exchange gradients from host to host."""
+    """Its members meet over the run's wire, and exchange gradients from host to host. Each host fetches all rows that
+    train."""
+    data = dataset(rows=244)
     arguments: dict[str, Any] = {"epochs": 2, "parallel": hy.AllReduce()}
-    run = hy.fit(network, {"lr": 0.05}, dataset(), engine=engine(hosts), directory=tmp_path / "run", **arguments)
+    run = hy.fit(network, {"lr": 0.05}, data, engine=engine(hosts), directory=tmp_path / "run", **arguments)
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"}
     local = hy.fit(
-        network, {"lr": 0.05}, dataset(), engine=hy.Local(2, devices=None), directory=tmp_path / "local", **arguments
+        network, {"lr": 0.05}, data, engine=hy.Local(2, devices=None), directory=tmp_path / "local", **arguments
     )
     assert digests(run) == digests(local)
+    records = run.summary()["hosts"]
+    train = sum(part.bytes for part in data.prepare().train)
+    for record in records.values():  # validation runs on one of them
+        assert train <= record["fetched_bytes"] == record["rows_bytes"] <= data.prepare().bytes
+        assert record["exchanged_bytes"] == run.summary()["exchanged_bytes"] / 2 > 0
+        assert record["peak_bytes"] > 1 << 20
 
 
 @LONG
