@@ -136,7 +136,7 @@ def test_what_is_on_a_host_stays_there_without_a_driver():
     assert only(found["a"], workers=1, partitions=2, rows_bytes=400, fetched_bytes=400)
 
 
-@pytest.mark.parametrize(("seconds", "helps"), [(10, True), (100, False)])
+@pytest.mark.parametrize(("seconds", "helps"), [(8, True), (100, False)])
 def test_the_report_says_how_long_slots_idled_for_homes(seconds, helps):
     """One of two slots, for a second of so many."""
     spec = msgspec.structs.replace(SPEC, validation=0, copies=1)

@@ -21,7 +21,7 @@ from hopyard.core.runs.events import (
     Stopped,
 )
 from hopyard.core.runs.machine import fold
-from hopyard.sim.world import World, lengths
+from hopyard.sim.world import Host, World, lengths
 from hopyard.spec import Part, Ref, RunSpec, Unit
 from hopyard.stopping import ASHA
 from hopyard.views.timeline import chart
@@ -153,6 +153,19 @@ def test_it_agrees_with_the_simulated_world():
     assert found.parts == world.units
     assert found.idle() == pytest.approx(1 - sum(world.busy.values()) / (3 * makespan))
     assert found.redone == 0
+
+
+@pytest.mark.parametrize(("copies", "idles"), [(1, True), (None, False)])
+def test_hosts_agree_with_the_simulated_world(copies, idles):
+    """Eight partitions do not divide by three hosts."""
+    spec = RunSpec(epochs=2, partitions=8, validation=2, trials=9, copies=copies, starts="spread")
+    world = World(spec, 3, lengths(9, 0.1, 0.1, 0), keep=True, hosts=(Host(),) * 3)
+    world.run()
+    found = chart(world.journal)
+    assert sum(host.partitions for host in found.hosts.records.values()) == world.fetched
+    assert len(found.hosts.records) == 3
+    idle = found.slot_seconds() - found.busy()
+    assert 0.5 * idle < found.home_idle <= idle if idles else found.home_idle == 0
 
 
 def test_everything_ends_well_after_everything_happened(rough):

@@ -182,8 +182,8 @@ _CHANGES: dict[type[Any], Callable[[Hosts, Any], None]] = {
 }
 
 
-def plain(hosts: Hosts, sizes: Sizes) -> dict[str, dict[str, int | None]]:
-    """Return host → its record, as plain values."""
+def plain(hosts: Hosts, sizes: Sizes, most: int | None = None) -> dict[str, dict[str, int | None]]:
+    """Return host → its record, as plain values; of the first `most` by name, or all."""
     return {
         name: {
             "workers": host.workers,
@@ -196,20 +196,20 @@ def plain(hosts: Hosts, sizes: Sizes) -> dict[str, dict[str, int | None]]:
             "exchanged_bytes": host.exchanged_bytes,
             "peak_bytes": host.peak_bytes,
         }
-        for name, host in sorted(hosts.records.items())
+        for name, host in sorted(hosts.records.items())[:most]
     }
 
 
 def table(hosts: Hosts, sizes: Sizes, most: int = MOST) -> list[str]:
     """Return a line of headings and one line a host, in columns. Columns without any number are left out."""
     heads = ("host", "workers", "partitions", "rows", "moved", "States", "stored", "hopped", "exchanged", "peak")
-    records = list(plain(hosts, sizes).items())
-    columns = [[name for name, _ in records[:most]]]
-    columns += [[f"{record[key]:,}" for _, record in records[:most]] for key in ("workers", "partitions")]
+    records = plain(hosts, sizes, most)
+    columns = [list(records)]
+    columns += [[f"{record[key]:,}" for record in records.values()] for key in ("workers", "partitions")]
     for key in ("rows_bytes", "fetched_bytes", "states", "state_bytes", "hop_bytes", "exchanged_bytes", "peak_bytes"):
         shown: Callable[[int], str] = "{:,}".format if key == "states" else words.size
-        counts = [record[key] or 0 for _, record in records]
-        columns.append([shown(count) if count else "–" for count in counts[:most]] if any(counts) else [])
+        counts = [record[key] or 0 for record in records.values()]
+        columns.append([shown(count) if count else "–" for count in counts] if any(counts) else [])
     lines = [""] * (1 + len(columns[0]))
     for number, (head, column) in enumerate(zip(heads, columns, strict=True)):
         cells = [head, *column]
@@ -219,6 +219,6 @@ def table(hosts: Hosts, sizes: Sizes, most: int = MOST) -> list[str]:
                 f"{line}  {cell.rjust(width)}" if number else cell.ljust(width)
                 for line, cell in zip(lines, cells, strict=True)
             ]
-    if len(records) > most:
-        lines.append(f"and {words.count(len(records) - most, 'more host')}")
+    if (more := len(hosts.records) - len(records)) > 0:
+        lines.append(f"and {words.count(more, 'more host')}")
     return lines

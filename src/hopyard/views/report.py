@@ -23,7 +23,7 @@ DECISIONS = 50
 THIN = 0.01
 """The share of the wall time, and of a second, from which on the report says that there were fewer trials than workers.
 """
-HOMESICK = 0.05
+HOME_IDLE = 0.05
 """The share of slot time from which on, where slots idled for homes, the report names what helps."""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
@@ -315,7 +315,7 @@ def _idle_for_homes(timeline: Chart, machine: Machine) -> list[tuple[str, str]]:
     share = timeline.home_idle / max(timeline.home_idle, timeline.slot_seconds())
     text = f"{share:.1%} of the slots' time, in which trials waited for hosts that have their rows"
     copies = machine.spec.copies
-    if share > HOMESICK and copies is not None and machine.spec.members == 1:
+    if share > HOME_IDLE and copies is not None and machine.spec.members == 1:
         text += f"; parallel=hy.Hopper(copies={copies + 1}) gives each partition one more home"
     return [("idle for homes", f"{words.duration(timeline.home_idle)}, {text}")]
 
