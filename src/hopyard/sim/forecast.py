@@ -81,9 +81,7 @@ def predict(
         whole(name, value, 1)
     workers = sum(host.workers for host in hosts)
     if hosts and workers != slots:
-        raise SpecError(
-            f"hosts = {shown(hosts)} have {workers} workers, but there are {slots} slots; give slots={workers}"
-        )
+        raise SpecError(f"hosts = {shown(hosts)} have {workers} workers, so slots must be {workers}, got {slots}")
     if not seconds > 0:
         raise SpecError(f"seconds must be a number above 0, got {shown(seconds)}")
     spec = RunSpec(
