@@ -342,7 +342,8 @@ class Places:
     def _note_vacant(self, at: float) -> None:
         for kind, blocks in self._blocks.items() if self._started and self.active else ():
             for block, homes in enumerate(blocks.homes):
-                if block not in blocks.vacant and self._hosts[kind].keys().isdisjoint(homes):
+                known = block in blocks.vacant or not blocks.of
+                if not known and self._hosts[kind].keys().isdisjoint(homes):
                     blocks.vacant[block] = at
 
     def _below(self, host: str, kind: Kind) -> bool:
