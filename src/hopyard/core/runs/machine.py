@@ -8,9 +8,9 @@ versions would decide. The table at the end of this file holds every transition.
 their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in, `rungs`
 what a search decides by them, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is
 checked first, `gangs` which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next,
-`leases` whose answers count.
+`places` which host works on which partitions, `leases` whose answers count.
 
-A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
+A trial is a chain: State k, a unit over partition (s + k) mod P (`order.visit`), State k+1, … At most one unit of a
 trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
 used as soon as its `Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its
 `Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
