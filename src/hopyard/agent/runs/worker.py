@@ -25,8 +25,8 @@ from hopyard.core.messages import Broken, Membership, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
