@@ -23,6 +23,7 @@ from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import ModelInfo, Ref, RunSpec, Unit
@@ -248,6 +249,22 @@ class Full(LocalStore):
 def test_no_room_anywhere_is_no_fault_of_the_trial(bench: Callable[..., Bench], tmp_path: Path) -> None:
     it = bench(limit=0, store=Full(tmp_path / "full"))
     assert it.train(1, 0) == NoRoom(0, "no room for State 0-1-1", "store")
+
+
+def test_the_check_reads_the_partitions_that_it_is_given(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other one, which would be brought to this host."""
+    seen = set()
+
+    def opened(manifest: Any, kind: Any, partition: int) -> Any:
+        seen.add((kind, partition))
+        return open_partition(manifest, kind, partition)
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    it.worker.check(0, CONFIG, (3, 2))
+    assert seen == {("train", 3), ("validate", 2)}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.search.proposer import Proposer
-from hopyard.spec import Gang, Part, Ref, RunSpec, Timeouts
+from hopyard.spec import Gang, Part, PartitionRange, Ref, RunSpec, Timeouts
 from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
@@ -450,6 +450,32 @@ def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Call
         (0, None),  # it validates its own State
         (1, "tcp://here:1"),
     ]
+
+
+def test_the_rows_of_a_host_are_in_the_fact_of_its_first_worker(stage: Callable[..., Stage]) -> None:
+    """A host of which no worker is left is new."""
+    rows = (PartitionRange("train", 0, 2),)
+
+    def ready(slot: int, host: str) -> Ready:
+        return Ready(slot, host, 10 + slot, rows=rows)
+
+    it = stage([ready(0, "here"), ready(1, "here"), ready(2, "there")], [FIT], workers=3)
+    it.link.receives += [[Gone(0, "x"), ready(3, "here"), Gone(2, "x"), ready(4, "there")]]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    joined = {line.slot: line.rows for line in it.lines() if isinstance(line, Joined)}
+    assert joined == {0: rows, 1: (), 2: rows, 3: (), 4: rows}
+
+
+def test_a_unit_whose_partitions_are_at_home_elsewhere_passes_through(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent need not keep them open."""
+    it = stage([READY, Ready(1, "there", 11)], [FIT], workers=2, configs=2)
+    monkeypatch.setattr(it.machine.places, "at_home", lambda host, kind, partition: host == "here")
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert {slot: message.passing for slot, message in it.link.sent if isinstance(message, Work)} == {0: False, 1: True}
 
 
 def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:

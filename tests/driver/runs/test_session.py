@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +21,7 @@ from hopyard.cli import app
 from hopyard.core.runs.events import Checked, Done, Failed
 from hopyard.driver.runs import session
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import Batch
+from hopyard.spec import Batch, RunSpec
 from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, until
 
 LOCAL = hy.Local(workers=2, devices=None)
@@ -221,3 +222,27 @@ def test_warnings_are_counted_and_shown_once_with_their_place(
     assert 3 <= len(lines) <= 8  # each worker tells a trial's once
     again = hy.load(run.directory)
     assert f"Warnings\n  {line}\n" in again.report()
+
+
+HOMES = RunSpec(epochs=1, partitions=8, validation=0, copies=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "by_host", "message"),
+    [
+        (HOMES, 3, (1, 1, 1), r"8 partitions over 3 workers: .* 1\.12 of the least time.*partitions=9 .*copies=2"),
+        (HOMES, 5, (), r"8 partitions over 5 workers: .* 1\.25 .*partitions=10 "),
+        (HOMES, 4, (1, 1, 1, 1), ""),
+        (HOMES, 0, (3,), ""),
+        (HOMES, 6, (3, 3), ""),  # each host has 4 partitions, and its workers share them
+        (HOMES, 16, (), ""),  # more workers are other homes
+        (msgspec.structs.replace(HOMES, copies=2), 3, (1, 1, 1), ""),
+    ],
+)
+def test_partitions_that_do_not_divide_by_the_workers_are_said(
+    caplog: pytest.LogCaptureFixture, spec: RunSpec, workers: int, by_host: tuple[int, ...], message: str
+) -> None:
+    session._warn_of_uneven(spec, workers, by_host)
+    assert bool(caplog.messages) == bool(message)
+    if message:
+        assert re.search(message, caplog.messages[0])

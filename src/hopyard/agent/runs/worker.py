@@ -106,6 +106,8 @@ class Worker:
         self._loaded: dict[str, tuple[Ref, int]] = {}
         """Key → the State that the built model holds now, and whose part of it (`_part`)."""
         self._state_bytes: dict[str, int] = {}
+        self._checked = (0, 0)
+        """The training and the validation partition that the check reads."""
         self._warnings = WarningWatch(__name__)
         self.error: BaseException | None = None
         """What the last unit or check raised, inline; None: nothing. (In an agent it would hold a device's memory.)"""
@@ -252,9 +254,10 @@ class Worker:
 
     # ---------------------------------------------------------------- preflight
 
-    def check(self, trial: int, config: Config) -> Checked | NoRoom:
-        """Build the trial, run one batch of training and one of validation; report all faults together."""
-        self.error = None
+    def check(self, trial: int, config: Config, partitions: tuple[int, int] = (0, 0)) -> Checked | NoRoom:
+        """Build the trial, run one batch of training and one of validation, the first of these partitions; report all
+        faults together."""
+        self.error, self._checked = None, partitions
         with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
             answer = self._check(trial, config)
         return answer if isinstance(answer, NoRoom) else msgspec.structs.replace(answer, warnings=tuple(warnings))
@@ -379,7 +382,8 @@ class Worker:
         )
 
     def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
-        batch = next(iter(PartitionLoader(self._open(kind, 0), batch_size, None, 0)))
+        partition = self._checked[kind == "validate"]
+        batch = next(iter(PartitionLoader(self._open(kind, partition), batch_size, None, 0)))
         if batch.weights is not None and not batch.weights.any():
             batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
         return batch
