@@ -490,9 +490,13 @@ class Machine:
         if self.places.tick(event.at):
             self.scheduler.ask_again()
 
+    def _placed(self, line: Placed) -> None:
+        if self.places.place(line):
+            self.scheduler.gather()
+
     def _place(self, line: Placed) -> None:
         """Let a host be home to partitions."""
-        self.places.place(line)
+        self._placed(line)
         self._run.commands.append(line)
 
     def _check(self, check: Check) -> None:
@@ -562,7 +566,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Joined: lambda machine, event: machine._slots.join(event),
     Formed: lambda machine, line: machine.workers.form(line),
     Check: lambda machine, line: machine._preflight.begin(line),
-    Placed: lambda machine, line: machine.places.place(line),
+    Placed: Machine._placed,
     Checked: Machine._checked,
     Dispatch: Machine._dispatch,
     Done: Machine._done,

@@ -6,8 +6,8 @@ over it is first given out, or when it joins and has all rows of the block (`Pla
 host takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
 
 A block of which no home has a worker is *vacant*. Hosts below their share take vacant blocks at once, which is what a
-new host does. After `GRACE` seconds, in which a lost worker comes back, all hosts do. Where no block wants a home, a
-host below its share becomes another home of any block, so it does not idle.
+new host does. After `GRACE` seconds, in which a lost worker comes back, all hosts do, and divide the block among them.
+Where no training block wants a home, a host below its share becomes another home of any, so it does not idle.
 
 A home is a preference of the scheduler, never a condition of a unit: an agent fetches the rows that it lacks, so any
 agent can run any unit. `tiers` orders the blocks for a host; which of their trials it takes is `policy`'s choice.
@@ -42,10 +42,11 @@ class Blocks:
     """
 
     def __init__(self, partitions: int, count: int) -> None:
-        self.count = max(1, min(partitions, count))
+        self.cut = self.count = max(1, min(partitions, count))
+        """Into how many blocks the partitions were cut, and how many there are since some were divided."""
         self.bounds = [block * partitions // self.count for block in range(self.count + 1)]
         """Block b has the partitions bounds[b] … bounds[b + 1] − 1."""
-        self.of = [block for block in range(self.count) for _ in range(self.bounds[block], self.bounds[block + 1])]
+        self.of = self._of()
         """Partition → its block."""
         self.homes: list[tuple[str, ...]] = [()] * self.count
         """Hosts, the one that has been home for longest first; also those that have no worker at present."""
@@ -53,6 +54,26 @@ class Blocks:
         """Block → since when no home of it has a worker."""
         self.open: set[int] = set()
         """Those that have been vacant for `GRACE` seconds."""
+
+    def _of(self) -> list[int]:
+        return [block for block in range(self.count) for _ in range(self.bounds[block], self.bounds[block + 1])]
+
+    def size(self, block: int) -> int:
+        """Return how many partitions a block has."""
+        return self.bounds[block + 1] - self.bounds[block]
+
+    def divide(self, partition: int) -> bool:
+        """Let a block begin at this partition. Returns whether none did before."""
+        if partition in self.bounds:
+            return False
+        block = self.of[partition]
+        self.count += 1
+        self.bounds.insert(block + 1, partition)
+        self.homes.insert(block, self.homes[block])
+        self.of = self._of()
+        self.vacant = {n + shift: at for n, at in self.vacant.items() for shift in _moved(n, block)}
+        self.open = {n + shift for n in self.open for shift in _moved(n, block)}
+        return True
 
     def recut(self, count: int) -> Blocks:
         """Return the same partitions in so many blocks. A block has the homes that all of its partitions had."""
@@ -104,7 +125,7 @@ class Places:
         for kind, blocks in self._blocks.items():
             if not self.active:
                 self._blocks[kind] = Blocks(len(blocks.of), 1)
-            elif min(len(blocks.of), workers) > blocks.count:
+            elif min(len(blocks.of), workers) > blocks.cut:
                 self._blocks[kind] = blocks.recut(workers)
             self._blocks[kind].vacant.clear()
             self._blocks[kind].open.clear()
@@ -136,15 +157,19 @@ class Places:
             self._started = True
             self._note_vacant(at)
 
-    def place(self, line: Placed) -> None:
-        """Let a host be home to a block; homes that have no worker are no longer homes."""
-        blocks = self._blocks[line.partitions.kind]
-        for block in sorted({blocks.of[each] for each in range(line.partitions.first, line.partitions.end)}):
+    def place(self, line: Placed) -> bool:
+        """Let a host be home to partitions; their homes that have no worker are no longer homes. Returns whether that
+        divides a block."""
+        kind, first, end = line.partitions.kind, line.partitions.first, line.partitions.end
+        blocks = self._blocks[kind]
+        divided = [blocks.divide(partition) for partition in (first, end)]
+        for block in range(blocks.of[first], blocks.of[end - 1] + 1):
             others = [host for host in blocks.homes[block] if host in self._hosts and host != line.host]
             blocks.homes[block] = (*others, line.host)
             blocks.vacant.pop(block, None)
             blocks.open.discard(block)
         self._changed()
+        return any(divided)
 
     def tick(self, at: float) -> bool:
         """Let time pass. Returns whether blocks are for all hosts now that were not before."""
@@ -203,14 +228,15 @@ class Places:
 
     def run_length(self, host: str | None, partition: int, most: int) -> int:
         """Return how many consecutive training partitions, from this one on and at most so many, a unit on this host
-        covers: it ends where its home does. The partition's own block becomes one."""
+        covers: it ends where its home does. What `claim` takes becomes one."""
         blocks = self._blocks["train"]
         if not self.active or host is None:
             return most
-        count, own, partitions = 1, blocks.of[partition], len(blocks.of)
+        claimed, partitions = self._piece(host, "train", partition), len(blocks.of)
+        count = 1
         while count < most:
-            block = blocks.of[(partition + count) % partitions]
-            if block != own and host not in blocks.homes[block]:
+            following = (partition + count) % partitions
+            if following not in claimed and host not in blocks.homes[blocks.of[following]]:
                 break
             count += 1
         return count
@@ -224,8 +250,8 @@ class Places:
         if here := [each for each in partitions if host in blocks.homes[blocks.of[each]]]:
             return here
         ranked = [(rank, each) for each in partitions if (rank := self.rank(host, kind, blocks.of[each])) >= 0]
-        own = blocks.of[min(ranked)[1]] if ranked else -1
-        return [each for each in partitions if blocks.of[each] == own]
+        claimed = self._piece(host, kind, min(ranked)[1] if ranked else partitions[0])
+        return [each for each in partitions if each in claimed]
 
     def needed(self, partitions: Iterable[PartitionRange]) -> set[str]:
         """Return the hosts that are home to some of these partitions."""
@@ -247,8 +273,10 @@ class Places:
         already, or another host is."""
         if host is None or self.at_home(host, kind, partition):
             return None
-        block = self._blocks[kind].of[partition]
-        return self._placed(host, kind, block, at) if self.rank(host, kind, block) >= 0 else None
+        claimed = self._piece(host, kind, partition)
+        if not self._may(host, kind, partition):
+            return None
+        return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
         """Return the next block that becomes at home on a host, as it has all of its rows; None: there is no other. A
@@ -258,8 +286,9 @@ class Places:
             if len(has) == len(blocks.of) or not self._below(host, kind):
                 continue
             for block in self._wanting(host, kind):
-                if has.issuperset(range(blocks.bounds[block], blocks.bounds[block + 1])):
-                    return self._placed(host, kind, block, at)
+                whole = range(blocks.bounds[block], blocks.bounds[block + 1])
+                if has.issuperset(whole):
+                    return Placed(at=at, host=host, partitions=PartitionRange(kind, whole.start, whole.stop))
         return None
 
     def first(self, host: str, kind: Kind) -> int:
@@ -274,9 +303,19 @@ class Places:
 
     # ---------------------------------------------------------------- inside
 
-    def _placed(self, host: str, kind: Kind, block: int, at: float) -> Placed:
-        bounds = self._blocks[kind].bounds
-        return Placed(at=at, host=host, partitions=PartitionRange(kind, bounds[block], bounds[block + 1]))
+    def _may(self, host: str, kind: Kind, partition: int) -> bool:
+        return self.rank(host, kind, self._blocks[kind].of[partition]) >= 0
+
+    def _piece(self, host: str, kind: Kind, partition: int) -> range:
+        """Return the partitions that become at home on a host with this one: its block, or, where that is open to all
+        hosts, this host's part of it."""
+        blocks = self._blocks[kind]
+        block = blocks.of[partition]
+        first, end = blocks.bounds[block], blocks.bounds[block + 1]
+        if block in blocks.open and not self._below(host, kind):
+            size = -(-blocks.size(block) // len(self._hosts))
+            return range(partition, min(end, partition + size))
+        return range(first, end)
 
     def _changed(self) -> None:
         self._tiers.clear()
@@ -289,10 +328,28 @@ class Places:
                     blocks.vacant[block] = at
 
     def _below(self, host: str, kind: Kind) -> bool:
-        """Return whether the host has fewer blocks than its share."""
+        """Return whether the host has less than its share, up to half a block."""
         blocks = self._blocks[kind]
-        share = math.ceil((self._copies or 1) * blocks.count * self._hosts.get(host, 0) / max(1, self._workers))
-        return sum([host in homes for homes in blocks.homes]) < min(share, blocks.count)
+        return self._blocks_of(host, blocks) + 0.5 < min(self._share(host, blocks), blocks.cut)
+
+    def _share(self, host: str, blocks: Blocks) -> int:
+        return math.ceil((self._copies or 1) * blocks.cut * self._hosts.get(host, 0) / max(1, self._workers))
+
+    def _blocks_of(self, host: str, blocks: Blocks) -> float:
+        """Return how many undivided blocks the partitions at home on a host amount to."""
+        has = sum([blocks.size(block) for block, homes in enumerate(blocks.homes) if host in homes])
+        return has * blocks.cut / max(1, len(blocks.of))
+
+    def _shared(self, host: str, kind: Kind) -> set[int]:
+        """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
+        those of hosts that have more than their share by a block, or, where it has less than its own, any."""
+        blocks = self._blocks[kind]
+        excess = {each: self._blocks_of(each, blocks) - self._share(each, blocks) for each in self._hosts}
+        if kind == "validate" or excess[host] >= 0.5:
+            return set()
+        rich = {each for each in self._hosts if excess[each] >= 1}
+        of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
+        return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())
 
     def _wanting(self, host: str, kind: Kind) -> list[int]:
         """Return the blocks that another host than their homes may take: those with the fewest homes first."""
@@ -306,11 +363,9 @@ class Places:
         if not self.active or host is None:
             return (everything,)
         here = [block for block in everything if host in blocks.homes[block]]
-        if not self._below(host, kind):
-            return tuple(here), (), tuple(sorted(blocks.open.difference(here)))
-        wanting = self._wanting(host, kind)
-        if not wanting:  # it joined when every block had its homes
-            return tuple(here), (), tuple([block for block in everything if block not in here])
+        wanting = self._wanting(host, kind) if self._below(host, kind) else []
+        if not wanting:
+            return tuple(here), (), tuple(sorted((blocks.open | self._shared(host, kind)).difference(here)))
         least = len(self.homes(kind, wanting[0]))
         first = [block for block in wanting if len(self.homes(kind, block)) == least]
         beside = {(block + step) % blocks.count for block in here for step in (-1, 1)}
@@ -321,6 +376,11 @@ class Places:
             tuple([block for block in first if block not in taken]),
             tuple([block for block in wanting if block not in taken and block not in first]),
         )
+
+
+def _moved(block: int, divided: int) -> tuple[int, ...]:
+    """Return by how much the number of a block grows as another one is divided; that one itself becomes two."""
+    return (0, 1) if block == divided else (int(block > divided),)
 
 
 def uneven(partitions: int, workers: int) -> tuple[float, int]:

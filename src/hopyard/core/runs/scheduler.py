@@ -120,6 +120,10 @@ class Scheduler:
         if idle:
             self._idle_of.setdefault(slot.home, {})[slot.id] = None
 
+    def gather(self) -> None:
+        """Gather what waits anew, as blocks have other numbers."""
+        self._rebuild = True
+
     def ask_again(self) -> None:
         """Offer all that waits to the idle slots again, as homes have changed."""
         if self._places.active:
@@ -372,6 +376,8 @@ class Scheduler:
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
         """Return what an idle slot takes of what waits: the oldest validation, else the longest trial. Gangs train
         first, where others can validate."""
+        if self._rebuild:  # the assignment before this one has divided a block
+            self._enqueue()
         trial = self._longest(slot) if slot.trains else None
         if trial is not None and self._helped(slot):
             return self._train(slot, trial)
