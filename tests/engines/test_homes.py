@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+from gang_jobs import network
 from homes import moved, stored
 from hopyard.core.runs.events import Done, Joined
 from hosts import FIVE, Hosts
@@ -61,6 +62,34 @@ def test_rows_come_to_their_homes_once(hosts: Hosts, tmp_path: Path, count: int,
     assert moved(table, tmp_path / "run") - first <= 0.1
     assert stored(table, hosts.fetched(table).values()) - stored(table, before.values()) <= 0.1
     assert digests(longer) == digests(hy.resume(tmp_path / "local", epochs=3))
+
+
+@LONG
+def test_a_host_is_home_in_proportion_to_its_workers(hosts: Hosts, tmp_path: Path) -> None:
+    """And they share what it fetches."""
+    data = dataset(partitions=12, rows=4002)
+    engine = hy.Hosts(["alpha:2", "beta:1"], ssh=hosts.ssh)
+    run = select(tmp_path / "run", configs=MANY, data=data, engine=engine, parallel=hy.Hopper(copies=1))
+    table = data.prepare()
+    rows = {name: stored(table, [names]) for name, names in hosts.fetched(table).items() if names}
+    assert rows.keys() == {"alpha", "beta"} and 0.6 < rows["alpha"] / sum(rows.values()) < 0.75
+    assert 1.0 <= sum(rows.values()) <= 1.1 and moved(table, tmp_path / "run") <= 1.1
+    assert digests(run) == digests(select(tmp_path / "inline", configs=MANY, data=data))
+
+
+@LONG
+def test_a_gang_over_several_hosts_has_no_homes(hosts: Hosts, tmp_path: Path) -> None:
+    """Each of its hosts fetches what it visits, and a second run moves nothing."""
+    data = dataset(partitions=4, rows=4003)
+    how: dict[str, Any] = {"configs": CONFIGS[:2], "data": data, "recipe": network}
+    how["parallel"] = hy.Hopper(gang=2, copies=1)
+    engine = hy.Hosts(["alpha:1", "beta:1"], ssh=hosts.ssh)
+    expected = digests(select(tmp_path / "local", engine=hy.Local(2, devices=None), **how))
+    for name, most in (("run", 2.1), ("again", 0.1)):
+        assert digests(select(tmp_path / name, engine=engine, **how)) == expected
+        assert moved(data.prepare(), tmp_path / name) <= most
+    held = hosts.fetched(data.prepare())
+    assert all({f"train-{n:05d}" for n in range(4)} <= held[name] for name in ("alpha", "beta"))
 
 
 def test_hosts_that_join_one_after_another_fetch_nothing_twice(hosts: Hosts, tmp_path: Path) -> None:
