@@ -19,8 +19,10 @@ def stored(manifest: Manifest, hosts: Iterable[set[str]]) -> float:
 
 def moved(manifest: Manifest, directory: Path) -> float:
     """Bytes of rows that workers of a run have brought to their hosts, as its journal says."""
-    answers = [line for line in journal(directory) if isinstance(line, (Checked, Done))]
-    return sum(line.fetched_bytes for line in answers) / manifest.bytes
+    lines = journal(directory)
+    alone = sum(line.fetched_bytes for line in lines if isinstance(line, (Checked, Done)))
+    members = sum(fetched for line in lines if isinstance(line, Done) for fetched, _ in line.others)
+    return (alone + members) / manifest.bytes
 
 
 def fetched(cache: Path, manifest: Manifest) -> set[str]:

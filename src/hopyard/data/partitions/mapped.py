@@ -41,9 +41,13 @@ class Mapped:
 
     Args:
         limit: how many stay mapped.
+
+    Attributes:
+        fetched_bytes: of columns, of the partitions that this process has brought to this host.
     """
 
     def __init__(self, limit: int) -> None:
+        self.fetched_bytes = 0
         self._limit = limit
         self._columns: dict[tuple[Kind, int], Columns] = {}
         self._lock = threading.Lock()
@@ -110,6 +114,12 @@ def close_partition(manifest: Manifest, kind: Kind, partition: int) -> None:
         mapped.drop(kind, partition)
 
 
+def fetched_bytes(manifest: Manifest) -> int:
+    """Return the bytes of partitions of this Manifest that this process has brought to this host, columns only."""
+    mapped = MAPPED.get(id(manifest))
+    return 0 if mapped is None else mapped.fetched_bytes
+
+
 def rows_here(manifest: Manifest) -> tuple[PartitionRange, ...]:
     """Return the partitions of which this host has the rows, by the names of entries: no file is read."""
     if manifest.stored is None and Path(manifest.path, FILE).exists():
@@ -157,11 +167,16 @@ def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
 def _fetch_entry(manifest: Manifest, kind: Kind, partition: int) -> Manifest:
     """Return one partition that is elsewhere as an entry of this host's cache, pinned while the result lives."""
     key = f"{manifest.key}-{kind}-{partition:05d}"
+    make = partial(bring if manifest.stored is None else fetch, manifest=manifest, kind=kind, partition=partition)
+
+    def counted(directory: Path) -> Manifest:
+        entry = make(directory)
+        MAPPED[id(manifest)].fetched_bytes += entry.bytes
+        return entry
+
     if manifest.stored is None:
-        make = partial(bring, manifest=manifest, kind=kind, partition=partition)
-        return find_or_make(_host_root(""), key, make, CACHE_BYTES)
-    make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
-    return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
+        return find_or_make(_host_root(""), key, counted, CACHE_BYTES)
+    return find_or_make(_host_root(manifest.path), key, counted, manifest.stored.limit)
 
 
 def _host_root(preferred: str) -> Path:
