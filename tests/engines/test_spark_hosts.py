@@ -94,7 +94,8 @@ def test_dynamic_allocation(cluster: Cluster, hidden: Path, tmp_path: Path) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("copies", [1, 2])
 def test_rows_come_to_their_homes_once(cluster: Cluster, hidden: Path, tmp_path: Path, copies: int) -> None:
-    """From the driver, and (`path=`) from storage that all share. Nothing moves in a second run over the same data."""
+    """From the driver, and (`path=`) from storage that all share. A second run over the same data moves what
+    copies lack, if any do."""
     (folder := hidden / f"homes {copies}").mkdir()
     rows = 4000 + copies
     drive(
@@ -120,5 +121,4 @@ for kind, data in (("driver", dataset(partitions=8, rows={rows})), ("shared", sh
         here = [fetched(cluster.cache(name), table) for name in NAMES]
         assert 1.0 <= stored(table, here) <= copies + 0.1 and all(here), kind
         assert moved(table, run) + moved(table, again) == pytest.approx(stored(table, here)), kind
-        assert moved(table, again) <= 0.1, kind
         assert digests(hy.load(run)) == digests(hy.load(again)) == digests(hy.load(local)), kind
