@@ -197,8 +197,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             "threads": engine.threads,
             "data": job.manifest.digest,
         }
-        apart = 0 if spec.copies is None or len(engine.workers_by_host) == 1 else engine.workers
-        _warn_of_uneven(spec, apart, engine.workers_by_host)
+        apart = _workers_apart(engine, spec)
         began = (
             Resumed(
                 at=clock.now(),
@@ -282,18 +281,20 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         raise failure
 
 
-def _warn_of_uneven(spec: RunSpec, workers: int, by_host: Sequence[int]) -> None:
-    """Warn where partitions with one home each cannot keep all workers busy; 0: all are on one host. Workers of a host
-    share what is at home there."""
-    if spec.copies != 1 or not workers or spec.members > 1:
-        return
-    ratio, better = uneven(spec.partitions, workers // (math.gcd(*by_host) or 1))
-    if ratio > UNEVEN:
+def _workers_apart(engine: Engine, spec: RunSpec) -> int:
+    """Return by how many workers partitions are cut into blocks with a home each; 0: they have no homes. Warn where
+    such partitions cannot keep all workers busy. Workers of a host share what is at home there."""
+    by_host = () if spec.copies is None else engine.workers_by_host
+    if spec.copies is None or len(by_host) == 1:
+        return 0
+    ratio, better = uneven(spec.partitions, engine.workers // (math.gcd(*by_host) or 1))
+    if ratio > UNEVEN and spec.copies == 1 and spec.members == 1:
         log.warning(
             "%d partitions over %d workers: an epoch takes %.2f of the least time, as each partition has one home; "
             "partitions=%d of the Dataset divides evenly, and parallel=hy.Hopper(copies=2) gives each two homes",
-            *(spec.partitions, workers, ratio, better),
+            *(spec.partitions, engine.workers, ratio, better),
         )
+    return engine.workers
 
 
 def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:
