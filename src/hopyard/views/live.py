@@ -24,6 +24,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec
 from hopyard.text import escaped
 from hopyard.views import words
+from hopyard.views.hosts import Sizes
 from hopyard.views.picture import Moment, Picture, text_of
 from hopyard.views.timeline import Chart
 
@@ -45,6 +46,7 @@ class Table:
         console: where to draw; default: the terminal's standard error, so that a script's own output stays clean.
         clock: seconds since the epoch of Unix, the clock of the journal.
         stalls: returns the slots that make no progress.
+        sizes: bytes of the partitions by kind, where they are known.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class Table:
         *,
         clock: Callable[[], float] = time.time,
         stalls: Callable[[], Mapping[int, Stall]] = dict,
+        sizes: Sizes | None = None,
     ) -> None:
         self.spec = spec
         self._clock = clock
         self._stalls = stalls
+        self._sizes = sizes or {}
         self._stalled: Mapping[int, Stall] = {}
         """The result of `stalls` when it was last called."""
         self._chart = Chart(keep=False)
@@ -292,7 +296,7 @@ class Table:
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
-        moment = Moment(now, self._state(machine), self._stalled, self._decision)
+        moment = Moment(now, self._state(machine), self._stalled, self._decision, self._sizes)
         ended: list[Text] = []
         if self._closed and self._output == "notebook":
             ended += [text_of(f"warning: {line}", "yellow") for line in words.warned(machine, WARNINGS)]

@@ -17,6 +17,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
 from hopyard.text import escaped
 from hopyard.views import words
+from hopyard.views.hosts import Sizes, table
 from hopyard.views.timeline import Chart
 
 METRICS = 4
@@ -49,6 +50,8 @@ class Moment:
     """The slots that make no progress."""
     decision: Paused | Granted | Stopped | None
     """What the search decided last."""
+    sizes: Sizes
+    """Bytes of the partitions, for the table of hosts."""
 
 
 class Picture:
@@ -66,10 +69,18 @@ class Picture:
 
     def lines(self, machine: Machine, moment: Moment, height: int, width: int) -> list[Grid | Text]:
         """Return the head, then as many trials (for one trial: epochs) as fit into `height` lines."""
-        rows = max(1, height - 5 - len(_troubles(machine, moment.now)) - (moment.decision is not None))
+        hosts = self._hosts(moment.sizes, height)
+        rows = max(1, height - 5 - len(_troubles(machine, moment.now)) - (moment.decision is not None) - len(hosts))
         fit = self.spec.trials == 1
         body = self._fit(machine, moment, rows) if fit else self._search(machine, moment, rows, width)
-        return [self._head(machine, moment), *body]
+        return [self._head(machine, moment), *body, *hosts]
+
+    def _hosts(self, sizes: Sizes, height: int) -> list[Text]:
+        """Return the table of hosts, where they are several, in at most a third of the height."""
+        hosts, most = self._chart.hosts, height // 3 - 2
+        if len(hosts.records) < 2 or most < 1:
+            return []
+        return [text_of(line, "dim", no_wrap=True, overflow="ellipsis") for line in table(hosts, sizes, most)]
 
     def scale(self, machine: Machine) -> str:
         """Return `6 trials × 3 epochs`."""

@@ -52,6 +52,8 @@ LINES = [
     Dispatch(at=2.0, slot=3, unit=Unit(4, 1, "fold", 0, (), None)),
     Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, hop_bytes=5, values={"auc": 0.5}),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, model=ModelInfo("", 8, True)),
+    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, fetched_bytes=1, exchanged_bytes=2, others=((3, 4), (0, 5))),
+    Checked(at=2.0, slot=3, trial=0, faults=(), names=("loss",), fetched_bytes=1, peak_bytes=2),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, values={"c": math.inf}, warnings=WARNED),
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
     Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…", warnings=WARNED),
