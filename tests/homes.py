@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hopyard.core.runs.events import Checked, Done
+import hopyard as hy
 from hopyard.data.manifest import Manifest, folder_name
-from jobs import journal
 
 
 def stored(manifest: Manifest, hosts: Iterable[set[str]]) -> float:
@@ -18,11 +17,8 @@ def stored(manifest: Manifest, hosts: Iterable[set[str]]) -> float:
 
 
 def moved(manifest: Manifest, directory: Path) -> float:
-    """Bytes of rows that workers of a run have brought to their hosts, as its journal says."""
-    lines = journal(directory)
-    alone = sum(line.fetched_bytes for line in lines if isinstance(line, (Checked, Done)))
-    members = sum(fetched for line in lines if isinstance(line, Done) for fetched, _ in line.others)
-    return (alone + members) / manifest.bytes
+    """Bytes of rows that workers of a run have brought to their hosts, as its report says."""
+    return sum(host["fetched_bytes"] for host in hy.load(directory).summary()["hosts"].values()) / manifest.bytes
 
 
 def fetched(cache: Path, manifest: Manifest) -> set[str]:
