@@ -114,6 +114,17 @@ def test_the_rows_of_a_host(manifest: Manifest, tmp_path: Path, monkeypatch: pyt
     assert rows_here(there)[:3] == tuple(PartitionRange("train", first, end) for first, end in ranges)
 
 
+def test_a_host_that_may_not_look_for_the_entry_brings_its_rows(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a folder of the driver's path that belongs to another user there ended all units, as did any error."""
+    there = msgspec.structs.replace(elsewhere(manifest, monkeypatch, tmp_path), path=f"/{'x' * 300}/{manifest.key}")
+    supply(there, lambda name: serve(manifest, name))
+    assert rows_here(there) == ()
+    open_partition(there, "train", 0)
+    assert rows_here(there) == (PartitionRange("train", 0, 1),)
+
+
 def test_a_partition_that_was_closed_can_be_evicted(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,12 +123,14 @@ def fetched_bytes(manifest: Manifest) -> int:
 
 def rows_here(manifest: Manifest) -> tuple[PartitionRange, ...]:
     """Return the partitions of which this host has the rows, by the names of entries: no file is read."""
-    if manifest.stored is None and Path(manifest.path, FILE).exists():
+    if manifest.stored is None and _sees_entry(manifest):
         ends = {"train": len(manifest.train), "validate": len(manifest.validate)}
         return tuple(PartitionRange(kind, 0, end) for kind, end in ends.items() if end)  # type: ignore[arg-type]
-    root = _host_root(manifest.path if manifest.stored is not None else "")
+    names: list[str] = []
+    with suppress(OSError):  # where no cache can be, the first fetch says why
+        names = [path.name for path in _host_root(manifest.path if manifest.stored is not None else "").iterdir()]
     pattern = re.compile(rf"{re.escape(manifest.key)}-(train|validate)-(\d{{5,}})")
-    entries = sorted((found[1], int(found[2])) for path in root.iterdir() if (found := pattern.fullmatch(path.name)))
+    entries = sorted((found[1], int(found[2])) for name in names if (found := pattern.fullmatch(name)))
     ranges: list[PartitionRange] = []
     for kind, partition in entries:
         if ranges and ranges[-1].kind == kind and ranges[-1].end == partition:
@@ -142,7 +145,7 @@ def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
     rows, entry, number = parts[partition].rows, manifest, partition
-    if manifest.stored is not None or (id(manifest) in SUPPLIES and not Path(manifest.path, FILE).exists()):
+    if manifest.stored is not None or (id(manifest) in SUPPLIES and not _sees_entry(manifest)):
         entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
@@ -162,6 +165,13 @@ def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
             f"makes it anew"
         ) from error
     return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
+
+
+def _sees_entry(manifest: Manifest) -> bool:
+    """Return whether this process sees the driver's entry. Another user's folder of that path may be closed to it."""
+    with suppress(OSError):
+        return Path(manifest.path, FILE).exists()
+    return False
 
 
 def _fetch_entry(manifest: Manifest, kind: Kind, partition: int) -> Manifest:
