@@ -252,7 +252,8 @@ class Machine:
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
         slot, trial = self.slots[line.slot], self.trials[unit.trial]
-        self.places.start(line.at)
+        if self.places.active:
+            self.places.start(line.at)
         slot.busy, slot.used = unit.lease, True
         slot.together = bool(slot.members) and unit.kind == "train"
         if slot.together:
@@ -515,8 +516,10 @@ class Machine:
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
-        if kind != "fold" and (placed := self.places.claim(slot.home, kind, partitions[0], self._run.at)) is not None:
-            self._place(placed)
+        if self.places.active and kind != "fold":
+            placed = self.places.claim(slot.home, kind, partitions[0], self._run.at)
+            if placed is not None:
+                self._place(placed)
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
         if kind == "fold":
