@@ -46,7 +46,7 @@ def validated(run: RunRecord, trial: TrialRecord, epoch: int, parts: Sequence[Pa
         return
     for part in parts:
         record.validate[part.partition] = part.sums
-    run.scheduler.learn_validation(trial, sum([part.seconds for part in parts]), len(parts))
+    run.estimates.learn_validation(trial, sum([part.seconds for part in parts]), len(parts))
     _close(run, trial, epoch, record)
 
 

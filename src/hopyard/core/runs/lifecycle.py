@@ -29,7 +29,7 @@ def propose(run: RunRecord, event: Proposed) -> None:
     trial.count, trial.attributes = event.count, event.attributes
     trial.offset = order.start(number, run.spec) if event.offset < 0 else event.offset
     run.open += 1
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
     run.scheduler.offer(trial)
 
 
@@ -155,7 +155,7 @@ def grant(run: RunRecord, line: Granted) -> None:
     trial.target, trial.paused, trial.reason = line.target, False, line.reason
     if not trial.lease:
         trial.status = "waiting"
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
     run.scheduler.offer(trial)
 
 
@@ -186,7 +186,7 @@ def stop(run: RunRecord, line: Stopped) -> None:
     trial.stopped, trial.paused, trial.reason = True, False, line.reason
     if not trial.lease:
         trial.status = "stopped"
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
     run.scheduler.offer(trial)  # where it makes its last State again
     repair(run, trial)  # its last State may have been lost while a unit had it
     complete(run, trial)
@@ -274,7 +274,7 @@ def _extend(run: RunRecord, trial: TrialRecord) -> None:
     if trial.ended:
         trial.ended, trial.status = False, "waiting"
         run.open += 1
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
     run.scheduler.offer(trial)
 
 
@@ -295,7 +295,7 @@ def _rewind(run: RunRecord, trial: TrialRecord) -> None:
     trial.step = trial.durable_step
     trial.queue_version += 1
     trial.status = "waiting"
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
     run.scheduler.offer(trial)
 
 
@@ -330,7 +330,7 @@ def _end(run: RunRecord, trial: TrialRecord) -> None:
     trial.ended = True
     run.search.end(trial)
     trial.queue_version += 1
-    run.scheduler.estimate(trial)
+    run.estimates.renew(trial)
 
 
 def _close(run: RunRecord, trial: TrialRecord) -> None:

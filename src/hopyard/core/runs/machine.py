@@ -39,7 +39,6 @@ from hopyard.core.runs.events import (
     Closed,
     Command,
     Deferred,
-    Delete,
     Dispatch,
     Done,
     Durable,
@@ -76,7 +75,7 @@ from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.core.runs.slots import Slots
 from hopyard.core.runs.states import retention
-from hopyard.core.runs.states.durability import Durability
+from hopyard.core.runs.states.storing import Storing
 from hopyard.spec import Ref, RunSpec, Unit, Warned
 
 
@@ -105,6 +104,7 @@ class Machine:
         self._preflight = Preflight(self._run, self._retries)
         self.workers = Gangs(self._run)
         self._slots = Slots(self._run, self.workers, self._retries, self._preflight)
+        self._storing = Storing(self._run, self.workers, self._retries)
         self.trials = self._run.trials
         self.slots = self._run.slots
         self.leases = self._run.leases
@@ -112,7 +112,7 @@ class Machine:
         self.scheduler = self._run.scheduler
         self.search = self._run.search
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
-        self.defects: list[str] = []
+        self.defects = self._storing.defects
         self.warnings = self._run.warnings
         self._finishing = False
         """`Finish` was commanded."""
@@ -329,7 +329,7 @@ class Machine:
         if step % partitions == 0:
             run.durability.expect(ref, slot.id, event.at, trial.patience)
         slot.memory_only.add(trial.id)
-        run.scheduler.learn(trial, sum([part.seconds for part in event.parts]), len(event.parts))
+        run.estimates.learn(trial, sum([part.seconds for part in event.parts]), len(event.parts))
         retention.release_memory(trial, previous_step, partitions, run.slots, run.commands)
         run.scheduler.offer(trial)
         epochs.trained(run, trial, unit.epoch, event.parts)
@@ -351,65 +351,6 @@ class Machine:
             lifecycle.requeue(self._run, trial, unit)
             lifecycle.fail(self._run, trial, event.fault, event.error, event.trace)
 
-    # ---------------------------------------------------------------- States are stored, or not
-
-    def _durable(self, event: Durable) -> None:
-        ref = event.ref
-        trial = self.trials.get(ref.trial)
-        if trial is None:
-            return
-        run, partitions = self._run, self._run.spec.partitions
-        run.durability.stored(event.slot, event.at)
-        if not ref.step % partitions:
-            run.durability.settled(ref)
-        trial.unstored = 0
-        earlier_digest = trial.seal(ref.step, event.digest, partitions)
-        if earlier_digest != event.digest:
-            self._defect(
-                f"trial {ref.trial}, step {ref.step} was done again and gave another State: digest "
-                f"{event.digest[:16]} after {earlier_digest[:16]}"
-            )
-        state = trial.states.get(ref.step)
-        if state is None or state.ref != ref:
-            run.commands.append(Delete(ref))
-            return
-        state.digest, state.bytes, state.sealed = event.digest, event.bytes, run.leases.last
-        if state.parked:
-            self._retries.unpark(trial, state)
-        lifecycle.advance(run, trial)
-
-    def _defect(self, text: str) -> None:
-        self.defects.append(text)
-        blame = "The recipe is not deterministic, or Hopyard is at fault; the newer State is used"
-        self._run.commands.append(Warn(f"defect: {text}. {blame}", defect=True))
-
-    def _forgotten(self, event: Forgotten) -> None:
-        """Treat the State as if its maker were gone: the maker no longer has it, and did not store it."""
-        trial = self.trials.get(event.ref.trial)
-        state = None if trial is None else trial.states.get(event.ref.step)
-        if trial is None or state is None or state.ref != event.ref or state.maker != event.slot or state.digest:
-            return
-        state.memory_key, state.maker = "", -1
-        self._run.durability.settled(event.ref)
-        self._retries.unpark(trial, state)
-        lifecycle.repair(self._run, trial)
-
-    def _store_away(self, event: StoreAway) -> None:
-        if (slot := self.workers.record(event.slot)) is not None:
-            slot.away, slot.away_since = event.error, event.at
-            self._run.durability.away(event.slot, event.at)
-
-    def _store_back(self, event: StoreBack) -> None:
-        """Wake the trials that wait for the store."""
-        slot = self.workers.record(event.slot)
-        if slot is None or not slot.away:
-            return
-        slot.away = ""
-        self._run.durability.back(event.slot, event.at)
-        for trial in self.trials.values():
-            if trial.until and trial.waits_for.startswith("store:"):
-                self._retries.wake(trial)
-
     # ---------------------------------------------------------------- slots and drivers go
 
     def _lost(self, event: Lost | Left) -> None:
@@ -420,36 +361,8 @@ class Machine:
         self.status = self._slots.replace(number, reason, fault) or self.status
 
     def _resumed(self, event: Resumed) -> None:
-        run = self._run
-        run.rules = event.rules
-        run.search.resumed(event.at, run.before)
-        if event.timeouts is not None:
-            if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
-                for trial in self.trials.values():
-                    trial.patience = 1.0
-            run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
-        units = [unit for _, unit in self.leases.standing().values()]
-        self.leases.clear()
-        self.slots.clear()
-        self.workers.clear()
-        if event.members:
-            self.workers.resize(event.members)
-        self.places.begin(event.workers, run.spec.members)
-        run.scheduler.clear()
-        self._preflight.clear()
-        for unit in units:
-            lifecycle.requeue(run, self.trials[unit.trial], unit)
-        for trial in self.trials.values():
-            lifecycle.lose_workers(run, trial)
-            if trial.until:  # the user who resumed has waited
-                self._retries.wake(trial)
-            lifecycle.repair(run, trial)
-        self._retries.clear()
-        run.durability = Durability(run.spec.timeouts.durable_timeout)
-        deleted = set(event.gone)
-        for trial in self.trials.values() if deleted else ():
-            lifecycle.lose_states(run, trial, deleted)
-        if run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
+        self._slots.renew(event)
+        if self._run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
             self.status, self._finishing = "running", False
 
     def _retried(self, event: Retried) -> None:
@@ -573,11 +486,11 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Checked: Machine._checked,
     Dispatch: Machine._dispatch,
     Done: Machine._done,
-    Durable: Machine._durable,
+    Durable: lambda machine, event: machine._storing.durable(event),
     Failed: Machine._failed,
-    Forgotten: Machine._forgotten,
-    StoreAway: Machine._store_away,
-    StoreBack: Machine._store_back,
+    Forgotten: lambda machine, event: machine._storing.forgotten(event),
+    StoreAway: lambda machine, event: machine._storing.away(event),
+    StoreBack: lambda machine, event: machine._storing.back(event),
     Deferred: lambda machine, line: machine._retries.defer(line),
     Paused: lambda machine, line: lifecycle.pause(machine._run, line),
     Granted: lambda machine, line: lifecycle.grant(machine._run, line),

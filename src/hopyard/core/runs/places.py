@@ -2,7 +2,7 @@
 
 **Rules.** The partitions of each kind, training and validation, are cut into *blocks* of consecutive ones, as many as
 the engine has workers. A host works on the blocks that are at home there. It becomes the home of a block when a unit
-over it is first given out, or when it joins and has all rows of the block (`Placed`). A block has `copies` homes, and a
+over it is first given out, or when it joins with most of its rows (`Placed`). A block has `copies` homes, and a
 host takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
 
 A block of which no home has a worker is *vacant*. Hosts below their share take vacant blocks at once, which is what a
@@ -295,16 +295,20 @@ class Places:
         return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
-        """Return the next block that becomes at home on a host, as it has all of its rows; None: there is no other. A
-        host that has all rows waits for its first units, as any block will do for it."""
+        """Return the next block that becomes at home on a host, as it has most of its rows; None: there is no other. A
+        host that has all rows of the table waits for its first units, as any block will do for it."""
         for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
             has = {n for each in self._rows.get(host, ()) if each.kind == kind for n in range(each.first, each.end)}
             if len(has) == len(blocks.of) or not self._below(host, kind):
                 continue
-            for block in self._wanting(host, kind):
-                whole = range(blocks.bounds[block], blocks.bounds[block + 1])
-                if has.issuperset(whole):
-                    return Placed(at=at, host=host, partitions=PartitionRange(kind, whole.start, whole.stop))
+            shares = {
+                block: sum(n in has for n in range(blocks.bounds[block], blocks.bounds[block + 1])) / blocks.size(block)
+                for block in self._wanting(host, kind)
+            }
+            block = max(shares, key=shares.__getitem__, default=-1)
+            if shares.get(block, 0) > 0.5:
+                first, end = blocks.bounds[block], blocks.bounds[block + 1]
+                return Placed(at=at, host=host, partitions=PartitionRange(kind, first, end))
         return None
 
     def first(self, host: str, kind: Kind) -> int:

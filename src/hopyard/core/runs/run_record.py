@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from hopyard.core.runs.estimates import Estimates
 from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.places import Places
@@ -23,6 +24,7 @@ class RunRecord:
         slots: number → SlotRecord, for those that are there.
         leases: who works on what, and until when.
         places: which partitions are at home on which host.
+        estimates: how long trials take.
         scheduler: what waits, and which slots are idle.
         search: which trials train, wait, or await a decision of the search.
         durability: which States must still be stored, and until when.
@@ -42,7 +44,8 @@ class RunRecord:
         self.slots: dict[int, SlotRecord] = {}
         self.leases = Leases()
         self.places = Places(spec)
-        self.scheduler = Scheduler(spec, self.trials, self.slots, self.places)
+        self.estimates = Estimates()
+        self.scheduler = Scheduler(spec, self.trials, self.slots, self.places, self.estimates)
         self.search = Search(spec, self.trials, self.slots)
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0

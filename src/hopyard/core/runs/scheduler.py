@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from hopyard.core.runs import order, policy
+from hopyard.core.runs.estimates import Estimates
 from hopyard.core.runs.places import Places, Tiers
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.states import retention
@@ -26,8 +27,6 @@ BEYOND = 2
 """The first tier of `Places` beyond a host's share: what any host may take, if it has nothing else to do."""
 EVERYWHERE = (0,)
 """The blocks where partitions have no homes."""
-SMOOTH = 0.5
-"""Weight of the newest measurement in a trial's seconds per partition, for training and for validation."""
 
 
 class Assignment(NamedTuple):
@@ -41,13 +40,14 @@ class Assignment(NamedTuple):
 
 
 class Scheduler:
-    """Queues, idle slots and estimates of one run. Owner: `Machine`.
+    """Queues and idle slots of one run. Owner: `Machine`.
 
     Args:
         spec: the run's.
         trials: the machine's, by number.
         slots: the machine's, by number.
         places: the homes of the run's partitions.
+        estimates: how long its trials take.
 
     Attributes:
         idle: slots that have nothing to do and do not rest, in the order in which they became so.
@@ -58,7 +58,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord], places: Places
+        self,
+        spec: RunSpec,
+        trials: dict[int, TrialRecord],
+        slots: dict[int, SlotRecord],
+        places: Places,
+        estimates: Estimates,
     ) -> None:
         self.idle: dict[int, None] = {}
         self.isolated: dict[int, None] = {}
@@ -69,16 +74,12 @@ class Scheduler:
         self._trials = trials
         self._slots = slots
         self._places = places
+        self._estimates = estimates
         self._waiting = Waiting(trials)
         self._idle_of: dict[str | None, dict[int, None]] = {}
         """Host → its idle slots, where partitions have homes; None: gangs over several hosts."""
         self._folds: dict[tuple[int, int], None] = {}
         """(trial, epoch) whose arrays wait to be turned into values."""
-        self._remaining = 0.0
-        """Seconds of training left in all trials, by the newest estimates."""
-        self._work = 0.0
-        """Seconds of training done, in `_parts` partitions."""
-        self._parts = 0
         self.clear()
 
     def set_spec(self, spec: RunSpec) -> None:
@@ -181,37 +182,15 @@ class Scheduler:
         """Return (trial, epoch) whose arrays wait to be turned into values. For tests."""
         return list(self._folds)
 
-    # ---------------------------------------------------------------- how long things take
-
-    def learn(self, trial: TrialRecord, seconds: float, count: int) -> None:
-        """Learn that the trial trained on `count` partitions in so many seconds; its step has moved on already."""
-        each = seconds / count
-        trial.seconds += (each - trial.seconds) * (SMOOTH if trial.seconds else 1.0)
-        self._work += seconds
-        self._parts += count
-        remaining = (trial.target - trial.step) * trial.seconds
-        self._remaining += remaining - trial.remaining
-        trial.remaining = remaining
-
-    def learn_validation(self, trial: TrialRecord, seconds: float, count: int) -> None:
-        """Learn that the trial was validated on `count` partitions in so many seconds."""
-        each = seconds / count
-        trial.check_seconds += (each - trial.check_seconds) * (SMOOTH if trial.check_seconds else 1.0)
-
-    def estimate(self, trial: TrialRecord) -> None:
-        """Estimate how long the trial still takes; one without measurements is like the mean of the others."""
-        each = trial.seconds or (self._work / self._parts if self._parts else 1.0)
-        remaining = 0.0 if trial.ended else (trial.target - trial.step) * each
-        self._remaining += remaining - trial.remaining
-        trial.remaining = remaining
+    # ---------------------------------------------------------------- asked
 
     def _share(self) -> float:
         """Return the seconds of training that remain for each slot that trains."""
         if self.more:
             return math.inf
         if self._spec.members == 1:
-            return self._remaining / len(self._slots)
-        return self._remaining / max(1, sum([slot.trains for slot in self._slots.values()]))
+            return self._estimates.remaining / len(self._slots)
+        return self._estimates.remaining / max(1, sum([slot.trains for slot in self._slots.values()]))
 
     def _helped(self, slot: SlotRecord) -> bool:
         """Whether it is a gang, and there are workers without a gang for validations and folds."""

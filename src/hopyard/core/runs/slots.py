@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from hopyard.core.runs import lifecycle
-from hopyard.core.runs.events import Joined, Replace
+from hopyard.core.runs.events import Joined, Replace, Resumed
 from hopyard.core.runs.gangs import Gangs
 from hopyard.core.runs.preflight import Preflight, Verdict
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.states.durability import Durability
 
 
 class Slots:
@@ -40,6 +43,38 @@ class Slots:
         run.scheduler.set_idle(slot)
         run.scheduler.ask_again(event.host)
         run.search.changed = True
+
+    def renew(self, event: Resumed) -> None:
+        """Begin anew with the slots of another driver: those that were there are gone."""
+        run = self._run
+        run.rules = event.rules
+        run.search.resumed(event.at, run.before)
+        if event.timeouts is not None:
+            if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
+                for trial in run.trials.values():
+                    trial.patience = 1.0
+            run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
+        units = [unit for _, unit in run.leases.standing().values()]
+        run.leases.clear()
+        run.slots.clear()
+        self._workers.clear()
+        if event.members:
+            self._workers.resize(event.members)
+        run.places.begin(event.workers, run.spec.members)
+        run.scheduler.clear()
+        self._preflight.clear()
+        for unit in units:
+            lifecycle.requeue(run, run.trials[unit.trial], unit)
+        for trial in run.trials.values():
+            lifecycle.lose_workers(run, trial)
+            if trial.until:  # the user who resumed has waited
+                self._retries.wake(trial)
+            lifecycle.repair(run, trial)
+        self._retries.clear()
+        run.durability = Durability(run.spec.timeouts.durable_timeout)
+        deleted = set(event.gone)
+        for trial in run.trials.values() if deleted else ():
+            lifecycle.lose_states(run, trial, deleted)
 
     def set_idle(self, slot: SlotRecord) -> None:
         """Let the slot be idle from now on."""
