@@ -1,6 +1,9 @@
 """A selection on two hosts by ssh, which network namespaces play, beside `Local(2)`: the same work, so the same bits.
 
-    python benchmarks/bare_hosts.py [--repeats 3]   # some minutes; needs root, and an sshd or Debian's package of one
+    python benchmarks/bare_hosts.py [--repeats 3] [--homes]   # some minutes; needs root, and an sshd or its package
+
+With `--homes`: wall time of the same selection over 32 partitions with one home each (`hy.Hopper(copies=1)`) ÷ that
+with `copies=None`, in turns.
 
 Up: from the call of `select` until the agents of both hosts are ready, less two simultaneous logins that import torch.
 Efficiency: wall time from then on to the result ÷ that of `Local(2)`, on the long units of `efficiency.py`.
@@ -30,6 +33,9 @@ from hopyard.store.journal import read  # noqa: E402
 from hopyard.store.layout import Layout  # noqa: E402
 from hosts import Hosts  # noqa: E402
 
+MANY = 32
+"""Partitions, where each has a home."""
+
 
 def logins(hosts: Hosts, code: str) -> float:
     """Seconds of logins to all hosts at once that run this code."""
@@ -41,19 +47,22 @@ def logins(hosts: Hosts, code: str) -> float:
     return time.time() - began
 
 
-def selected(engine: Any, data: hy.Dataset, directory: Path) -> tuple[float, float, list[str]]:
+def selected(
+    engine: Any, data: hy.Dataset, directory: Path, trials: int = 16, epochs: int = 2, **more: Any
+) -> tuple[float, float, list[str]]:
     """(seconds until all workers are ready, seconds from then to the result, digests)"""
     began = time.time()
     run = hy.select(
         recipe,
         None,
         data,
-        search=hy.Configs(configs()),
-        epochs=2,
+        search=hy.Configs(configs()[:trials]),
+        epochs=epochs,
         metric="val_loss",
         mode="min",
         engine=engine,
         directory=directory,
+        **more,
     )
     lines = list(read(Layout(directory).journal, CODEC))
     joined = [line.at for line in lines if isinstance(line, Joined)]
@@ -62,12 +71,43 @@ def selected(engine: Any, data: hy.Dataset, directory: Path) -> tuple[float, flo
     return max(joined) - began, finished - max(joined), [trial.digest for trial in run.trials]
 
 
+def homes(folder: Path, repeats: int) -> None:
+    """Compare one home for each partition with rows that go everywhere."""
+    data = hy.Dataset.numpy(*make(int(SIZES["long"] * MANY / 0.8)), validation=0.2, partitions=MANY)
+    table = data.prepare()
+    hosts = Hosts(folder)
+    ratios: list[float] = []
+    try:
+        engine = hy.Hosts([f"{name}:1" for name in hosts.names], ssh=hosts.ssh)
+        for number in range(-1, repeats):  # the first time, rows come to the hosts
+            seconds: dict[int | None, float] = {}
+            digests = []
+            for copies in (1, None) if number % 2 else (None, 1):
+                how = {"trials": 6, "epochs": 1, "parallel": hy.Hopper(copies=copies)}
+                directory = folder / f"homes{number}{copies}"
+                _, seconds[copies], found = selected(engine, data, directory, **how)
+                hosts_of = hy.load(directory).summary()["hosts"].values()
+                moved = sum(host["fetched_bytes"] for host in hosts_of) / table.bytes
+                print(f"copies={copies}: {seconds[copies]:.2f} s, rows moved {moved:.2f} times the table", flush=True)
+                digests.append(found)
+            assert digests[0] == digests[1]
+            ratios += [seconds[1] / seconds[None]] if number >= 0 else []
+    finally:
+        hosts.close()
+    print(f"one home each / rows everywhere: {statistics.median(ratios):.3f} (at most 1.05)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--homes", action="store_true")
+    options = parser.parse_args()
+    repeats = options.repeats
     folder = Path(tempfile.mkdtemp())
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    if options.homes:
+        homes(folder, repeats)
+        return
     data = hy.Dataset.numpy(*make(int(SIZES["long"] * PARTITIONS / 0.8)), validation=0.2, partitions=PARTITIONS)
     data.prepare()
     hosts = Hosts(folder)

@@ -112,7 +112,8 @@ def plain(folder: Path, part: int) -> None:
         for epoch in range(EPOCHS):
             net.train()
             for step in range(PARTITIONS):
-                _, p = order.visit(trial, epoch * PARTITIONS + step, PARTITIONS)
+                first = order.spread(PARTITIONS)[trial % PARTITIONS]
+                _, p = order.visit(first, epoch * PARTITIONS + step, PARTITIONS)
                 torch.manual_seed(order.partition_seed(0, trial, epoch, p))
                 x, y = train[p]
                 rows = torch.from_numpy(permutation(order.shuffle_seed(0, trial, epoch, p), len(x)))

@@ -318,7 +318,7 @@ def train_by_hand(folder: Path, asked: dict[str, Any]) -> None:
         compiled = tf.function(step, input_signature=signature, autograph=False)
         for k in range(asked["epochs"] * count):
             start = time.perf_counter()
-            epoch, p = order.visit(trial, k, count)
+            epoch, p = order.visit(order.spread(count)[trial % count], k, count)
             x, y = data[p]
             visits = tf.constant(permutation(order.shuffle_seed(0, trial, epoch, p), len(x)))
             total.assign(0.0)

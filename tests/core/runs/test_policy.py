@@ -1,5 +1,7 @@
 """Which unit goes where: the pure choices, and the queues behind them."""
 
+import msgspec
+
 from hopyard.core.runs import policy
 from hopyard.core.runs.estimates import Estimates
 from hopyard.core.runs.places import Places
@@ -93,3 +95,22 @@ def test_the_oldest_validation_goes_before_other_trials():
     assert scheduled(trials) == [(0, 1, "validate")]
     trials[1].ended = True
     assert scheduled(trials) == [(0, 2, "validate")]
+
+
+def test_the_last_slot_of_a_home_is_not_spare_while_trials_must_visit_its_partitions():
+    run = spec()
+    places = Places(msgspec.structs.replace(run, copies=1))
+    places.begin(4, 1)
+    there = {n: SlotRecord(n, host, n, "", 0.0, host) for n, host in enumerate("aabb")}
+    for slot in there.values():
+        places.join("validate", slot.host)
+        places.join("train", slot.host)
+    places.start(0.0)
+    for host, partition in (("a", 0), ("b", run.partitions - 1)):
+        places.place(places.claim(host, "train", partition, 0.0))
+    one = trial(0, remaining=1.0)
+    one.target = run.partitions
+    scheduler = Scheduler(run, {0: one}, there, places, Estimates())
+    assert scheduler.spare(60.0, 30.0) == [0, 2]
+    one.step = run.partitions - 1  # only the last partition is left
+    assert scheduler.spare(60.0, 30.0) == [0, 1, 2]
