@@ -1,7 +1,8 @@
 """A world for the machine: slots that take time, and a clock that jumps from event to event.
 
 Nothing here decides anything; it answers the machine's commands as agents would, so that schedules of 10,000 slots can
-be looked at on a laptop. Equal seeds give equal traces.
+be looked at on a laptop. Slots may be on hosts: a State takes time from one to another, and so do rows that a host does
+not have; hosts come late, go and come back. Equal seeds give equal traces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     DECISIONS,
     RULES,
@@ -58,16 +61,37 @@ def lengths(trials: int, sigma: float, noise: float, seed: int, check: float = 0
     return seconds
 
 
+class Host(NamedTuple):
+    """One host.
+
+    Attributes:
+        workers: its workers, each of which is a slot.
+        comes: when they join.
+        goes: when they are lost; None: never.
+        back: when as many join again, with the rows that the host had; None: never.
+        pace: how long a partition takes there, over how long it takes elsewhere.
+    """
+
+    workers: int = 1
+    comes: float = 0.0
+    goes: float | None = None
+    back: float | None = None
+    pace: float = 1.0
+
+
 @dataclass
 class World:
     """Slots and a clock.
 
     Args:
         spec: the run's; its `trials` are proposed at the start.
-        slots: number of slots.
+        slots: number of slots, where they are on one host.
         seconds: how long a partition of a unit takes.
         keep: whether to keep the journal.
         sums: the sums of metrics that a partition of a unit gives.
+        hosts: the hosts of the slots; empty: they are all on one.
+        hop: seconds that a State takes from one host to another.
+        fetch: seconds that a host takes to fetch a partition that it does not have.
     """
 
     spec: RunSpec
@@ -75,29 +99,65 @@ class World:
     seconds: Seconds
     keep: bool = False
     sums: Sums = lambda unit, partition: _SUMS
+    hosts: tuple[Host, ...] = ()
+    hop: float = 0.0
+    fetch: float = 0.0
     clock: float = 0.0
     journal: list[Line] = field(default_factory=list)
     busy: dict[int, float] = field(default_factory=dict)
     """Slot → seconds of work it did."""
     units: int = 0
+    hops: int = 0
+    """Training units whose State came from another host."""
+    fetched: int = 0
+    """Partitions that hosts fetched."""
+    rows: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
+    """Host → (kind, partition) that it has."""
 
     def __post_init__(self) -> None:
+        self.slots = sum(host.workers for host in self.hosts) or self.slots
         self.machine = Machine(self.spec)
+        self._host_of: dict[int, int] = {}
+        """Slot → its host."""
+        self._made: dict[Ref, int] = {}
+        """State → the host that has it."""
+        self._ticks: set[float] = set()
         self._proposer = Proposer(self.machine, Listed([{}] * (self.spec.trials or 0)), self.slots)
         self._queue: list[tuple[float, int, Event]] = []
         self._count = 0
 
     def run(self) -> float:
         """Run to the end. Returns the makespan: seconds from when the slots are there to the last result."""
-        self.feed(Began(at=0.0, spec=self.spec, rules=RULES))
+        workers = self.slots if self.hosts else 0
+        self.feed(Began(at=0.0, spec=self.spec, rules=RULES, workers=workers))
         self._propose()
-        for slot in range(self.slots):
-            self.feed(Joined(at=0.0, slot=slot, host="sim", pid=slot))
-        while self._queue:
+        first = 0
+        for number, host in enumerate(self.hosts or (Host(self.slots),)):
+            for slot in range(first, first + host.workers):
+                self._join(number, slot, host.comes)
+                if host.goes is not None:
+                    self.later(host.goes, Lost(at=host.goes, slot=slot, reason="its host is gone"))
+                if host.back is not None:
+                    self._join(number, self.slots + slot, host.back)
+            first += host.workers
+        last = 0.0
+        while self._queue and not self.machine.ended:
             self.clock, _, event = heappop(self._queue)
+            if isinstance(event, Tick) and not self.machine.due(self.clock):
+                continue
+            if isinstance(event, Done):
+                last = self.clock
             self.feed(event)
             self._propose()
-        return self.clock
+            if (time := self.machine.earliest()) is not None and time not in self._ticks:
+                self._ticks.add(time)
+                self.later(time - self.clock, Tick(at=time))
+        return last
+
+    def _join(self, host: int, slot: int, at: float) -> None:
+        self._host_of[slot] = host
+        joined = Joined(at=at, slot=slot, host=f"host{host}" if self.hosts else "sim", pid=slot)
+        self.later(at, joined)
 
     def _propose(self) -> None:
         """Let the search propose what it would propose now."""
@@ -126,12 +186,25 @@ class World:
         heappush(self._queue, (self.clock + seconds, self._count, event))
 
     def _work(self, slot: int, unit: Unit) -> None:
-        parts = tuple([Part(p, self.sums(unit, p), self.seconds(unit, p)) for p in unit.partitions])
+        number = self._host_of[slot]
+        pace = self.hosts[number].pace if self.hosts else 1.0
+        parts = tuple([Part(p, self.sums(unit, p), pace * self.seconds(unit, p)) for p in unit.partitions])
         seconds = sum([part.seconds for part in parts])
-        at = self.clock + seconds
+        moved = 0.0
+        if self.hosts:
+            rows = self.rows.setdefault(number, set())
+            missing = {(unit.kind, partition) for partition in unit.partitions} - rows
+            rows |= missing
+            self.fetched += len(missing)
+            moved = self.fetch * len(missing)
+            if unit.start is not None and self._made.get(unit.start, number) != number:
+                moved += self.hop
+                self.hops += unit.kind == "train"
+        at = self.clock + seconds + moved
         self.busy[slot] = self.busy.get(slot, 0.0) + seconds
         self.units += len(parts)
-        self.later(seconds, Done(at=at, slot=slot, lease=unit.lease, parts=parts, seconds=seconds))
+        self.later(at - self.clock, Done(at=at, slot=slot, lease=unit.lease, parts=parts, seconds=seconds + moved))
         if unit.kind == "train":
             ref = Ref(unit.trial, unit.step + len(parts), unit.lease)
-            self.later(seconds, Durable(at=at, slot=slot, ref=ref, digest=f"{ref.trial}/{ref.step}", bytes=1))
+            self._made[ref] = number
+            self.later(at - self.clock, Durable(at=at, slot=slot, ref=ref, digest=f"{ref.trial}/{ref.step}", bytes=1))

@@ -1,6 +1,7 @@
 """Which unit goes where: the pure choices, and the queues behind them."""
 
 from hopyard.core.runs import policy
+from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.scheduler import Scheduler
 from hopyard.spec import RunSpec
@@ -60,7 +61,7 @@ def test_a_trial_is_critical_when_it_alone_decides_the_end():
 def scheduled(trials, slots=1):
     """What a scheduler gives to idle slots when all these trials may train."""
     there = {n: SlotRecord(n, "h", n, "", 0.0) for n in range(slots)}
-    scheduler = Scheduler(spec(), {one.id: one for one in trials}, there)
+    scheduler = Scheduler(spec(), {one.id: one for one in trials}, there, Places(spec()))
     for slot in there.values():
         scheduler.set_idle(slot)
     found = []

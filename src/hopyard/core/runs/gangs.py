@@ -82,6 +82,7 @@ class Gangs:
             self._release_memory(record)
         slot = run.slots[first]
         slot.members, slot.trains, slot.group = line.members, True, 0
+        run.scheduler.set_apart(slot, any(self._followers[n][0].host != slot.host for n in line.members[1:]))
         run.scheduler.set_idle(slot)
         run.search.changed = True  # one more slot trains, for which a trial may be promoted
 
@@ -112,6 +113,7 @@ class Gangs:
         if slot.together:
             self.give_up(slot, slot.busy, gone)
         followers, slot.members, slot.trains, slot.group = slot.members[1:], (), False, 0
+        run.scheduler.set_apart(slot, False)
         for member in followers:
             record, _ = self._followers.pop(member)
             if member != gone:

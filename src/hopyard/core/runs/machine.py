@@ -60,7 +60,6 @@ from hopyard.core.runs.events import (
     Placed,
     Proposed,
     Release,
-    Replace,
     Resumed,
     Retried,
     Shrunk,
@@ -75,6 +74,7 @@ from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduler import Assignment
+from hopyard.core.runs.slots import Slots
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import Ref, RunSpec, Unit, Warned
@@ -91,6 +91,7 @@ class Machine:
         slots: number → SlotRecord, for those that are there.
         workers: all workers, those that are members of gangs too.
         leases: who works on what, and until when.
+        places: which partitions are at home on which host.
         scheduler: what waits, and which slots are idle.
         search: which trials train, wait, or await a decision of the search.
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
@@ -103,9 +104,11 @@ class Machine:
         self._retries = Retries(self._run)
         self._preflight = Preflight(self._run, self._retries)
         self.workers = Gangs(self._run)
+        self._slots = Slots(self._run, self.workers, self._retries, self._preflight)
         self.trials = self._run.trials
         self.slots = self._run.slots
         self.leases = self._run.leases
+        self.places = self._run.places
         self.scheduler = self._run.scheduler
         self.search = self._run.search
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
@@ -156,6 +159,9 @@ class Machine:
         _APPLY[kind](self, event)
         if kind is Tick:
             self._expire(event.at)
+        elif isinstance(event, Joined):
+            while (placed := self.places.adopt(event.host, event.at)) is not None:
+                self._place(placed)
         if not last:
             return commands
         if self._retries.delayed:
@@ -169,8 +175,7 @@ class Machine:
             for assignment in self.scheduler.assignments() if self.scheduler.changed() else ():
                 self._assign(assignment)
         elif self.status == "checking" and (check := self._preflight.decide()) is not None:
-            self._preflight.begin(check)
-            commands.append(check)
+            self._check(check)
         if not run.open or self.status == "failed":
             self._conclude()
         return commands
@@ -192,7 +197,8 @@ class Machine:
     def earliest(self) -> float | None:
         """Return when a `Tick` changes something next; None: never. Amortized O(log n)."""
         first, search = None, None if self.ended else self.search.earliest()
-        for time in (self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest(), search):
+        times = self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()
+        for time in (*times, self.places.earliest(), search):
             if time is not None and (first is None or time < first):
                 first = time
         return first
@@ -228,16 +234,10 @@ class Machine:
         if self.status == "checking" and not self._run.open:
             self.status = "failed"
 
-    def _joined(self, event: Joined) -> None:
-        slot = self.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
-        slot.trains = self._run.spec.members == 1
-        self.scheduler.set_idle(slot)
-        self._run.search.changed = True
-
     def _checked(self, event: Checked) -> None:
         if not self._preflight.awaits(event):
             return
-        self._set_idle(self.slots[event.slot])
+        self._slots.set_idle(self.slots[event.slot])
         self._run.warned(event.trial, event.warnings)
         self.status = self._preflight.checked(event) or self.status
         if event.faults and event.fault == "memory":
@@ -252,6 +252,7 @@ class Machine:
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
         slot, trial = self.slots[line.slot], self.trials[unit.trial]
+        self.places.start(line.at)
         slot.busy, slot.used = unit.lease, True
         slot.together = bool(slot.members) and unit.kind == "train"
         if slot.together:
@@ -281,7 +282,7 @@ class Machine:
         if slot.busy == event.lease:
             if slot.together and isinstance(event, Failed):
                 self.workers.give_up(slot, event.lease)
-            self._set_idle(slot)
+            self._slots.set_idle(slot)
         return self.leases.accept(slot.id, event.lease)
 
     def _done(self, event: Done) -> None:
@@ -410,47 +411,12 @@ class Machine:
 
     # ---------------------------------------------------------------- slots and drivers go
 
-    def _set_idle(self, slot: SlotRecord) -> None:
-        slot.busy, slot.together, slot.idle_since = 0, False, self._run.at
-        self.leases.answered(slot.id)
-        self.scheduler.set_idle(slot)
-
     def _lost(self, event: Lost | Left) -> None:
-        self._remove(event.slot, event.reason, event.fault if isinstance(event, Lost) else "data")
+        fault = event.fault if isinstance(event, Lost) else "data"
+        self.status = self._slots.remove(event.slot, event.reason, fault) or self.status
 
     def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
-        """End a slot for good: all of its workers."""
-        slot = self.workers.slot_of(number)
-        for worker in () if slot is None else slot.members or (slot.id,):
-            self._run.commands.append(Replace(worker, reason, fault))
-            self._remove(worker, reason, fault)
-
-    def _remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
-        """Remove a worker, which is gone, and the States that only it had. Its gang is dissolved, and their unit given
-        out again; what the first member does alone goes on, if it is another one that is gone."""
-        run, slot = self._run, self.workers.slot_of(number)
-        if slot is None:
-            return
-        together = slot.together
-        if slot.members:
-            self.workers.dissolve(slot, number)
-        if number != slot.id:
-            run.durability.gone(number)
-            if together:
-                unit = self.leases.revoke(slot.busy)
-                self._set_idle(slot)
-                self._retries.lost(unit, reason, fault)
-            return
-        del self.slots[number]
-        run.scheduler.remove(slot)
-        self.leases.answered(number)
-        if fault == "store" and (overdue_ref := run.durability.oldest(number)) is not None:
-            self._retries.not_stored(self.trials[overdue_ref.trial])
-        run.durability.gone(number)
-        self.status = self._preflight.lost(number, reason, fault) or self.status
-        self._retries.lost(self.leases.revoke(slot.busy), reason, fault)
-        for trial_number in sorted(slot.memory_only):
-            lifecycle.repair(run, self.trials[trial_number])
+        self.status = self._slots.replace(number, reason, fault) or self.status
 
     def _resumed(self, event: Resumed) -> None:
         run = self._run
@@ -461,6 +427,7 @@ class Machine:
                 for trial in self.trials.values():
                     trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
+        self.places.begin(event.workers)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()
@@ -518,9 +485,38 @@ class Machine:
                 "store",
             )
 
+    def _tick(self, event: Tick) -> None:
+        self._retries.tick(event.at)
+        if self.places.tick(event.at):
+            self.scheduler.ask_again()
+
+    def _placed(self, line: Placed) -> None:
+        if self.places.place(line):
+            self.scheduler.gather()
+
+    def _place(self, line: Placed) -> None:
+        """Let a host be home to partitions."""
+        self._placed(line)
+        self._run.commands.append(line)
+
+    def _check(self, check: Check) -> None:
+        """Let a slot check a trial, with rows that are at home on its host from now on."""
+        host = self.slots[check.slot].host
+        partitions = self.places.first(host, "train"), self.places.first(host, "validate")
+        train = self.places.claim(host, "train", partitions[0], check.at)
+        validate = self.places.claim(host, "validate", partitions[1], check.at) if self.spec.validation else None
+        for placed in (train, validate):
+            if placed is not None:
+                self._place(placed)
+        line = msgspec.structs.replace(check, partitions=partitions)
+        self._preflight.begin(line)
+        self._run.commands.append(line)
+
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
+        if kind != "fold" and (placed := self.places.claim(slot.home, kind, partitions[0], self._run.at)) is not None:
+            self._place(placed)
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
         if kind == "fold":
@@ -567,10 +563,10 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Began: lambda machine, event: machine._run.begin(event),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
     Exhausted: Machine._exhausted,
-    Joined: Machine._joined,
+    Joined: lambda machine, event: machine._slots.join(event),
     Formed: lambda machine, line: machine.workers.form(line),
     Check: lambda machine, line: machine._preflight.begin(line),
-    Placed: lambda machine, line: None,
+    Placed: Machine._placed,
     Checked: Machine._checked,
     Dispatch: Machine._dispatch,
     Done: Machine._done,
@@ -586,7 +582,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Closed: lambda machine, line: lifecycle.close(machine._run, line),
     Lost: Machine._lost,
     Left: Machine._lost,
-    Tick: lambda machine, event: machine._retries.tick(event.at),
+    Tick: Machine._tick,
     Resumed: Machine._resumed,
     Retried: Machine._retried,
     Extended: Machine._extended,

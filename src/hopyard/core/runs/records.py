@@ -291,8 +291,15 @@ class SlotRecord(msgspec.Struct, eq=False):
     """Its workers by rank, of which the first has its number; empty: it is one worker."""
     together: bool = False
     """Whether all members work on its present unit."""
+    apart: bool = False
+    """Whether its workers are on several hosts."""
     group: int = 0
     """The lease of the unit with which the members' process group began; 0: the next unit begins one."""
+
+    @property
+    def home(self) -> str | None:
+        """The host whose partitions it works on; None: a gang over several hosts works on all."""
+        return None if self.apart else self.host
 
     @property
     def at_work(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
+from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
@@ -21,6 +22,7 @@ class RunRecord:
         trials: number → TrialRecord, in the order of proposal.
         slots: number → SlotRecord, for those that are there.
         leases: who works on what, and until when.
+        places: which partitions are at home on which host.
         scheduler: what waits, and which slots are idle.
         search: which trials train, wait, or await a decision of the search.
         durability: which States must still be stored, and until when.
@@ -39,7 +41,8 @@ class RunRecord:
         self.trials: dict[int, TrialRecord] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.leases = Leases()
-        self.scheduler = Scheduler(spec, self.trials, self.slots)
+        self.places = Places(spec)
+        self.scheduler = Scheduler(spec, self.trials, self.slots, self.places)
         self.search = Search(spec, self.trials, self.slots)
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0
@@ -54,6 +57,7 @@ class RunRecord:
     def begin(self, event: Began) -> None:
         """Begin the run."""
         self.rules = event.rules
+        self.places.begin(event.workers)
         self.search.begun(event.at)
 
     def outcome(self) -> Literal["completed", "partial", "failed"]:
@@ -103,6 +107,7 @@ class RunRecord:
             "exhausted": self.exhausted,
             "rules": self.rules,
             "search": self.search.snapshot(),
+            "places": self.places.snapshot(),
             "folds": self.scheduler.folds(),
             "isolated": sorted(n for n, trial in self.trials.items() if trial.isolated and not trial.ended),
         }

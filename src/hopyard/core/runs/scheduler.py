@@ -1,8 +1,7 @@
 """The scheduler: what waits, which slots are idle, and which go together. The choices themselves are `policy`'s.
 
-Trials that can train wait in a heap, longest remaining time first; validations wait in a queue. Entries are never
-searched for or removed in the middle; those that are out of date are dropped when they come up. Each choice costs
-O(log n).
+What waits is kept by the block of partitions that it goes over next (`waiting`): a slot takes what is at home on its
+host (`places`).
 
 An event only notes what it changed (`set_idle`, `offer`, `offer_validation`); `assignments` pairs slots and work when
 the event is over. A fold of a journal never asks for assignments: the decisions are in the journal themselves, and
@@ -12,16 +11,19 @@ the event is over. A fold of a journal never asks for assignments: the decisions
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
-from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hopyard.core.runs import order, policy
+from hopyard.core.runs.places import Places, Tiers
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.states import retention
-from hopyard.spec import Kind, RunSpec
+from hopyard.core.runs.waiting import Waiting
+from hopyard.spec import Kind, PartitionRange, RunSpec
 
+BEYOND = 2
+"""The first tier of `Places` beyond a host's share: what any host may take, if it has nothing else to do."""
 SMOOTH = 0.5
 """Weight of the newest measurement in a trial's seconds per partition, for training and for validation."""
 
@@ -43,6 +45,7 @@ class Scheduler:
         spec: the run's.
         trials: the machine's, by number.
         slots: the machine's, by number.
+        places: the homes of the run's partitions.
 
     Attributes:
         idle: slots that have nothing to do and do not rest, in the order in which they became so.
@@ -52,7 +55,9 @@ class Scheduler:
         more: whether more trials may be proposed, so that slots need not end together.
     """
 
-    def __init__(self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord]) -> None:
+    def __init__(
+        self, spec: RunSpec, trials: dict[int, TrialRecord], slots: dict[int, SlotRecord], places: Places
+    ) -> None:
         self.idle: dict[int, None] = {}
         self.isolated: dict[int, None] = {}
         self.resting: set[int] = set()
@@ -61,6 +66,10 @@ class Scheduler:
         self._spec = spec
         self._trials = trials
         self._slots = slots
+        self._places = places
+        self._waiting = Waiting(trials)
+        self._idle_of: dict[str | None, dict[int, None]] = {}
+        """Host → its idle slots, where partitions have homes; None: gangs over several hosts."""
         self._folds: dict[tuple[int, int], None] = {}
         """(trial, epoch) whose arrays wait to be turned into values."""
         self._remaining = 0.0
@@ -77,12 +86,10 @@ class Scheduler:
     def clear(self) -> None:
         """Drop queues and idle slots, as all slots are gone."""
         self.idle.clear()
-        self._heap: list[tuple[float, int, int]] = []
-        """(−remaining seconds, trial, its queue version)."""
-        self._validations: deque[tuple[int, int]] = deque()
-        """(trial, epoch) with validation partitions to give out."""
+        self._idle_of.clear()
+        self._waiting.clear()
         self._rebuild = True
-        """Whether heap and queue must be built from the records: a fold does not fill them."""
+        """Whether what waits must be gathered from the records: a fold does not."""
         self._newly_idle: dict[int, None] = {}
         self._ready_trials: list[TrialRecord] = []
         self._new_validations: list[tuple[TrialRecord, int]] = []
@@ -95,15 +102,36 @@ class Scheduler:
         """Note that the slot is idle."""
         self.idle[slot.id] = None
         self._newly_idle[slot.id] = None
+        if self._places.active:
+            self._idle_of.setdefault(slot.home, {})[slot.id] = None
 
     def set_busy(self, slot: SlotRecord) -> None:
         """Note that the slot is not idle any longer."""
         self.idle.pop(slot.id, None)
+        if self._places.active:
+            self._idle_of.get(slot.home, {}).pop(slot.id, None)
+
+    def set_apart(self, slot: SlotRecord, apart: bool) -> None:
+        """Note whether the workers of a gang are on several hosts."""
+        idle = slot.id in self._idle_of.get(slot.home, {})
+        if idle:
+            del self._idle_of[slot.home][slot.id]
+        slot.apart = apart
+        if idle:
+            self._idle_of.setdefault(slot.home, {})[slot.id] = None
+
+    def gather(self) -> None:
+        """Gather what waits anew, as blocks have other numbers."""
+        self._rebuild = True
+
+    def ask_again(self) -> None:
+        """Offer all that waits to the idle slots again, as homes have changed."""
+        if self._places.active:
+            self._newly_idle.update(self.idle)
 
     def remove(self, slot: SlotRecord) -> None:
         """Remove a slot, which is gone."""
-        self.idle.pop(slot.id, None)
-        self._newly_idle.pop(slot.id, None)
+        self._rest(slot)
         self.resting.discard(slot.id)
         self.withheld.discard(slot.id)
 
@@ -113,9 +141,13 @@ class Scheduler:
             if number in self._slots and not self._slots[number].busy:
                 self.set_idle(self._slots[number])
         for number in numbers:
-            self.idle.pop(number, None)
-            self._newly_idle.pop(number, None)
+            self._rest(self._slots[number])
         self.withheld = numbers
+
+    def _rest(self, slot: SlotRecord) -> None:
+        """Give the slot nothing."""
+        self.set_busy(slot)
+        self._newly_idle.pop(slot.id, None)
 
     def offer(self, trial: TrialRecord) -> None:
         """Note that the trial may be able to train."""
@@ -186,28 +218,66 @@ class Scheduler:
     def _first_idle(self, kind: Kind) -> SlotRecord | None:
         """Return an idle slot for a unit of this kind: to train, one that may; for all else a worker without a gang,
         if there is one."""
+        return self._first_of(self.idle, kind)
+
+    def _first_of(self, idle: dict[int, None], kind: Kind) -> SlotRecord | None:
         if self._spec.members == 1 or kind != "train":
-            small = None if self._spec.members == 1 else next((n for n in self.idle if not self._slots[n].trains), None)
-            number = next(iter(self.idle), None) if small is None else small
+            small = None if self._spec.members == 1 else next((n for n in idle if not self._slots[n].trains), None)
+            number = next(iter(idle), None) if small is None else small
         else:
-            number = next((number for number in self.idle if self._slots[number].trains), None)
+            number = next((number for number in idle if self._slots[number].trains), None)
         return None if number is None else self._slots[number]
+
+    def _idle_for(self, kind: Literal["train", "validate"], block: int) -> SlotRecord | None:
+        """Return an idle slot for a unit over this block: on a host that is home to it, else on the host to which it
+        matters most that it can be."""
+        places = self._places
+        if not places.active:
+            return self._first_idle(kind)
+        for home in places.homes(kind, block):
+            if (idle := self._idle_of.get(home)) and (slot := self._first_of(idle, kind)) is not None:
+                return slot
+        best, found = -1, None
+        for host, idle in self._idle_of.items():
+            rank = places.rank(host, kind, block) if idle else -1
+            if rank >= 0 and (found is None or rank < best) and (slot := self._first_of(idle, kind)) is not None:
+                best, found = rank, slot
+        return found
 
     def spare(self, at: float, seconds: float) -> list[int]:
         """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
-        memory alone. Never all of them, and none while a trial waits for something other than a slot. The work that
-        remains only gets less, so no slot is needed again; but workers of gangs may be, for a member that is lost."""
+        memory alone. Never all of them, nor the last one of a host whose partitions open trials must still visit, and
+        none while a trial waits for something other than a slot. The work that remains only gets less, so no slot is
+        needed again; but workers of gangs may be, for a member that is lost."""
         idle = [
-            slot.id
+            slot
             for slot in self._slots.values()
             if not slot.busy
             and at - slot.idle_since >= seconds
             and not any(retention.in_memory_only(self._trials[number], slot.id) for number in slot.memory_only)
         ]
-        spare = idle[: len(self._slots) - 1]
-        if self._spec.members > 1 or self.isolated or not spare or any(map(_held_up, self._trials.values())):
+        if self._spec.members > 1 or self.isolated or not idle or any(map(_held_up, self._trials.values())):
             return []
+        needed = self._places.needed(self._ahead()) if self._places.active else set()
+        left = Counter([slot.host for slot in self._slots.values()])
+        spare: list[int] = []
+        for slot in idle[: len(self._slots) - 1]:
+            if left[slot.host] > 1 or slot.host not in needed:
+                left[slot.host] -= 1
+                spare.append(slot.id)
         return spare
+
+    def _ahead(self) -> set[PartitionRange]:
+        """Return the partitions that open trials must still visit."""
+        partitions, ahead = self._spec.partitions, set[PartitionRange]()
+        for trial in self._trials.values():
+            if trial.ended:
+                continue
+            ahead.add(PartitionRange("validate", 0, self._spec.validation))
+            for step in range(trial.step, min(trial.target, trial.step + partitions)):
+                _, partition = order.visit(trial.offset, step, partitions)
+                ahead.add(PartitionRange("train", partition, partition + 1))
+        return ahead
 
     # ---------------------------------------------------------------- which slot gets what
 
@@ -248,11 +318,22 @@ class Scheduler:
             ready_trials.clear()
         if new_validations:
             for trial, epoch in new_validations:
-                while (idle := self._first_idle("validate")) and (pending := self._unvalidated(trial, epoch)):
-                    yield self._validate(idle, trial, epoch, pending)
+                yield from self._validations_of(trial, epoch)
             new_validations.clear()
         while self._folds and (idle := self._first_idle("fold")):
             yield self._fold(idle)
+
+    def _validations_of(self, trial: TrialRecord, epoch: int) -> Iterator[Assignment]:
+        """Yield assignments of an epoch's validation to idle slots."""
+        given = True
+        while given and self.idle:
+            pending = self._unvalidated(trial, epoch)
+            given = False
+            for block in dict.fromkeys(self._places.block("validate", partition) for partition in pending):
+                if (slot := self._idle_for("validate", block)) is not None:
+                    yield self._validate(slot, trial, epoch, pending)
+                    given = True
+                    break
 
     def _go_on(self, slot: SlotRecord) -> Assignment | None:
         """Return a fold, if one waits; else what the slot can do with the State that it has in memory."""
@@ -266,60 +347,77 @@ class Scheduler:
             return None
         epoch, rest = divmod(slot.step, self._spec.partitions)
         if epoch > 0 and not rest and not helped and (pending := self._unvalidated(trial, epoch - 1)):
-            return self._validate(slot, trial, epoch - 1, pending)
+            pending = [n for n in pending if 0 <= self._rank(slot, "validate", n) < BEYOND]
+            if pending:
+                return self._validate(slot, trial, epoch - 1, pending)
         if not slot.trains or not self.is_ready(trial, slot.id):
             return None
-        critical = self._heap and policy.critical(self._longest(), trial, self._share())
+        if not 0 <= self._rank(slot, "train", self._next(trial)) < BEYOND:
+            return None
+        critical = self._waiting and policy.critical(self._longest(slot), trial, self._share())
         return None if critical else self._train(slot, trial)
 
     def _enqueue(self) -> None:
-        """Add all that can be given out to heap and queue."""
-        ready = self._ready_trials
+        """Add all that can be given out to what waits."""
+        ready, validations = self._ready_trials, self._new_validations
         if self._rebuild:
             self._rebuild = False
+            self._waiting.clear()
             ready = list(self._trials.values())
-            self._validations = deque(
-                [(trial.id, epoch) for trial in ready for epoch, record in trial.epochs.items() if record.pending]
-            )
+            validations = [(trial, epoch) for trial in ready for epoch, each in trial.epochs.items() if each.pending]
         for trial in ready:
             if not trial.lease and self.is_ready(trial):
-                heappush(self._heap, (-trial.remaining, trial.id, trial.queue_version))
-        if self._new_validations:
-            self._validations.extend([(trial.id, epoch) for trial, epoch in self._new_validations])
+                self._waiting.add(trial, self._places.block("train", self._next(trial)))
+        for trial, epoch in validations:
+            pending = self._unvalidated(trial, epoch)
+            blocks = dict.fromkeys(self._places.block("validate", partition) for partition in pending)
+            self._waiting.add_validation(trial.id, epoch, blocks)
 
     def _longest_waiting(self, slot: SlotRecord) -> Assignment | None:
-        """Return what an idle slot takes out of the queues: the oldest validation, else the longest trial. Gangs train
+        """Return what an idle slot takes of what waits: the oldest validation, else the longest trial. Gangs train
         first, where others can validate."""
-        trial = self._longest() if slot.trains else None
+        if self._rebuild:  # the assignment before this one has divided a block
+            self._enqueue()
+        trial = self._longest(slot) if slot.trains else None
         if trial is not None and self._helped(slot):
             return self._train(slot, trial)
-        while self._validations:
-            number, epoch = self._validations[0]
-            if pending := self._unvalidated(self._trials[number], epoch):
-                return self._validate(slot, self._trials[number], epoch, pending)
-            self._validations.popleft()
+        for tier in self._tiers(slot, "validate"):
+            if (entry := self._waiting.oldest(tier, self._waits)) is not None:
+                number, epoch = entry
+                return self._validate(slot, self._trials[number], epoch, self._unvalidated(self._trials[number], epoch))
         return None if trial is None else self._train(slot, trial)
 
-    def _longest(self) -> TrialRecord | None:
-        """Return the waiting trial with the longest remaining time. It stays in the heap until it is dispatched."""
-        heap = self._heap
-        while heap:
-            _, number, version = heap[0]
-            trial = self._trials[number]
-            if trial.queue_version == version:
+    def _waits(self, number: int, epoch: int, block: int) -> bool:
+        """Return whether a validation partition of this block can be given out."""
+        pending = self._unvalidated(self._trials[number], epoch)
+        return any(self._places.block("validate", partition) == block for partition in pending)
+
+    def _longest(self, slot: SlotRecord) -> TrialRecord | None:
+        """Return the waiting trial with the longest remaining time, of those that are for this slot's host first."""
+        for tier in self._tiers(slot, "train"):
+            if (trial := self._waiting.longest(tier)) is not None:
                 return trial
-            heappop(heap)
         return None
 
+    def _tiers(self, slot: SlotRecord, kind: Literal["train", "validate"]) -> Tiers:
+        return self._places.tiers(slot.home, kind)
+
+    def _rank(self, slot: SlotRecord, kind: Literal["train", "validate"], partition: int) -> int:
+        return self._places.rank(slot.home, kind, self._places.block(kind, partition))
+
+    def _next(self, trial: TrialRecord) -> int:
+        """Return the partition that the trial trains on next."""
+        return order.visit(trial.offset, trial.step, self._spec.partitions)[1]
+
     def _nearest(self, trial: TrialRecord) -> SlotRecord | None:
-        """Return the idle slot for a trial that can train: the one that has it in memory, else the first; None: no
-        idle slot trains."""
+        """Return the idle slot for a trial that can train: the one that has it in memory, else the first that works on
+        its next partition; None: there is none."""
         state = trial.states.get(trial.step)
         if state is not None and state.maker in self.idle:
             maker = self._slots[state.maker]
-            if maker.trains and maker.trial == trial.id:
+            if maker.trains and maker.trial == trial.id and 0 <= self._rank(maker, "train", self._next(trial)) < BEYOND:
                 return maker
-        return self._first_idle("train")
+        return self._idle_for("train", self._places.block("train", self._next(trial)))
 
     def is_ready(self, trial: TrialRecord, slot: int = -1) -> bool:
         """Whether the trial's next training unit may be given out; `slot`: to this one, with the State in memory."""
@@ -337,9 +435,12 @@ class Scheduler:
 
     def _train(self, slot: SlotRecord, trial: TrialRecord) -> Assignment:
         partitions = policy.span(trial, self._spec, self._share())
+        if self._places.active:
+            partitions = partitions[: self._places.run_length(slot.home, partitions[0], len(partitions))]
         return Assignment(slot, trial, "train", trial.step // self._spec.partitions, partitions)
 
     def _validate(self, slot: SlotRecord, trial: TrialRecord, epoch: int, pending: list[int]) -> Assignment:
+        pending = self._places.beside(slot.home, "validate", pending)
         partitions = policy.portion(pending, trial.check_seconds or trial.seconds, self._spec)
         return Assignment(slot, trial, "validate", epoch, partitions)
 
@@ -384,8 +485,7 @@ class Scheduler:
             if number in slots and not slots[number].busy:
                 self.set_idle(slots[number])
         for number in resting:
-            self.idle.pop(number, None)
-            self._newly_idle.pop(number, None)
+            self._rest(slots[number])
         self.resting = resting
 
     def _isolated_unit(self, trial: TrialRecord) -> tuple[Kind, int, tuple[int, ...]] | None:

@@ -1,0 +1,393 @@
+"""Homes of partitions: the hosts on which the rows of each partition stay, so that models move and rows do not.
+
+**Rules.** The partitions of each kind, training and validation, are cut into *blocks* of consecutive ones, as many as
+the engine has workers. A host works on the blocks that are at home there. It becomes the home of a block when a unit
+over it is first given out, or when it joins and has all rows of the block (`Placed`). A block has `copies` homes, and a
+host takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
+
+A block of which no home has a worker is *vacant*. Hosts below their share take vacant blocks at once, which is what a
+new host does. After `GRACE` seconds, in which a lost worker comes back, all hosts do, and divide the block among them.
+Where no training block wants a home, a host below its share becomes another home of any, so it does not idle.
+
+A home is a preference of the scheduler, never a condition of a unit: an agent fetches the rows that it lacks, so any
+agent can run any unit. `tiers` orders the blocks for a host; which of their trials it takes is `policy`'s choice.
+
+The number of blocks stays as the first driver cut them, unless a later one has more workers. Where partitions have no
+homes (`RunSpec.copies` is None, or all workers are on one host), there is one block of each kind, at home everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from hopyard.core.runs.events import Placed
+from hopyard.spec import PartitionRange, RunSpec
+
+GRACE = 30.0
+"""Seconds after which hosts that have their share take blocks without a home."""
+
+Kind = Literal["train", "validate"]
+Tiers = tuple[tuple[int, ...], ...]
+"""Blocks for a host: those of the first tier come before those of the second, and so on."""
+
+
+class Blocks:
+    """The blocks of one kind, and their homes. Owner: `Places`.
+
+    Args:
+        partitions: how many there are.
+        count: into how many blocks they are cut; fewer where there are fewer partitions.
+    """
+
+    def __init__(self, partitions: int, count: int) -> None:
+        self.cut = self.count = max(1, min(partitions, count))
+        """Into how many blocks the partitions were cut, and how many there are since some were divided."""
+        self.bounds = [block * partitions // self.count for block in range(self.count + 1)]
+        """Block b has the partitions bounds[b] … bounds[b + 1] − 1."""
+        self.of = self._of()
+        """Partition → its block."""
+        self.homes: list[tuple[str, ...]] = [()] * self.count
+        """Hosts, the one that has been home for longest first; also those that have no worker at present."""
+        self.vacant: dict[int, float] = {}
+        """Block → since when no home of it has a worker."""
+        self.open: set[int] = set()
+        """Those that have been vacant for `GRACE` seconds."""
+
+    def _of(self) -> list[int]:
+        return [block for block in range(self.count) for _ in range(self.bounds[block], self.bounds[block + 1])]
+
+    def size(self, block: int) -> int:
+        """Return how many partitions a block has."""
+        return self.bounds[block + 1] - self.bounds[block]
+
+    def divide(self, partition: int) -> bool:
+        """Let a block begin at this partition. Returns whether none did before."""
+        if partition in self.bounds:
+            return False
+        block = self.of[partition]
+        self.count += 1
+        self.bounds.insert(block + 1, partition)
+        self.homes.insert(block, self.homes[block])
+        self.of = self._of()
+        self.vacant = {n + shift: at for n, at in self.vacant.items() for shift in _moved(n, block)}
+        self.open = {n + shift for n in self.open for shift in _moved(n, block)}
+        return True
+
+    def recut(self, count: int) -> Blocks:
+        """Return the same partitions in so many blocks. A block has the homes that all of its partitions had."""
+        partitions = len(self.of)
+        blocks = Blocks(partitions, count)
+        for block in range(blocks.count) if partitions else ():
+            old = [self.homes[self.of[each]] for each in range(blocks.bounds[block], blocks.bounds[block + 1])]
+            blocks.homes[block] = tuple([host for host in old[0] if all(host in homes for homes in old)])
+        return blocks
+
+
+class Places:
+    """The homes of all partitions of a run. Owner: `Machine`.
+
+    Args:
+        spec: the run's.
+
+    Attributes:
+        active: whether partitions have homes.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.active = False
+        self._copies = spec.copies
+        self._workers = 0
+        """Workers of the engine."""
+        self._blocks: dict[Kind, Blocks] = {
+            "train": Blocks(spec.partitions, 1),
+            "validate": Blocks(spec.validation, 1),
+        }
+        self._hosts: dict[str, int] = {}
+        """Host → its workers that are there."""
+        self._rows: dict[str, tuple[PartitionRange, ...]] = {}
+        """Host → the partitions that it had when it joined."""
+        self._started = False
+        """Whether this driver has given out a unit: from then on, blocks are vacant."""
+        self._tiers: dict[tuple[str | None, Kind], Tiers] = {}
+        self._ranks: dict[tuple[str | None, Kind], dict[int, int]] = {}
+
+    # ---------------------------------------------------------------- what an event changes
+
+    def begin(self, workers: int) -> None:
+        """Begin with another driver, whose engine has so many workers; 0: on one host."""
+        self.active = bool(workers) and self._copies is not None
+        self._workers = workers
+        self._hosts.clear()
+        self._rows.clear()
+        self._started = False
+        for kind, blocks in self._blocks.items():
+            if not self.active:
+                self._blocks[kind] = Blocks(len(blocks.of), 1)
+            elif min(len(blocks.of), workers) > blocks.cut:
+                self._blocks[kind] = blocks.recut(workers)
+            self._blocks[kind].vacant.clear()
+            self._blocks[kind].open.clear()
+        self._changed()
+
+    def join(self, host: str, rows: tuple[PartitionRange, ...]) -> None:
+        """Add a worker, whose host has these rows already."""
+        self._hosts[host] = self._hosts.get(host, 0) + 1
+        if rows:
+            self._rows[host] = rows
+        for blocks in self._blocks.values():
+            for block in [block for block in blocks.vacant if host in blocks.homes[block]]:
+                del blocks.vacant[block]
+                blocks.open.discard(block)
+        self._changed()
+
+    def leave(self, host: str, at: float) -> None:
+        """Remove a worker."""
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
+            self._rows.pop(host, None)
+            self._note_vacant(at)
+        self._changed()
+
+    def start(self, at: float) -> None:
+        """Note that a unit is given out."""
+        if not self._started:
+            self._started = True
+            self._note_vacant(at)
+
+    def place(self, line: Placed) -> bool:
+        """Let a host be home to partitions; their homes that have no worker are no longer homes. Returns whether that
+        divides a block."""
+        kind, first, end = line.partitions.kind, line.partitions.first, line.partitions.end
+        blocks = self._blocks[kind]
+        divided = [blocks.divide(partition) for partition in (first, end)]
+        for block in range(blocks.of[first], blocks.of[end - 1] + 1):
+            others = [host for host in blocks.homes[block] if host in self._hosts and host != line.host]
+            blocks.homes[block] = (*others, line.host)
+            blocks.vacant.pop(block, None)
+            blocks.open.discard(block)
+        self._changed()
+        return any(divided)
+
+    def tick(self, at: float) -> bool:
+        """Let time pass. Returns whether blocks are for all hosts now that were not before."""
+        opened = False
+        for blocks in self._blocks.values():
+            due = {block for block, since in blocks.vacant.items() if at >= since + GRACE} - blocks.open
+            blocks.open |= due
+            opened = opened or bool(due)
+        if opened:
+            self._changed()
+        return opened
+
+    # ---------------------------------------------------------------- asked
+
+    def earliest(self) -> float | None:
+        """Return when `tick` changes something next; None: never."""
+        times = [
+            since + GRACE
+            for blocks in self._blocks.values()
+            for block, since in blocks.vacant.items()
+            if block not in blocks.open
+        ]
+        return min(times, default=None) if self.active else None
+
+    def block(self, kind: Kind, partition: int) -> int:
+        """Return the block of a partition."""
+        return self._blocks[kind].of[partition] if self.active else 0
+
+    def at_home(self, host: str, kind: Kind, partition: int) -> bool:
+        """Return whether the partition is at home on this host; always, where partitions have no homes."""
+        blocks = self._blocks[kind]
+        return not self.active or host in blocks.homes[blocks.of[partition]]
+
+    def homes(self, kind: Kind, block: int) -> list[str]:
+        """Return the hosts with workers that are home to a block."""
+        return [host for host in self._blocks[kind].homes[block] if host in self._hosts]
+
+    def tiers(self, host: str | None, kind: Kind) -> Tiers:
+        """Return the blocks that a host works on, best first: those at home there, with vacant ones beside them that
+        are in its share; other blocks in its share; those that any host may take. None stands for a gang over several
+        hosts, which works on all alike."""
+        key = host, kind
+        tiers = self._tiers.get(key)
+        if tiers is None:
+            tiers = self._tiers[key] = self._ordered(host, kind)
+        return tiers
+
+    def rank(self, host: str | None, kind: Kind, block: int) -> int:
+        """Return the number of the host's tier that has the block, from 0; -1: none has."""
+        key = host, kind
+        ranks = self._ranks.get(key)
+        if ranks is None:
+            tiers = self.tiers(host, kind)
+            ranks = self._ranks[key] = {block: rank for rank, tier in enumerate(tiers) for block in tier}
+        return ranks.get(block, -1)
+
+    def run_length(self, host: str | None, partition: int, most: int) -> int:
+        """Return how many consecutive training partitions, from this one on and at most so many, a unit on this host
+        covers: it ends where its home does. What `claim` takes becomes one."""
+        blocks = self._blocks["train"]
+        if not self.active or host is None:
+            return most
+        claimed, partitions = self._piece(host, "train", partition), len(blocks.of)
+        count = 1
+        while count < most:
+            following = (partition + count) % partitions
+            if following not in claimed and host not in blocks.homes[blocks.of[following]]:
+                break
+            count += 1
+        return count
+
+    def beside(self, host: str | None, kind: Kind, partitions: Sequence[int]) -> list[int]:
+        """Return those of the partitions that a unit on this host covers together: all at home there, else the first
+        that it may take, with the others of its block."""
+        blocks = self._blocks[kind]
+        if not self.active or host is None:
+            return list(partitions)
+        if here := [each for each in partitions if host in blocks.homes[blocks.of[each]]]:
+            return here
+        ranked = [(rank, each) for each in partitions if (rank := self.rank(host, kind, blocks.of[each])) >= 0]
+        claimed = self._piece(host, kind, min(ranked)[1] if ranked else partitions[0])
+        return [each for each in partitions if each in claimed]
+
+    def needed(self, partitions: Iterable[PartitionRange]) -> set[str]:
+        """Return the hosts that are home to some of these partitions."""
+        found = {(each.kind, self.block(each.kind, n)) for each in partitions for n in range(each.first, each.end)}
+        return {host for kind, block in found for host in self.homes(kind, block)} if self.active else set()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all that matters, as plain values: equal for equal journals."""
+        return {
+            "homes": {kind: (blocks.bounds, blocks.homes) for kind, blocks in self._blocks.items()},
+            "vacant": {kind: (blocks.vacant, blocks.open) for kind, blocks in self._blocks.items()},
+            "hosts": self._hosts,
+        }
+
+    # ---------------------------------------------------------------- decisions
+
+    def claim(self, host: str | None, kind: Kind, partition: int, at: float) -> Placed | None:
+        """Return that the host is home to the block of a partition, from its first unit over it on; None: it is
+        already, or another host is."""
+        if host is None or self.at_home(host, kind, partition):
+            return None
+        claimed = self._piece(host, kind, partition)
+        if not self._may(host, kind, partition):
+            return None
+        return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
+
+    def adopt(self, host: str, at: float) -> Placed | None:
+        """Return the next block that becomes at home on a host, as it has all of its rows; None: there is no other. A
+        host that has all rows waits for its first units, as any block will do for it."""
+        for kind, blocks in self._blocks.items() if self.active else ():
+            has = {n for each in self._rows.get(host, ()) if each.kind == kind for n in range(each.first, each.end)}
+            if len(has) == len(blocks.of) or not self._below(host, kind):
+                continue
+            for block in self._wanting(host, kind):
+                whole = range(blocks.bounds[block], blocks.bounds[block + 1])
+                if has.issuperset(whole):
+                    return Placed(at=at, host=host, partitions=PartitionRange(kind, whole.start, whole.stop))
+        return None
+
+    def first(self, host: str, kind: Kind) -> int:
+        """Return the partition of which a host reads a batch before any unit runs: the first one that is at home there
+        or can be, else 0."""
+        blocks = self._blocks[kind]
+        if not self.active or not blocks.of:
+            return 0
+        at_home = [block for block in range(blocks.count) if host in blocks.homes[block]]
+        tiers = [min(tier) for tier in self.tiers(host, kind) if tier]
+        return blocks.bounds[min(at_home) if at_home else min(tiers[:1], default=0)]
+
+    # ---------------------------------------------------------------- inside
+
+    def _may(self, host: str, kind: Kind, partition: int) -> bool:
+        return self.rank(host, kind, self._blocks[kind].of[partition]) >= 0
+
+    def _piece(self, host: str, kind: Kind, partition: int) -> range:
+        """Return the partitions that become at home on a host with this one: its block, or, where that is open to all
+        hosts, this host's part of it."""
+        blocks = self._blocks[kind]
+        block = blocks.of[partition]
+        first, end = blocks.bounds[block], blocks.bounds[block + 1]
+        if block in blocks.open and not self._below(host, kind):
+            size = -(-blocks.size(block) // len(self._hosts))
+            return range(partition, min(end, partition + size))
+        return range(first, end)
+
+    def _changed(self) -> None:
+        self._tiers.clear()
+        self._ranks.clear()
+
+    def _note_vacant(self, at: float) -> None:
+        for blocks in self._blocks.values() if self._started and self.active else ():
+            for block, homes in enumerate(blocks.homes):
+                if block not in blocks.vacant and self._hosts.keys().isdisjoint(homes):
+                    blocks.vacant[block] = at
+
+    def _below(self, host: str, kind: Kind) -> bool:
+        """Return whether the host has less than its share, up to half a block."""
+        blocks = self._blocks[kind]
+        return self._blocks_of(host, blocks) + 0.5 < min(self._share(host, blocks), blocks.cut)
+
+    def _share(self, host: str, blocks: Blocks) -> int:
+        return math.ceil((self._copies or 1) * blocks.cut * self._hosts.get(host, 0) / max(1, self._workers))
+
+    def _blocks_of(self, host: str, blocks: Blocks) -> float:
+        """Return how many undivided blocks the partitions at home on a host amount to."""
+        has = sum([blocks.size(block) for block, homes in enumerate(blocks.homes) if host in homes])
+        return has * blocks.cut / max(1, len(blocks.of))
+
+    def _shared(self, host: str, kind: Kind) -> set[int]:
+        """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
+        those of hosts that have more than their share by a block, or, where it has less than its own, any."""
+        blocks = self._blocks[kind]
+        excess = {each: self._blocks_of(each, blocks) - self._share(each, blocks) for each in self._hosts}
+        if kind == "validate" or excess[host] >= 0.5:
+            return set()
+        rich = {each for each in self._hosts if excess[each] >= 1}
+        of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
+        return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())
+
+    def _wanting(self, host: str, kind: Kind) -> list[int]:
+        """Return the blocks that another host than their homes may take: those with the fewest homes first."""
+        blocks = self._blocks[kind]
+        counts = [(len(self.homes(kind, block)), block) for block in range(blocks.count)]
+        return [n for count, n in sorted(counts) if count < (self._copies or 1) and host not in blocks.homes[n]]
+
+    def _ordered(self, host: str | None, kind: Kind) -> Tiers:
+        blocks = self._blocks[kind]
+        everything = tuple(range(blocks.count))
+        if not self.active or host is None:
+            return (everything,)
+        here = [block for block in everything if host in blocks.homes[block]]
+        wanting = self._wanting(host, kind) if self._below(host, kind) else []
+        if not wanting:
+            return tuple(here), (), tuple(sorted((blocks.open | self._shared(host, kind)).difference(here)))
+        least = len(self.homes(kind, wanting[0]))
+        first = [block for block in wanting if len(self.homes(kind, block)) == least]
+        beside = {(block + step) % blocks.count for block in here for step in (-1, 1)}
+        near = [block for block in first if block in beside] if here else first
+        taken = {*here, *near}
+        return (
+            (*here, *near),
+            tuple([block for block in first if block not in taken]),
+            tuple([block for block in wanting if block not in taken and block not in first]),
+        )
+
+
+def _moved(block: int, divided: int) -> tuple[int, ...]:
+    """Return by how much the number of a block grows as another one is divided; that one itself becomes two."""
+    return (0, 1) if block == divided else (int(block > divided),)
+
+
+def uneven(partitions: int, workers: int) -> tuple[float, int]:
+    """Return how an epoch of many trials compares with the least time where each partition has one home: the partitions
+    of the worker that has most, over those of an average one. With it comes the number of partitions nearest to this
+    one that divides evenly."""
+    if partitions < workers:
+        return 1.0, partitions  # each further worker is another home
+    ratio = math.ceil(partitions / workers) * workers / partitions
+    return ratio, max(1, round(partitions / workers)) * workers

@@ -1,0 +1,85 @@
+"""Slots come, become idle, and go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hopyard.core.runs import lifecycle
+from hopyard.core.runs.events import Joined, Replace
+from hopyard.core.runs.gangs import Gangs
+from hopyard.core.runs.preflight import Preflight, Verdict
+from hopyard.core.runs.records import SlotRecord
+from hopyard.core.runs.retries import Retries
+from hopyard.core.runs.run_record import RunRecord
+
+
+class Slots:
+    """The comings and goings of slots. Owner: `Machine`.
+
+    Args:
+        run: the machine's.
+        workers: the machine's.
+        retries: the machine's.
+        preflight: the machine's.
+    """
+
+    def __init__(self, run: RunRecord, workers: Gangs, retries: Retries, preflight: Preflight) -> None:
+        self._run = run
+        self._workers = workers
+        self._retries = retries
+        self._preflight = preflight
+
+    def join(self, event: Joined) -> None:
+        """Add a worker, which is a slot of its own."""
+        run = self._run
+        slot = run.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
+        slot.trains = run.spec.members == 1
+        run.places.join(event.host, event.rows)
+        run.scheduler.set_idle(slot)
+        run.scheduler.ask_again()
+        run.search.changed = True
+
+    def set_idle(self, slot: SlotRecord) -> None:
+        """Let the slot be idle from now on."""
+        slot.busy, slot.together, slot.idle_since = 0, False, self._run.at
+        self._run.leases.answered(slot.id)
+        self._run.scheduler.set_idle(slot)
+
+    def replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> Verdict:
+        """End a slot for good: all of its workers."""
+        slot: SlotRecord | None = self._workers.slot_of(number)
+        verdict: Verdict = ""
+        for worker in () if slot is None else slot.members or (slot.id,):
+            self._run.commands.append(Replace(worker, reason, fault))
+            verdict = self.remove(worker, reason, fault) or verdict
+        return verdict
+
+    def remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> Verdict:
+        """Remove a worker, which is gone, and the States that only it had. Its gang is dissolved, and their unit given
+        out again; what the first member does alone goes on, if it is another one that is gone."""
+        run, slot, worker = self._run, self._workers.slot_of(number), self._workers.record(number)
+        if slot is None or worker is None:
+            return ""
+        together = slot.together
+        if slot.members:
+            self._workers.dissolve(slot, number)
+        run.places.leave(worker.host, run.at)
+        run.scheduler.ask_again()
+        if number != slot.id:
+            run.durability.gone(number)
+            if together:
+                unit = run.leases.revoke(slot.busy)
+                self.set_idle(slot)
+                self._retries.lost(unit, reason, fault)
+            return ""
+        del run.slots[number]
+        run.scheduler.remove(slot)
+        run.leases.answered(number)
+        if fault == "store" and (overdue_ref := run.durability.oldest(number)) is not None:
+            self._retries.not_stored(run.trials[overdue_ref.trial])
+        run.durability.gone(number)
+        verdict = self._preflight.lost(number, reason, fault)
+        self._retries.lost(run.leases.revoke(slot.busy), reason, fault)
+        for trial_number in sorted(slot.memory_only):
+            lifecycle.repair(run, run.trials[trial_number])
+        return verdict
