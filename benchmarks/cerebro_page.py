@@ -10,8 +10,11 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURE = DOCS / "cerebro-table.md", DOCS / "cerebro-table.png"
-HEADING = "## The table"
-"""What stands above the table in the page."""
+TABLE, WORSE = "## The table", "## Where hopping is worse"
+"""Headings of the page above what is written into it."""
+PEERS = ("tasks", "allreduce", "averaging", "servers")
+MARGIN = 0.02
+"""Differences up to this share are not worth a line."""
 TITLES = {
     "local": "hopping, `Local`",
     "hosts": "hopping, `Hosts`",
@@ -86,7 +89,7 @@ BOTH: dict[str, Callable[[Figures], str]] = {
     "moved between hosts, an epoch, MB": lambda f: megabytes(f["moved"]["between"] / f["epochs"]),
     "moved to and from the driver without rows, an epoch, MB": lambda f: megabytes(with_driver(f)),
     "rows moved, by the report, MB": lambda f: accounted(f, "rows", 1),
-    "States hopped between hosts, by the report, an epoch, MB": lambda f: accounted(f, "hopped", f["epochs"]),
+    "States hopped, by the report, an epoch, MB": lambda f: accounted(f, "hopped", f["epochs"]),
     "exchanged, by the report, an epoch, MB": lambda f: accounted(f, "exchanged", f["epochs"]),
 }
 
@@ -113,29 +116,59 @@ def table(results: dict[str, Any]) -> str:
         if "tasks" in results[kind]
     }
     for kind, size in read.items():
-        title = f"the same with rows read by the network, computed: {results[kind]['tasks']['hosts']} hosts"
+        title = f"rows read by the network instead, an epoch, computed, MB: {results[kind]['tasks']['hosts']} hosts"
         line(title, kind, lambda f, size=size, kind=kind: size if f is results[kind]["tasks"] else "")  # type: ignore[misc]
     return "\n".join(f"| {' | '.join(each)} |" for each in lines)
 
 
-def replaced(text: str, new: str) -> str:
-    """Return a page with another table below `HEADING`.
+MEASURES: dict[str, tuple[Callable[[Figures], float], str]] = {
+    "seconds an epoch": (lambda f: f["seconds"] / f["epochs"], "{:.1f}"),
+    "idle share of the cores, %": (lambda f: 100 * f["idle"], "{:.0f}"),
+    "peak memory of a worker, MB": (lambda f: f["peak"] / MEGA, "{:,.0f}"),
+    "rows stored ÷ table": (lambda f: f["stored"], "{:.2f}"),
+    "MB moved an epoch, rows included": (lambda f: sum(f["moved"].values()) / f["epochs"] / MEGA, "{:,.0f}"),
+    "top-1 error of the best net in the end, %": (lambda f: 100 * min(net[-1][0] for net in f["errors"]), "{:.1f}"),
+}
+"""Measures by which ways are compared, less being better; on many hosts only what is stored and moved."""
+
+
+def worse(results: dict[str, Any]) -> str:
+    """Return a list in Markdown: in what hopping on hosts is worse than a peer."""
+    lines = []
+    for kind in ("two", "many"):
+        own = results[kind].get("hosts")
+        for title, (value, form) in MEASURES.items() if own else ():
+            if kind == "many" and not ("stored" in title or "moved" in title):
+                continue
+            better = [
+                f"{TITLES[peer]} {form.format(value(results[kind][peer]))}"
+                for peer in PEERS
+                if peer in results[kind] and value(results[kind][peer]) < value(own) * (1 - MARGIN)
+            ]
+            if better:
+                lines.append(
+                    f"- {title}, {own['hosts']} hosts: hopping {form.format(value(own))}, {', '.join(better)}."
+                )
+    return "\n".join(lines) or "- In nothing that is in the table."
+
+
+def replaced(text: str, heading: str, new: str) -> str:
+    """Return a page with other lines in the place of the block below a heading.
 
     Raises:
-        ValueError: the page has no such heading, or no table below it.
+        ValueError: the page has no such heading, or no block below it.
     """
-    head, found, rest = text.partition(f"\n{HEADING}\n")
-    lines = rest.split("\n")
-    begin = next((n for n, line in enumerate(lines) if line.startswith("|")), -1)
-    if not found or begin < 0:
-        raise ValueError(f"the page must have a table below {HEADING!r}")
-    end = next(n for n, line in enumerate([*lines, ""]) if n > begin and not line.startswith("|"))
-    return head + found + "\n".join([*lines[:begin], new, *lines[end:]])
+    head, found, rest = text.partition(f"\n{heading}\n\n")
+    block, end, tail = rest.partition("\n\n")
+    if not found or not block.strip() or not end:
+        raise ValueError(f"the page must have a block of lines below {heading!r}")
+    return f"{head}{found}{new}{end}{tail}"
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write the table into the page, and the picture beside it."""
-    PAGE.write_text(replaced(PAGE.read_text(), table(results)))
+    """Write the table and the list into the page, and the picture beside it."""
+    text = replaced(PAGE.read_text(), TABLE, table(results))
+    PAGE.write_text(replaced(text, WORSE, worse(results)))
     draw(results, PICTURE)
     print(f"written: {PAGE}, {PICTURE}")
 
@@ -167,18 +200,19 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axis.set_title(title, fontsize=10)
 
     def bytes_moved(figures: Figures) -> float:
-        return max(sum(figures["moved"].values()) / figures["epochs"] / MEGA, 1e-1)
+        return sum(figures["moved"].values()) / figures["epochs"] / MEGA
 
     bars(time, "seconds an epoch, two hosts", [(two, lambda f: f["seconds"] / f["epochs"])])
     bars(stored, "rows stored ÷ table; numbers: hosts", [(two, lambda f: f["stored"]), (many, lambda f: f["stored"])])
-    bars(moved, "MB moved an epoch, with rows and start-up; numbers: hosts", [(two, bytes_moved), (many, bytes_moved)])
+    bars(moved, "MB moved an epoch, rows included; numbers: hosts", [(two, bytes_moved), (many, bytes_moved)])
     moved.set_xscale("log")
     for name in names:
         errors = zip(*[[100 * epoch[0] for epoch in net] for net in two[name]["errors"]], strict=True)
         lowest = [min(each) for each in errors]
         label = TITLES[name].replace("`", "")
         error.plot(range(1, len(lowest) + 1), lowest, marker="o", color=colours[name], label=label, alpha=0.7)
-    error.set(xlabel="epoch", yscale="log")
+    error.set(xlabel="epoch", ylim=(0, None))
+    error.xaxis.get_major_locator().set_params(integer=True)
     error.set_title("top-1 error of the best net, %", fontsize=10)
     error.legend(fontsize=7)
     figure.savefig(path, dpi=80)

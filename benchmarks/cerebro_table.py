@@ -39,8 +39,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import cerebro_nets as nets  # noqa: E402
 import cerebro_page as page  # noqa: E402
@@ -290,6 +288,7 @@ def main() -> int:
         results = json.loads(arguments.source.read_text())
     else:
         began = time.time()
+        os.environ |= {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
         results = {"machine": page.machine(), "two": {}, "many": {}}
 
         def keep() -> None:
@@ -301,7 +300,7 @@ def main() -> int:
             measure(arguments.columns, QUICK if arguments.quick else Size(), results, keep)
         keep()
         say(f"{results['minutes']:.1f} minutes; figures are in {arguments.results}")
-    print(page.table(results))
+    print(f"{page.table(results)}\n\nWhere hopping is worse:\n{page.worse(results)}")
     if arguments.docs:
         page.write(results)
     return 0
