@@ -94,9 +94,8 @@ class Watch:
 
     def used(self, begin: float, end: float) -> float:
         """Return the processor time between two times."""
-
-        first, last = np.interp([begin, end], *zip(*self._line, strict=True)) if self._line else (0.0, 0.0)
-        return float(last - first)
+        times, totals = np.array(self._line).reshape(-1, 2).T
+        return float(np.diff(np.interp([begin, end], times, totals))[0]) if len(times) else 0.0
 
 
 def size_of(folder: Path) -> int:
