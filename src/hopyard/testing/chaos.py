@@ -53,7 +53,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
-from hopyard.spec import Fault, Part, Ref, RunSpec, Unit, packed
+from hopyard.spec import Fault, Part, PartitionRange, Ref, RunSpec, Unit, packed
 from hopyard.testing.agents import Agent
 from hopyard.testing.promises import Content, at_the_end, between_events, hold, offset, sums_of
 
@@ -66,6 +66,7 @@ class Chaos:
         spec: the run's; its `trials` are proposed at the start.
         choose: n → a number in [0, n).
         slots: most slots at a time.
+        hosts: on how many hosts they are.
         arrays: whether a metric is an additive array, so that folds are needed.
         sick: trials whose units raise a user error now and then.
         unfit: trials that do not pass preflight.
@@ -78,6 +79,7 @@ class Chaos:
     spec: RunSpec
     choose: Callable[[int], int]
     slots: int = 3
+    hosts: int = 1
     arrays: bool = False
     sick: frozenset[int] = frozenset()
     unfit: frozenset[int] = frozenset()
@@ -145,8 +147,12 @@ class Chaos:
 
     def start(self) -> None:
         """Begin the run."""
-        self.feed(Began(at=0.0, spec=self.spec, rules=RULES))
+        self.feed(Began(at=0.0, spec=self.spec, rules=RULES, workers=self._workers))
         self._propose()
+
+    @property
+    def _workers(self) -> int:
+        return self.slots if self.hosts > 1 else 0
 
     def _propose(self) -> None:
         """Let the search propose what there is to come; an asynchronous one, as much as its slots take."""
@@ -158,8 +164,7 @@ class Chaos:
             elif machine.search.limited and len(machine.search.standing.active) >= 2 * self.slots:
                 break
             else:
-                first = offset(self.spec, number)
-                first = -1 if first == number else first
+                first = offset(self.spec, number) if self.spec.seed % 2 else -1
                 self.feed(Proposed(at=self.clock, trial=number, config={"n": number}, offset=first))
 
     def _answer(self) -> None:
@@ -272,7 +277,11 @@ class Chaos:
             return
         agent = self.agents[self.joined] = Agent(self.joined)
         self.joined += 1
-        self.feed(Joined(at=self.clock, slot=agent.number, host="h", pid=agent.number))
+        host, rows = self.choose(self.hosts), tuple[PartitionRange, ...]()
+        if host and not self.choose(3):  # it has some partitions of an earlier run
+            first = self.choose(self.spec.partitions)
+            rows = (PartitionRange("train", first, first + 1 + self.choose(self.spec.partitions - first)),)
+        self.feed(Joined(at=self.clock, slot=agent.number, host=f"h{host}", pid=agent.number, rows=rows))
 
     def work(self) -> None:
         """Let an agent end its unit."""
@@ -294,6 +303,17 @@ class Chaos:
         if agent := self._any(list(self.agents.values())):
             self._part(agent, dead=bool(self.choose(2)))
             self.feed(Lost(at=self.clock, slot=agent.number, reason="lost"))
+
+    def cut(self) -> None:
+        """Lose all slots of a host."""
+        hosts = sorted({slot.host for slot in self.machine.slots.values()})
+        if len(hosts) > 1:
+            host = hosts[self.choose(len(hosts))]
+            for agent in list(self.agents.values()):
+                record = self.machine.workers.record(agent.number)
+                if record is not None and record.host == host:
+                    self._part(agent, dead=bool(self.choose(2)))
+                    self.feed(Lost(at=self.clock, slot=agent.number, reason="its host is gone"))
 
     def leave(self) -> None:
         """Give back a slot that has nothing to do."""
@@ -381,7 +401,7 @@ class Chaos:
             self.swept.add(ref)
         self.forfeit |= {ref.trial for ref in gone}
         self.modelled -= self.forfeit
-        self.feed(Resumed(at=self.clock, gone=gone, rules=RULES))
+        self.feed(Resumed(at=self.clock, gone=gone, rules=RULES, workers=self._workers))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()
@@ -588,4 +608,4 @@ class Chaos:
 LONGEST = 5
 """Epochs up to which a run is given more before its end."""
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
-_WEIGHTS |= {"leave": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
+_WEIGHTS |= {"leave": 0, "cut": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}

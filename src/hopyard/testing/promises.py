@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from random import Random
+from typing import Literal
 
 from hopyard.core.runs.events import decode
 from hopyard.core.runs.machine import Machine, fold
+from hopyard.core.runs.order import spread
+from hopyard.core.runs.records import SlotRecord
 from hopyard.spec import Ref, RunSpec, Sums, better
 from hopyard.stopping import ASHA
 
@@ -28,8 +31,10 @@ def hold(true: object, message: str) -> None:
 
 
 def offset(spec: RunSpec, trial: int) -> int:
-    """Return where in the rotation a trial begins: at its number, in half of the worlds somewhere else."""
-    return 3 * trial + 1 if spec.seed % 2 else trial
+    """Return where in the rotation a trial begins: in half of the worlds where the search says."""
+    if spec.seed % 2:
+        return 3 * trial + 1
+    return spread(spec.partitions)[trial % spec.partitions] if spec.starts == "spread" else trial
 
 
 def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:
@@ -128,13 +133,27 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
             state = trial.states.get(trial.step)
             ready = slot.trains and not trial.lease and not trial.ended and trial.step < trial.target
             held_up = trial.until or trial.isolated == "train" or (state is not None and state.parked)
-            hold(not ready or held_up, f"slot {slot.id} and trial {trial.id} wait for each other")
+            elsewhere = not _may_visit(machine, slot, "train", (trial.offset + trial.step) % machine.spec.partitions)
+            hold(not ready or held_up or elsewhere, f"slot {slot.id} and trial {trial.id} wait for each other")
             for epoch, record in trial.epochs.items():
                 held_up = trial.ended or trial.until or trial.isolated == "validate" or record.parked
+                here = any(_may_visit(machine, slot, "validate", partition) for partition in record.pending or ())
                 hold(
-                    not record.pending or held_up,
+                    not here or held_up,
                     f"slot {slot.id} and the validation of {trial.id}, {epoch} wait for each other",
                 )
+
+
+def _may_visit(machine: Machine, slot: SlotRecord, kind: Literal["train", "validate"], partition: int) -> bool:
+    """Return whether the partition is at home on the slot's host, or free for it: no home has a worker, and the host is
+    new or has waited long enough."""
+    places = machine.places
+    if not places.active or slot.apart or places.at_home(slot.host, kind, partition):
+        return True
+    block = places.block(kind, partition)
+    count = machine.spec.partitions if kind == "train" else machine.spec.validation
+    new = not any(places.at_home(slot.host, kind, other) for other in range(count))
+    return not places.homes(kind, block) and (new or block in places.snapshot()["vacant"][kind][1])
 
 
 def at_the_end(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Literal
 
 import msgspec
 
@@ -11,8 +12,9 @@ from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience, Rule
 from hopyard.testing.chaos import Chaos
 
 
-def drawn(seed: int, gangs: bool = False) -> Chaos:
-    """Return one of endlessly many bad worlds; with `gangs`, one in which two or three workers train together."""
+def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
+    """Return one of endlessly many bad worlds; with `gangs`, one in which two or three workers train together; with
+    `hosts`, one in which slots are on several hosts, and partitions have homes."""
     random = Random(seed)  # noqa: S311
     partitions = random.choice([1, 2, 3, 4, 5])
     validation = random.choice([0, 0, 1, 2, 3])
@@ -42,15 +44,23 @@ def drawn(seed: int, gangs: bool = False) -> Chaos:
             max_time=random.choice([None, None, None, 5.0]),
             goal=random.choice([None, None, None, 3e5]),
         )
-    trials = spec.trials or trials
+    trials, slots = spec.trials or trials, max(slots, spec.members)
+    copies, cut = 1, 0
+    if hosts:
+        slots = max(slots, random.choice([2, 3, 5, 8]))
+        copies, cut = random.choice([1, 1, 2]), random.choice([0, 0, 1])
+        starts: Literal["ordered", "spread"] = "spread" if seed % 3 else "ordered"
+        spec = msgspec.structs.replace(spec, copies=copies, starts=starts)
     return Chaos(
         spec,
         random.randrange,
-        slots=max(slots, spec.members),
+        slots=slots,
+        hosts=random.choice([2, 3, slots]) if hosts else 1,
         arrays=random.random() < 0.4,
         sick=frozenset([t for t in range(trials) if random.random() < 0.1]),
         unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
         weights={
+            "cut": cut,
             "lose": random.choice([0, 1, 3]),
             "leave": random.choice([0, 1, 4]),
             "fail": random.choice([0, 1, 2]),
