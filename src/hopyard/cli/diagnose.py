@@ -22,12 +22,26 @@ def sim(
     seconds: Annotated[float, typer.Option(min=1e-6, help="Mean time of a trial for one partition.")] = 1.0,
     sigma: Annotated[float, typer.Option(min=0, help="Deviation, over trials, of that time's logarithm.")] = 0.0,
     noise: Annotated[float, typer.Option(min=0, help="Relative deviation over the units of a trial.")] = 0.1,
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts that share the slots, as evenly as they can.")] = 1,
+    copies: Annotated[int, typer.Option(min=0, help="Hosts that are home to a partition; 0: rows go everywhere.")] = 1,
+    hop: Annotated[float, typer.Option(min=0, help="Seconds that a model takes from host to host.")] = 0.0,
+    fetch: Annotated[float, typer.Option(min=0, help="Seconds that a host takes to fetch a partition.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Predict how long a run takes, by running the scheduler in virtual time."""
-    from hopyard.sim import predict
+    from hopyard.sim import Host, predict
 
-    prediction = predict(slots, trials, partitions, epochs, seconds, sigma=sigma, noise=noise)
+    slots = max(slots, hosts)
+    on = [Host(slots // hosts + (number < slots % hosts)) for number in range(hosts)] if hosts > 1 else []
+    prediction = predict(
+        *(slots, trials, partitions, epochs, seconds),
+        sigma=sigma,
+        noise=noise,
+        hosts=on,
+        copies=copies or None,
+        hop=hop,
+        fetch=fetch,
+    )
     if as_json:
         echo(as_text(asdict(prediction)))
         return
@@ -39,7 +53,11 @@ def sim(
         ("idle share", f"{prediction.idle_share:.1%}"),
         ("units", f"{prediction.units:,}"),
     ]
-    echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {words.count(slots, 'slot')}")
+    if hosts > 1:
+        rows.append(("rows stored", f"{prediction.rows_stored:.2f} times the table, on all hosts together"))
+        rows.append(("hops", f"{words.count(prediction.hops, 'model')} from host to host"))
+    place = words.count(slots, "slot") + (f" of {words.count(hosts, 'host')}" if hosts > 1 else "")
+    echo(f"{words.count(trials, 'trial')} × {words.count(epochs, 'epoch')} on {place}")
     columns([[name, text] for name, text in rows], indent="  ")
 
 

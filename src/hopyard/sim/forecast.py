@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from hopyard.checks import whole
 from hopyard.errors import SpecError
-from hopyard.sim.world import Seconds, World, lengths
+from hopyard.sim.world import Host, Seconds, World, lengths
 from hopyard.spec import RunSpec, Unit
 from hopyard.text import shown
 
@@ -21,6 +24,8 @@ class Forecast:
         ratio: makespan / bound.
         idle_share: part of the slots' time in which they did nothing, 0 to 1.
         units: partitions done, training and validation.
+        rows_stored: partitions that all hosts store, over those of the table; 1 where all slots are on one host.
+        hops: times that a State went from one host to another to be trained.
     """
 
     makespan: float
@@ -28,6 +33,8 @@ class Forecast:
     ratio: float
     idle_share: float
     units: int
+    rows_stored: float
+    hops: int
 
 
 def predict(
@@ -43,11 +50,15 @@ def predict(
     validation: int = 0,
     group_seconds: float = 1.0,
     seed: int = 0,
+    hosts: Sequence[Host] = (),
+    copies: int | None = 1,
+    hop: float = 0.0,
+    fetch: float = 0.0,
 ) -> Forecast:
     """Run the machine itself against a virtual clock.
 
     Args:
-        slots: number of slots.
+        slots: number of slots; where there are `hosts`, they have as many workers.
         trials: number of trials, all proposed at the start.
         partitions: training partitions.
         epochs: epochs of each trial.
@@ -58,27 +69,36 @@ def predict(
         validation: validation partitions.
         group_seconds: units are grouped up to about this much work.
         seed: seed of lengths and noise.
+        hosts: the hosts of the slots; empty: they are all on one.
+        copies: as in `hy.Hopper`, but for "auto".
+        hop: seconds that a State takes from one host to another.
+        fetch: seconds that a host takes to fetch a partition.
 
     Raises:
         SpecError: a number is out of its range.
     """
     for name, value in (("slots", slots), ("trials", trials)):
         whole(name, value, 1)
+    workers = sum(host.workers for host in hosts)
+    if hosts and workers != slots:
+        raise SpecError(f"hosts = {shown(hosts)} have {workers} workers, so slots must be {workers}, got {slots}")
     if not seconds > 0:
         raise SpecError(f"seconds must be a number above 0, got {shown(seconds)}")
     spec = RunSpec(
         epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
     )
+    spec = msgspec.structs.replace(spec, copies=copies, starts="spread")
     unit_seconds = lengths(trials, sigma, noise, seed, check)
 
     def scaled(unit: Unit, partition: int) -> float:
         return seconds * unit_seconds(unit, partition)
 
-    world = World(spec, slots, scaled)
+    world = World(spec, slots, scaled, hosts=tuple(hosts), hop=hop, fetch=fetch)
     makespan = world.run()
     bound = lower_bound(spec, slots, scaled)
     busy = sum(world.busy.values())
-    return Forecast(makespan, bound, makespan / bound, 1 - busy / (slots * makespan), world.units)
+    rows = sum(map(len, world.rows.values())) / (partitions + validation) if hosts else 1.0
+    return Forecast(makespan, bound, makespan / bound, 1 - busy / (slots * makespan), world.units, rows, world.hops)
 
 
 def lower_bound(spec: RunSpec, slots: int, seconds: Seconds) -> float:

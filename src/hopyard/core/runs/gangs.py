@@ -83,6 +83,9 @@ class Gangs:
         slot = run.slots[first]
         slot.members, slot.trains, slot.group = line.members, True, 0
         run.scheduler.set_apart(slot, any(self._followers[n][0].host != slot.host for n in line.members[1:]))
+        if not slot.apart:
+            run.places.join("train", slot.host)
+            run.scheduler.ask_again()
         run.scheduler.set_idle(slot)
         run.search.changed = True  # one more slot trains, for which a trial may be promoted
 
@@ -113,6 +116,8 @@ class Gangs:
         if slot.together:
             self.give_up(slot, slot.busy, gone)
         followers, slot.members, slot.trains, slot.group = slot.members[1:], (), False, 0
+        if not slot.apart:
+            run.places.leave("train", slot.host, run.at)
         run.scheduler.set_apart(slot, False)
         for member in followers:
             record, _ = self._followers.pop(member)
@@ -128,6 +133,8 @@ class Gangs:
         run.scheduler.set_spec(run.spec)
         run.scheduler.withhold(set())
         for slot in run.slots.values() if members == 1 else ():
+            if not slot.trains:
+                run.places.join("train", slot.host)
             slot.trains = run.search.changed = True
             if not slot.busy:
                 run.scheduler.set_idle(slot)

@@ -188,6 +188,7 @@ def stop(run: RunRecord, line: Stopped) -> None:
         trial.status = "stopped"
     run.scheduler.estimate(trial)
     run.scheduler.offer(trial)  # where it makes its last State again
+    repair(run, trial)  # its last State may have been lost while a unit had it
     complete(run, trial)
 
 

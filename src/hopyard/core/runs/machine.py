@@ -427,13 +427,13 @@ class Machine:
                 for trial in self.trials.values():
                     trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
-        self.places.begin(event.workers)
         units = [unit for _, unit in self.leases.standing().values()]
         self.leases.clear()
         self.slots.clear()
         self.workers.clear()
         if event.members:
             self.workers.resize(event.members)
+        self.places.begin(event.workers, run.spec.members)
         run.scheduler.clear()
         self._preflight.clear()
         for unit in units:

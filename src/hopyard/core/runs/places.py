@@ -98,14 +98,16 @@ class Places:
     def __init__(self, spec: RunSpec) -> None:
         self.active = False
         self._copies = spec.copies
+        self._members = spec.members
         self._workers = 0
         """Workers of the engine."""
         self._blocks: dict[Kind, Blocks] = {
             "train": Blocks(spec.partitions, 1),
             "validate": Blocks(spec.validation, 1),
         }
-        self._hosts: dict[str, int] = {}
-        """Host → its workers that are there."""
+        self._hosts: dict[Kind, dict[str, int]] = {"train": {}, "validate": {}}
+        """Host → the slots there that train, and its workers, all of which validate. A gang over several hosts is on
+        none of them."""
         self._rows: dict[str, tuple[PartitionRange, ...]] = {}
         """Host → the partitions that it had when it joined."""
         self._started = False
@@ -115,39 +117,41 @@ class Places:
 
     # ---------------------------------------------------------------- what an event changes
 
-    def begin(self, workers: int) -> None:
-        """Begin with another driver, whose engine has so many workers; 0: on one host."""
+    def begin(self, workers: int, members: int) -> None:
+        """Begin with another driver, whose engine has so many workers (0: they are on one host), in gangs of so many
+        members."""
+        self._members = members
         self.active = bool(workers) and self._copies is not None
         self._workers = workers
-        self._hosts.clear()
+        self._hosts = {"train": {}, "validate": {}}
         self._rows.clear()
         self._started = False
         for kind, blocks in self._blocks.items():
             if not self.active:
                 self._blocks[kind] = Blocks(len(blocks.of), 1)
-            elif min(len(blocks.of), workers) > blocks.cut:
-                self._blocks[kind] = blocks.recut(workers)
+            elif min(len(blocks.of), self._slots(kind)) > blocks.cut:
+                self._blocks[kind] = blocks.recut(self._slots(kind))
             self._blocks[kind].vacant.clear()
             self._blocks[kind].open.clear()
         self._changed()
 
-    def join(self, host: str, rows: tuple[PartitionRange, ...]) -> None:
-        """Add a worker, whose host has these rows already."""
-        self._hosts[host] = self._hosts.get(host, 0) + 1
+    def join(self, kind: Kind, host: str, rows: tuple[PartitionRange, ...] = ()) -> None:
+        """Add a slot for units of this kind, whose host has these rows already."""
+        hosts, blocks = self._hosts[kind], self._blocks[kind]
+        hosts[host] = hosts.get(host, 0) + 1
         if rows:
             self._rows[host] = rows
-        for blocks in self._blocks.values():
-            for block in [block for block in blocks.vacant if host in blocks.homes[block]]:
-                del blocks.vacant[block]
-                blocks.open.discard(block)
+        for block in [block for block in blocks.vacant if host in blocks.homes[block]]:
+            del blocks.vacant[block]
+            blocks.open.discard(block)
         self._changed()
 
-    def leave(self, host: str, at: float) -> None:
-        """Remove a worker."""
-        self._hosts[host] -= 1
-        if not self._hosts[host]:
-            del self._hosts[host]
-            self._rows.pop(host, None)
+    def leave(self, kind: Kind, host: str, at: float) -> None:
+        """Remove a slot."""
+        hosts = self._hosts[kind]
+        hosts[host] -= 1
+        if not hosts[host]:
+            del hosts[host]
             self._note_vacant(at)
         self._changed()
 
@@ -164,7 +168,7 @@ class Places:
         blocks = self._blocks[kind]
         divided = [blocks.divide(partition) for partition in (first, end)]
         for block in range(blocks.of[first], blocks.of[end - 1] + 1):
-            others = [host for host in blocks.homes[block] if host in self._hosts and host != line.host]
+            others = [host for host in blocks.homes[block] if host in self._hosts[kind] and host != line.host]
             blocks.homes[block] = (*others, line.host)
             blocks.vacant.pop(block, None)
             blocks.open.discard(block)
@@ -205,7 +209,7 @@ class Places:
 
     def homes(self, kind: Kind, block: int) -> list[str]:
         """Return the hosts with workers that are home to a block."""
-        return [host for host in self._blocks[kind].homes[block] if host in self._hosts]
+        return [host for host in self._blocks[kind].homes[block] if host in self._hosts[kind]]
 
     def tiers(self, host: str | None, kind: Kind) -> Tiers:
         """Return the blocks that a host works on, best first: those at home there, with vacant ones beside them that
@@ -313,7 +317,7 @@ class Places:
         block = blocks.of[partition]
         first, end = blocks.bounds[block], blocks.bounds[block + 1]
         if block in blocks.open and not self._below(host, kind):
-            size = -(-blocks.size(block) // len(self._hosts))
+            size = -(-blocks.size(block) // len(self._hosts[kind]))
             return range(partition, min(end, partition + size))
         return range(first, end)
 
@@ -322,21 +326,26 @@ class Places:
         self._ranks.clear()
 
     def _note_vacant(self, at: float) -> None:
-        for blocks in self._blocks.values() if self._started and self.active else ():
+        for kind, blocks in self._blocks.items() if self._started and self.active else ():
             for block, homes in enumerate(blocks.homes):
-                if block not in blocks.vacant and self._hosts.keys().isdisjoint(homes):
+                if block not in blocks.vacant and self._hosts[kind].keys().isdisjoint(homes):
                     blocks.vacant[block] = at
 
     def _below(self, host: str, kind: Kind) -> bool:
         """Return whether the host has less than its share, up to half a block."""
-        blocks = self._blocks[kind]
-        return self._blocks_of(host, blocks) + 0.5 < min(self._share(host, blocks), blocks.cut)
+        return self._blocks_of(host, kind) + 0.5 < min(self._share(host, kind), self._blocks[kind].cut)
 
-    def _share(self, host: str, blocks: Blocks) -> int:
-        return math.ceil((self._copies or 1) * blocks.cut * self._hosts.get(host, 0) / max(1, self._workers))
+    def _share(self, host: str, kind: Kind) -> int:
+        slots = self._hosts[kind].get(host, 0)
+        return math.ceil((self._copies or 1) * self._blocks[kind].cut * slots / self._slots(kind))
 
-    def _blocks_of(self, host: str, blocks: Blocks) -> float:
+    def _slots(self, kind: Kind) -> int:
+        """Return how many slots the engine has for units of this kind."""
+        return max(1, self._workers // (self._members if kind == "train" else 1))
+
+    def _blocks_of(self, host: str, kind: Kind) -> float:
         """Return how many undivided blocks the partitions at home on a host amount to."""
+        blocks = self._blocks[kind]
         has = sum([blocks.size(block) for block, homes in enumerate(blocks.homes) if host in homes])
         return has * blocks.cut / max(1, len(blocks.of))
 
@@ -344,10 +353,10 @@ class Places:
         """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
         those of hosts that have more than their share by a block, or, where it has less than its own, any."""
         blocks = self._blocks[kind]
-        excess = {each: self._blocks_of(each, blocks) - self._share(each, blocks) for each in self._hosts}
-        if kind == "validate" or excess[host] >= 0.5:
+        excess = {each: self._blocks_of(each, kind) - self._share(each, kind) for each in self._hosts[kind]}
+        if kind == "validate" or excess.get(host, 1) >= 0.5:
             return set()
-        rich = {each for each in self._hosts if excess[each] >= 1}
+        rich = {each for each in excess if excess[each] >= 1}
         of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
         return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())
 

@@ -57,7 +57,7 @@ class RunRecord:
     def begin(self, event: Began) -> None:
         """Begin the run."""
         self.rules = event.rules
-        self.places.begin(event.workers)
+        self.places.begin(event.workers, self.spec.members)
         self.search.begun(event.at)
 
     def outcome(self) -> Literal["completed", "partial", "failed"]:

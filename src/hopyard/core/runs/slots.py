@@ -34,7 +34,9 @@ class Slots:
         run = self._run
         slot = run.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
         slot.trains = run.spec.members == 1
-        run.places.join(event.host, event.rows)
+        run.places.join("validate", event.host, event.rows)
+        if slot.trains:
+            run.places.join("train", event.host)
         run.scheduler.set_idle(slot)
         run.scheduler.ask_again()
         run.search.changed = True
@@ -63,7 +65,9 @@ class Slots:
         together = slot.together
         if slot.members:
             self._workers.dissolve(slot, number)
-        run.places.leave(worker.host, run.at)
+        run.places.leave("validate", worker.host, run.at)
+        if worker.trains and number in run.slots:
+            run.places.leave("train", worker.host, run.at)
         run.scheduler.ask_again()
         if number != slot.id:
             run.durability.gone(number)
