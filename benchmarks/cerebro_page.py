@@ -78,6 +78,7 @@ TWO: dict[str, Callable[[Figures], str]] = {
     "idle share of the cores": lambda f: f"{f['idle']:.0%}",
     "idle share of the slots, by the report": lambda f: f"{f['account']['idle']:.0%}" if f["account"] else "",
     "peak memory of a worker, MB": lambda f: megabytes(f["peak"]),
+    "peak memory of a worker, by the report, MB": lambda f: accounted(f, "peak", 1),
     "top-1 error by epoch, best net, %": lambda f: best(f, 0),
     "top-1 error by epoch, median net, %": lambda f: middle(f, 0),
     "top-5 error by epoch, best net, %": lambda f: best(f, 1),
@@ -88,8 +89,10 @@ BOTH: dict[str, Callable[[Figures], str]] = {
     "rows moved, once, MB": lambda f: megabytes(rows_moved(f)),
     "moved between hosts, an epoch, MB": lambda f: megabytes(f["moved"]["between"] / f["epochs"]),
     "moved to and from the driver without rows, an epoch, MB": lambda f: megabytes(with_driver(f)),
+    "rows stored, by the report, MB": lambda f: accounted(f, "stored", 1),
     "rows moved, by the report, MB": lambda f: accounted(f, "rows", 1),
     "States hopped, by the report, an epoch, MB": lambda f: accounted(f, "hopped", f["epochs"]),
+    "States stored, by the report, an epoch, MB": lambda f: accounted(f, "states", f["epochs"]),
     "exchanged, by the report, an epoch, MB": lambda f: accounted(f, "exchanged", f["epochs"]),
 }
 

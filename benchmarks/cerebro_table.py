@@ -44,7 +44,7 @@ import cerebro_nets as nets  # noqa: E402
 import cerebro_page as page  # noqa: E402
 import hopyard as hy  # noqa: E402
 from cerebro_hosts import Machines, Watch, machines, spark_session  # noqa: E402
-from hopyard.core.runs.events import CODEC, Done, Finished, Joined  # noqa: E402
+from hopyard.core.runs.events import CODEC, Finished, Joined  # noqa: E402
 from hopyard.store.journal import read  # noqa: E402
 from hopyard.store.layout import Layout  # noqa: E402
 from jobs import free_port  # noqa: E402
@@ -103,7 +103,6 @@ class Job:
 
     def train(self, engine: Any, parallel: Any, partitions: int = nets.PARTITIONS) -> dict[str, Any]:
         """Train by `hy.select`, on an engine whose workers are all up."""
-        gang = isinstance(parallel, (hy.AllReduce, hy.LocalSGD))
         with engine:
             small = nets.dataset(self.x[:WARM_ROWS], self.y[:WARM_ROWS], 1)
             hy.fit(
@@ -129,31 +128,44 @@ class Job:
                 directory=self.directory / "run",
             )
             counts = self.counts()
-        return {"counts": counts, **run_figures(run, self.there.count, gang)}
+        return {"counts": counts, **run_figures(run, self.there.count)}
 
 
-def run_figures(run: hy.Run, workers: int, gang: bool) -> dict[str, Any]:
-    """Return what a run has of itself: its window, the product's own account, errors by epoch, digests."""
+ACCOUNT = {
+    "stored": "rows_bytes",
+    "rows": "fetched_bytes",
+    "hopped": "hop_bytes",
+    "exchanged": "exchanged_bytes",
+    "states": "state_bytes",
+}
+"""What the report of a run has of each host, and sums of it here."""
+
+
+def account(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what the product itself has counted, over all hosts."""
+    hosts = summary.get("hosts", {}).values()
+    sums = {name: sum(host[key] or 0 for host in hosts) for name, key in ACCOUNT.items()}
+    return {**sums, "peak": max((host["peak_bytes"] for host in hosts), default=0), "idle": summary["idle_share"]}
+
+
+def run_figures(run: hy.Run, workers: int) -> dict[str, Any]:
+    """Return what a run has of itself: its window, its report's account, errors by epoch, digests."""
     lines = list(read(Layout(run.directory).journal, CODEC))
     joined = [line.at for line in lines if isinstance(line, Joined)][:workers]
     end = next(line.at for line in lines if isinstance(line, Finished))
     if len(joined) < workers:
         say(f"only {len(joined)} of {workers} workers took part")
-    units = [line for line in lines if isinstance(line, Done)]
-    summary = run.summary()
-    account = {
-        "rows": sum(getattr(line, "fetched_bytes", 0) for line in lines),
-        "hopped": sum(unit.hop_bytes for unit in units),
-        "exchanged": sum(unit.exchanged_bytes for unit in units) * (workers if gang else 1),
-        "idle": summary["idle_share"],
-        "hosts": summary.get("hosts"),
-    }
     errors = [
         [[1 - epoch[f"val_{name}"] for name in ("top1", "top5")] for epoch in trial.history.values()]
         for trial in run.trials
     ]
     digests = [trial.digest for trial in run.trials]
-    return {"windows": [[joined[-1], end]], "account": account, "errors": errors, "digests": digests}
+    return {
+        "windows": [[joined[-1], end]],
+        "account": account(run.summary()),
+        "errors": errors,
+        "digests": digests,
+    }
 
 
 def servers(job: Job) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_both_nets_train(tmp_path: Path) -> None:
         engine=hy.Inline(),
         directory=tmp_path / "run",
     )
-    found = cerebro_table.run_figures(run, 1, False)
+    found = cerebro_table.run_figures(run, 1)
     assert np.shape(found["errors"]) == (2, 2, 2)
     assert all(0 <= fifth <= first <= 1 for net in found["errors"] for first, fifth in net)
     assert len(set(found["digests"])) == 2 and found["windows"][0][0] < found["windows"][0][1]
