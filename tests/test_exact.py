@@ -182,7 +182,7 @@ def test_histories_are_equal_too(tmp_path: Path) -> None:
 
 
 def test_more_trials_than_stay_built(tmp_path: Path) -> None:
-    from hopyard.agent.runs.worker import BUILT
+    from hopyard.agent.runs.models import BUILT
 
     configs = [{"lr": 0.001 * (n + 1)} for n in range(BUILT + 4)]
     data = dataset(partitions=2, rows=60)

@@ -11,7 +11,8 @@ import pytest
 import hopyard as hy
 from gang_jobs import network
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Dispatch, Failed, Formed, Joined, Resumed, Shrunk
+from hopyard.core.runs.events import Dispatch, Done, Failed, Formed, Joined, Resumed, Shrunk
+from hopyard.data.partitions.loader import sizes
 from hopyard.driver.runs.replay import replay
 from hopyard.engines.local import Processes
 from jobs import agents, alive, dataset, digests, driver, gone, journal, linear, memory, script
@@ -53,6 +54,23 @@ def test_a_gang_gives_the_same_bits_however_units_are_grouped(
     """`undisturbed` is in units of four partitions."""
     assert digests(fit(tmp_path / "run", parallel=hy.Hopper(gang=2, group="off"))) == undisturbed["gradients"]
     assert not memory(tmp_path)
+
+
+def test_the_report_says_what_a_gang_has_exchanged(tmp_path: Path) -> None:
+    """Each step adds up the gradients and one number for the rows, each unit gathers the sums of its metrics."""
+    run = fit(tmp_path / "run")
+    parameters = sum(parameter.numel() for parameter in network({}).module.parameters())
+    done = [line for line in journal(run.directory) if isinstance(line, Done) and line.exchanged_bytes]
+    (formed,) = [line for line in journal(run.directory) if isinstance(line, Formed)]
+    assert formed.members[0] == done[0].slot
+    assert done[0].others[0][1] > 1 << 20, "the other member answers nothing itself"
+    steps = sum(len(sizes(part.rows, 16)) for part in dataset().prepare().train)
+    reduced = 2 * steps * (8 * parameters + 8)  # bytes of float64, in two epochs
+    summary = run.summary()
+    assert summary["exchanged_bytes"] == 2 * sum(line.exchanged_bytes for line in done)
+    assert reduced <= summary["exchanged_bytes"] / 2 <= reduced + 2000 * len(done)
+    (record,) = summary["hosts"].values()
+    assert record["workers"] == 2 and record["exchanged_bytes"] == summary["exchanged_bytes"]
 
 
 @pytest.mark.parametrize(("what", "rank"), [pytest.param("gradients", 0, marks=pytest.mark.long), ("parameters", 1)])

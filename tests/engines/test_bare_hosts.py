@@ -81,6 +81,25 @@ def test_a_selection_gives_the_same_bits_on_hosts_that_share_nothing(
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"} and not losses(tmp_path / "run")
 
 
+def test_the_report_says_what_hosts_have_fetched(hosts: Hosts, tmp_path: Path) -> None:
+    """Rows that no host has before; then another run over the same, for which nothing is fetched twice."""
+    data = dataset(rows=252)
+    size, total = data.prepare().bytes, dict.fromkeys(hosts.names, 0)
+    for name in ("first", "second"):
+        met = hosts.shared / f"met {name}"
+        met.mkdir()
+        configs = [{**config, "at": 3, "do": f"meet {met}"} for config in MANY]
+        run = select(tmp_path / name, troubled, configs, data=data, engine=engine(hosts))
+        records = run.summary()["hosts"]
+        assert set(records) == set(_joined(tmp_path / name)) == {"alpha", "beta"}
+        for host, record in records.items():
+            total[host] += record["fetched_bytes"]
+            assert 0 < record["rows_bytes"] <= total[host] <= size and record["peak_bytes"] > 1 << 20
+            assert name == "second" or record["rows_bytes"] == record["fetched_bytes"]
+        assert sum(record["rows_bytes"] for record in records.values()) >= size
+        assert "\nHosts (" in run.report()
+
+
 LONG = pytest.mark.long
 
 
@@ -236,14 +255,22 @@ print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=
 
 @LONG
 def test_a_gang_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    """Its members meet over the run's wire, and exchange gradients from host to host."""
+    """Its members meet over the run's wire, and exchange gradients from host to host. Each host fetches all rows that
+    train."""
+    data = dataset(rows=244)
     arguments: dict[str, Any] = {"epochs": 2, "parallel": hy.AllReduce()}
-    run = hy.fit(network, {"lr": 0.05}, dataset(), engine=engine(hosts), directory=tmp_path / "run", **arguments)
+    run = hy.fit(network, {"lr": 0.05}, data, engine=engine(hosts), directory=tmp_path / "run", **arguments)
     assert set(_joined(tmp_path / "run")) == {"alpha", "beta"}
     local = hy.fit(
-        network, {"lr": 0.05}, dataset(), engine=hy.Local(2, devices=None), directory=tmp_path / "local", **arguments
+        network, {"lr": 0.05}, data, engine=hy.Local(2, devices=None), directory=tmp_path / "local", **arguments
     )
     assert digests(run) == digests(local)
+    records = run.summary()["hosts"]
+    train = sum(part.bytes for part in data.prepare().train)
+    for record in records.values():  # validation runs on one of them
+        assert train <= record["fetched_bytes"] == record["rows_bytes"] <= data.prepare().bytes
+        assert record["exchanged_bytes"] == run.summary()["exchanged_bytes"] / 2 > 0
+        assert record["peak_bytes"] > 1 << 20
 
 
 @LONG

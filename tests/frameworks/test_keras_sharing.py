@@ -89,7 +89,7 @@ class Bench:
     @property
     def built(self) -> list[Any]:
         """The models in memory."""
-        return [built.trainable for built in self.worker._built.values()]
+        return [built.trainable for built in self.worker._models.built.values()]
 
     def close(self) -> None:
         self.checkpoints.close()

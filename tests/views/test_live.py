@@ -239,11 +239,13 @@ def test_on_a_terminal(rough):
     assert re.search(r"about \d+ s left  1 worker lost$", lines[0])
     head = ["trial", "config", "status", "epoch", "val_loss", "loss", "val_accuracy", "left", "worker"]
     assert lines[1].split() == head
-    assert len(lines) == 9
+    assert len(lines) == 12
     assert sum(line.startswith("★") for line in lines) == 1
     running = re.compile(r" running  [123]/3 [█▏▎▍▌▋▊▉░]{5} .* \d+ node[01]\s*$")
     assert sum(running.search(line) is not None for line in lines) >= 2
-    assert re.fullmatch(r"trial \d failed \(user\): ValueError: loss is NaN", lines[-1])
+    assert re.fullmatch(r"trial \d failed \(user\): ValueError: loss is NaN", lines[-4])
+    assert lines[-3].split() == ["host", "workers", "partitions", "States", "stored", "hopped"]
+    assert re.fullmatch(r"node0 +2 +6 +\d+ +[\d.]+ MB +[\d.]+ MB", lines[-2])
 
 
 @pytest.mark.parametrize("width", [40, 79, 200])

@@ -5,6 +5,8 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
+    Closed,
+    Deferred,
     Dispatch,
     Done,
     Durable,
@@ -19,8 +21,9 @@ from hopyard.core.runs.events import (
     Stopped,
 )
 from hopyard.core.runs.machine import fold
-from hopyard.sim.world import World, lengths
+from hopyard.sim.world import Host, World, lengths
 from hopyard.spec import Part, Ref, RunSpec, Unit
+from hopyard.stopping import ASHA
 from hopyard.views.timeline import chart
 
 
@@ -152,6 +155,19 @@ def test_it_agrees_with_the_simulated_world():
     assert found.redone == 0
 
 
+@pytest.mark.parametrize(("copies", "idles"), [(1, True), (None, False)])
+def test_hosts_agree_with_the_simulated_world(copies, idles):
+    """Eight partitions do not divide by three hosts."""
+    spec = RunSpec(epochs=2, partitions=8, validation=2, trials=9, copies=copies, starts="spread")
+    world = World(spec, 3, lengths(9, 0.1, 0.1, 0), keep=True, hosts=(Host(),) * 3)
+    world.run()
+    found = chart(world.journal)
+    assert sum(host.partitions for host in found.hosts.records.values()) == world.fetched
+    assert len(found.hosts.records) == 3
+    idle = found.slot_seconds() - found.busy()
+    assert 0.5 * idle < found.home_idle <= idle if idles else found.home_idle == 0
+
+
 def test_everything_ends_well_after_everything_happened(rough):
     found = chart(rough)
     assert fold(rough).status == "partial"
@@ -188,6 +204,62 @@ def test_a_lost_member_ends_the_unit_of_its_gang():
     assert not found.open
     found.see(Dispatch(at=6, slot=0, unit=unit(2, kind="validate")))
     assert found.open[0].members == ()
+
+
+HOMES = RunSpec(epochs=2, partitions=2, validation=0, copies=1)
+
+
+def waited(*lines, spec=HOMES, workers=3):
+    """Slot-seconds that three slots idled for homes while two trials trained one after the other."""
+    began = [Began(at=0, spec=spec, workers=workers), *[joined(0, slot) for slot in range(3)]]
+    return chart([*began, *[Proposed(at=0, trial=trial, config={}) for trial in range(2)], *lines]).home_idle
+
+
+def trained(at, slot, lease, trial, step):
+    """One partition in a second."""
+    epoch, partition = divmod(step, 2)
+    start = Ref(trial, step, lease - 1) if step else None
+    return [
+        Dispatch(at=at, slot=slot, unit=Unit(lease, trial, "train", epoch, (partition,), start)),
+        done(at + 1, slot, lease, partition),
+    ]
+
+
+def test_slots_idle_for_homes_while_trials_wait():
+    """Two slots are idle at a time, so one waits for the other trial, until a worker is lost."""
+    first = [*trained(10, 0, 1, 0, 0), *trained(11, 0, 2, 0, 1), *trained(12, 0, 3, 0, 2), *trained(13, 0, 4, 0, 3)]
+    assert waited(*first) == 4
+    assert waited(*first, *trained(20, 1, 5, 1, 0)) == 4 + 6  # trial 1 waits between, with three idle slots
+    assert waited(*first, workers=0) == waited(*first, spec=RunSpec(epochs=2, partitions=2, validation=0)) == 0
+    busy = [Dispatch(at=10, slot=slot, unit=unit(90 + slot, kind="validate")) for slot in (1, 2)]
+    assert waited(first[0], *busy, *first[1:]) == 0
+    assert waited(first[0], *[Lost(at=10, slot=slot, reason="gone") for slot in (1, 2)], *first[1:]) == 0
+    again = [joined(51, 0), joined(51, 1), *trained(60, 0, 5, 1, 0)]  # they check something first
+    assert waited(*first[:4], Resumed(at=50, workers=2), *again) == 2 + 1
+    assert waited(*first[:4], Resumed(at=50), *again) == 2
+
+
+def test_trials_that_wait_for_something_else_do_not_wait_for_homes():
+    first = [*trained(10, 0, 1, 0, 0), *trained(11, 0, 2, 0, 1)]
+    failed = [first[0], Failed(at=11, slot=0, lease=1, fault="system", error="no"), Tick(at=15)]
+    for line in (
+        Paused(at=10, trial=1, reason="it waits"),
+        Stopped(at=10, trial=1, reason="2nd of 2"),
+        Deferred(at=10, trial=1, until=99.0, fault="system", reason="no"),
+        Closed(at=10, reason="the goal"),
+    ):
+        assert waited(first[0], line, *first[1:]) == 0
+        assert waited(line, *failed) == 0
+    assert waited(*failed) == 1 + 4  # trial 1
+
+
+def test_a_trial_at_its_rung_waits_for_a_decision():
+    spec = RunSpec(epochs=2, partitions=2, validation=0, copies=1, trials=2, metric="loss", stop=ASHA(min_epochs=1))
+    lines = [*trained(10, 0, 1, 0, 0), *trained(11, 0, 2, 0, 1), Tick(at=15)]
+    stopped = Stopped(at=10, trial=1, reason="")
+    assert waited(lines[0], stopped, *lines[1:], spec=spec) == 0
+    granted = Granted(at=15, trial=0, target=4, reason="1st of 2")
+    assert waited(lines[0], stopped, *lines[1:], granted, *trained(18, 1, 3, 0, 2), spec=spec) == 3
 
 
 def test_the_time_with_fewer_trials_than_workers_is_told():

@@ -118,6 +118,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 def show(run: RunName, as_json: AsJson = False) -> None:
     """Show the report of a run: its best trial, all trials, how workers spent their time."""
     from hopyard.core.runs.events import CODEC
+    from hopyard.data.manifest import sizes_in
     from hopyard.store.journal import read
     from hopyard.store.layout import find
     from hopyard.store.standing import standing
@@ -131,11 +132,12 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     status = standing(layout, machine.status)
     about = _about(layout)
     about["directory"] = layout.shown
+    sizes = sizes_in(layout.manifest)
     if as_json:
-        state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status)}
+        state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status, sizes)}
         echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return
-    echo(report(read(layout.journal, CODEC), machine, about, status), nl=False)
+    echo(report(read(layout.journal, CODEC), machine, about, status, sizes), nl=False)
     if layout.gantt.exists():
         echo(f"Chart: {layout.shown}/{layout.gantt.name}")
 

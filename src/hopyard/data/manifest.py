@@ -202,6 +202,11 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         return sum(part.bytes for part in (*self.train, *self.validate))
 
     @property
+    def sizes(self) -> dict[str, list[int]]:
+        """Kind → bytes of all columns of each partition."""
+        return {"train": [part.bytes for part in self.train], "validate": [part.bytes for part in self.validate]}
+
+    @property
     def categories(self) -> dict[str, int]:
         """Feature that encode= made categories of → the number of its codes, that of other values included."""
         columns = [column for field in self.fields if field.role == "inputs" for column in field.columns]
@@ -250,6 +255,14 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
 read_manifest = msgspec.json.Decoder(Manifest).decode
 """Returns the Manifest in these bytes. It is made here, as msgspec may crash where several threads, such as two runs in
 the background, are the first to decode a type."""
+
+
+def sizes_in(path: Path) -> dict[str, list[int]]:
+    """Return `Manifest.sizes` of the manifest in this file; empty where it cannot be read."""
+    try:
+        return Manifest.load(path, check=False).sizes
+    except DataError:
+        return {}
 
 
 def split(manifest: Manifest) -> str:

@@ -140,6 +140,11 @@ class Blocks:
         self._peers, self._rank, self._size = others, rank, len(others) + 1
         self._received: dict[torch.dtype, torch.Tensor] = {}
 
+    @property
+    def sent(self) -> int:
+        """Bytes that this member has sent."""
+        return sum(peer.sent for peer in self._peers.values())
+
     def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
         """Average arrays over all members, as `Group.average` does.
 

@@ -44,6 +44,11 @@ class GangExchange:
         """Lists of arrays that all members have alike."""
         self._layouts = Layouts()
 
+    @property
+    def sent(self) -> int:
+        """Bytes that this member has sent to the others (`Group.sent`)."""
+        return self._group.sent
+
     def connect(self) -> None:
         """Connect the members, if they are not; waits until all of them are there.
 

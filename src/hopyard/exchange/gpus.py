@@ -124,6 +124,8 @@ class Gpus:
         self, group: Any, size: int, device: torch.device, settle: Callable[[Any], None], guard: Guard
     ) -> None:
         self._group, self._size, self._device, self._settle, self._guard = group, size, device, settle, guard
+        self.reduced = 0
+        """Bytes that were added up or averaged."""
         self._one = torch.ones(1, device=device)
         self._aborted = threading.Event()
         self._aborting = threading.Thread(target=self._abort, name="hopyard-abort", daemon=True)
@@ -159,6 +161,7 @@ class Gpus:
         flat.mul_(rows) if rows else flat.zero_()  # numbers of a member without rows may be no numbers
         flat[0] = rows
         self._do(lambda: self._group.allreduce([flat], _now(AllreduceOptions)))
+        self.reduced += flat.nbytes
         total = float(flat[0])
         if total:
             flat.div_(total)
@@ -171,6 +174,7 @@ class Gpus:
         flat.mul_(share) if share else flat.zero_()
         sent = flat.to(torch.float16) if flat.dtype is torch.float32 else flat
         self._do(lambda: self._group.allreduce([sent], _now(AllreduceOptions)))
+        self.reduced += sent.nbytes
         flat.copy_(sent)
         torch._foreach_copy_(tensors, parts)
 
@@ -186,6 +190,7 @@ class Gpus:
         most = max(1, AVERAGED_BYTES // flat.element_size() // self._size) * self._size
         for piece in torch.split(flat, most):
             self._average(piece, counts.tolist())
+        self.reduced += flat.nbytes
         torch._foreach_copy_(tensors, parts)
 
     def _average(self, piece: torch.Tensor, counts: Sequence[float]) -> None:

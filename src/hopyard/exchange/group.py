@@ -90,6 +90,23 @@ class Group:
         self._blocks: Blocks | None = None
         self._gpus: gpus.Gpus | None = None
         self._aborted = self._closed = False
+        self._reduced = self._copied = 0
+        """Bytes that were added up or averaged in all, and what `gather` and `broadcast` have sent."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this member has sent to the others.
+
+        What goes over its own sockets is counted. Gloo, NCCL and shared memory do not say: of n bytes that k members
+        add up or average, each sends 2 (k − 1) n / k, as in a ring; of n bytes that it gives to all, (k − 1) n. What
+        rank 0 alone gives, (k − 1) n in all, is shared among the members.
+
+        Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+        Distrib. Comput. 69, 2009, §3. In shared memory it is what the others read of what a member has put there.
+        """
+        reduced = self._reduced + (0 if self._gpus is None else self._gpus.reduced)
+        written = 0 if self._blocks is None else self._blocks.sent
+        return 2 * (self.size - 1) * reduced // self.size + self._copied + written
 
     def connect(self) -> None:
         """Connect the members, if they are not; waits until all of them are there.
@@ -161,6 +178,7 @@ class Group:
         if shared is not None:
             with self._hanging_up():
                 shared.reduce(layout, load, store)
+            self._reduced += sum(layout.pieces) * layout.dtype.itemsize
             return
         works, pieces = [], torch.split(layout.memory, layout.pieces)
         for number, piece in enumerate(pieces):
@@ -184,6 +202,7 @@ class Group:
         if shared is not None:
             with self._hanging_up():
                 shared.average(arrays, rows)
+            self._reduced += sum(array.nbytes for array in arrays)
             return
         with self._hanging_up():
             if self._blocks is None:
@@ -196,6 +215,7 @@ class Group:
         return connect(self.rank, self.size, self._address, self.gather, lambda: self._aborted)
 
     def _begin(self, piece: torch.Tensor) -> Any:
+        self._reduced += piece.nbytes
         return self._guarded(lambda: self._alive().allreduce(piece))
 
     def _shared_memory(self, dtype: torch.dtype, size: int) -> SharedMemory | None:
@@ -211,6 +231,7 @@ class Group:
         """Replace a tensor on the host by that of rank 0."""
         if self.size > 1:
             self._guarded(lambda: self._alive().broadcast(flat, 0).wait())
+            self._copied += (self.size - 1) * flat.nbytes // self.size
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, by rank."""
@@ -224,6 +245,7 @@ class Group:
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         everything = [torch.empty_like(padded) for _ in range(self.size)]
         self._guarded(lambda: self._alive().allgather(everything, padded).wait())
+        self._copied += (self.size - 1) * (lengths[0].nbytes + padded.nbytes)
         return [part[:count].numpy().tobytes() for part, count in zip(everything, counts, strict=True)]
 
     def abort(self) -> None:

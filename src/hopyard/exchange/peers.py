@@ -60,6 +60,8 @@ class Peer:
         with suppress(AttributeError, OSError):  # then it is only slower
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._connection = connection
+        self.sent = 0
+        """Bytes that the system has taken."""
         self._outward: deque[_Part] = deque()
         self._inward: deque[_Part] = deque()
 
@@ -113,6 +115,7 @@ class Peer:
             count = self._connection.send(data[:SENT_BYTES])
         except BlockingIOError:
             return 0
+        self.sent += count
         _advance(self._outward, count)
         return count
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -30,6 +32,18 @@ def watched(process: int) -> int:
         return os.pidfd_open(process)
     except (AttributeError, OSError):
         return -1
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process had resident since its program began.
+
+    On Linux `ru_maxrss` is no such peak: a program inherits that of the process that started it.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) << 10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
 
 
 def ended(process: int) -> bool:

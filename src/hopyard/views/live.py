@@ -11,21 +11,21 @@ import io
 import sys
 import time
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table as Grid
 from rich.text import Text
 
 from hopyard.core.liveness import Stall
 from hopyard.core.runs.events import Began, Checked, Granted, Line, Paused, Resumed, Retried, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.spec import RunSpec, Unit
+from hopyard.spec import RunSpec
 from hopyard.text import escaped
 from hopyard.views import words
+from hopyard.views.hosts import Sizes
+from hopyard.views.picture import Moment, Picture, text_of
 from hopyard.views.timeline import Chart
 
 EVERY = 0.25
@@ -36,22 +36,6 @@ WARNINGS = 5
 """The most warnings that are shown at the end."""
 TRACES = 3
 """The most tracebacks that are shown; `hopyard show` and `hopyard logs` have more."""
-METRICS = 4
-"""The greatest number of columns for metrics."""
-_EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
-_COLOURS = {
-    "running": "cyan",
-    "validating": "cyan",
-    "hopping": "dim",
-    "storing": "dim",
-    "stalled": "yellow",
-    "paused": "dim",
-    "completed": "green",
-    "stopped": "blue",
-    "failed": "red",
-    "waiting": "dim",
-    "delayed": "yellow",
-}
 
 
 class Table:
@@ -62,6 +46,7 @@ class Table:
         console: where to draw; default: the terminal's standard error, so that a script's own output stays clean.
         clock: seconds since the epoch of Unix, the clock of the journal.
         stalls: returns the slots that make no progress.
+        sizes: bytes of the partitions by kind, where they are known.
     """
 
     def __init__(
@@ -71,15 +56,16 @@ class Table:
         *,
         clock: Callable[[], float] = time.time,
         stalls: Callable[[], Mapping[int, Stall]] = dict,
+        sizes: Sizes | None = None,
     ) -> None:
         self.spec = spec
         self._clock = clock
         self._stalls = stalls
+        self._sizes = sizes or {}
         self._stalled: Mapping[int, Stall] = {}
         """The result of `stalls` when it was last called."""
         self._chart = Chart(keep=False)
-        self._differing = words.Differing()
-        self._trials = 0
+        self._picture = Picture(spec, self._chart)
         self._epochs: dict[int, set[int]] = {}
         """Trial → the epochs that were printed as plain lines."""
         self._waits_for: dict[int, int] = {}
@@ -161,7 +147,7 @@ class Table:
 
     def _print(self, text: str) -> None:
         if self._output != "plain":
-            self._console.print(_text(text), soft_wrap=True)
+            self._console.print(text_of(text), soft_wrap=True)
             return
         file = self._console.file  # rich takes longer for a plain line than all else that a small unit costs the driver
         file.write(f"{escaped(text)}\n")
@@ -189,7 +175,7 @@ class Table:
                 slots = words.count(len(machine.workers), "worker")
                 if machine.spec.members > 1:
                     slots = f"gangs of {machine.spec.members} workers"
-                self._print(f"training: {self._scale(machine)}, on {slots}")
+                self._print(f"training: {self._picture.scale(machine)}, on {slots}")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
             if mark.what in ("interrupted", "stopped"):
@@ -262,7 +248,7 @@ class Table:
         metrics = trial.history[epoch]
         names = [name for name in words.columns(machine) if name in metrics]
         shown = "  ".join(f"{name} {words.number(metrics[name])}" for name in names)
-        config = words.named(trial.config, self._names(machine))
+        config = words.named(trial.config, self._picture.names(machine))
         head = f"trial {trial.id}  epoch {epoch + 1}/{self.spec.epochs}"
         return "  ".join(text for text in (head, shown, config) if text)
 
@@ -279,13 +265,9 @@ class Table:
         if best is not None and best.best is not None and self.spec.metric:
             value = words.number(best.value(self.spec.metric))
             text += f"; best: trial {best.id}, epoch {best.best + 1}, {self.spec.metric} {value}"
-            config = words.named(best.config, self._names(machine))
+            config = words.named(best.config, self._picture.names(machine))
             text += f"  {config}" if config else ""
         return "\n".join([text, *(f"warning: {line}" for line in words.warned(machine, WARNINGS))])
-
-    def _scale(self, machine: Machine) -> str:
-        trials = self.spec.trials if self.spec.trials is not None else len(machine.trials)
-        return f"{words.count(trials, 'trial')} × {words.count(self.spec.epochs, 'epoch')}"
 
     # ---------------------------------------------------------------- drawing
 
@@ -314,42 +296,12 @@ class Table:
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
-        rows = max(1, height - 5 - len(_troubles(machine, now)) - (self._decision is not None))
-        body = self._fit(machine, now, rows) if self.spec.trials == 1 else self._search(machine, now, rows, width)
+        moment = Moment(now, self._state(machine), self._stalled, self._decision, self._sizes)
         ended: list[Text] = []
         if self._closed and self._output == "notebook":
-            ended += [_text(f"warning: {line}", "yellow") for line in words.warned(machine, WARNINGS)]
-            ended += [_text(self._raised(trace)) for trace in list(self._traces)[:TRACES]]
-        return Group(self._head(machine, now), *body, *ended)
-
-    def _head(self, machine: Machine, now: float) -> Text:
-        trials = machine.trials.values()
-        total = (self.spec.trials or len(machine.trials)) * self.spec.steps
-        over = ("failed", "stopped")
-        done = sum(self.spec.steps if trial.status in over else trial.step for trial in trials)
-        share = done / total if total else 0.0
-        text = _text("", no_wrap=True, overflow="ellipsis")
-        text.append(f"{self._state(machine)} ", "bold")
-        text.append(_bar(share, 16), "cyan")
-        text.append(f" {share:.0%}  {self._scale(machine)}  {words.count(len(machine.slots), 'slot')}")
-        idle = self._chart.idle(now)
-        if idle is not None:
-            text.append(f"  idle {idle:.1%}")
-        text.append(f"  {words.duration(self._chart.elapsed(max(now, self._chart.at)))}")
-        eta = self._eta(machine)
-        if eta is not None:
-            text.append(f", about {words.duration(eta)} left")
-        lost = len(self._chart.lost)
-        if lost:
-            text.append(f"  {words.count(lost, 'worker')} lost", "yellow")
-        if self._stalled:
-            longest = max(stall.seconds for stall in self._stalled.values())
-            text.append(f"  {len(self._stalled)} stalled for {words.duration(longest)}", "yellow")
-        away = [slot for slot in machine.slots.values() if slot.away]
-        if away:
-            since = now - min(slot.away_since for slot in away)
-            text.append(f"  store away since {words.duration(since)}", "red")
-        return text
+            ended += [text_of(f"warning: {line}", "yellow") for line in words.warned(machine, WARNINGS)]
+            ended += [text_of(self._raised(trace)) for trace in list(self._traces)[:TRACES]]
+        return Group(*self._picture.lines(machine, moment, height, width), *ended)
 
     def _state(self, machine: Machine) -> str:
         if machine.status not in ("checking", "running"):
@@ -360,199 +312,8 @@ class Table:
             return "interrupted"
         return "preflight" if machine.status == "checking" else machine.status
 
-    def _eta(self, machine: Machine) -> float | None:
-        """Return the seconds until the run ends: its work over its slots, but no less than its longest trial."""
-        if machine.status != "running" or not self._chart.units or not machine.slots or self.spec.stop is not None:
-            return None
-        remaining = [self._remaining_seconds(trial) for trial in machine.trials.values() if not trial.ended]
-        if not remaining:
-            return 0.0
-        missing = max(0, (self.spec.trials or 0) - len(machine.trials))
-        return max(*remaining, sum(remaining) * (1 + missing / len(machine.trials)) / len(machine.slots))
-
-    def _remaining_seconds(self, trial: TrialRecord) -> float:
-        checks = (self.spec.epochs - len(trial.history)) * self.spec.validation
-        return trial.remaining + checks * (trial.check_seconds or 0.3 * trial.seconds)
-
-    def _names(self, machine: Machine) -> list[str]:
-        """Return the parameters that differ between trials."""
-        if self._trials != len(machine.trials):
-            for trial in islice(machine.trials.values(), self._trials, None):
-                self._differing.see(trial.config)
-            self._trials = len(machine.trials)
-        return self._differing.names
-
-    def _search(self, machine: Machine, now: float, rows: int, width: int) -> list[Grid | Text]:
-        """Return one row a trial: all of them, or the running ones, the best and a summary."""
-        best = words.best(machine)
-        trials = list(machine.trials.values())
-        if len(trials) > rows:
-            trials = _visible_trials(machine, best, max(1, rows - 1))
-        names = self._names(machine)
-        metrics = words.columns(machine)[: METRICS if width >= 140 else 3 if width >= 110 else 2]
-        live = machine.status == "running"
-        room = width // 3 if live else width - 22 - 11 * len(metrics)
-        work = {unit.trial: (slot, unit) for slot, unit in machine.leases.standing().values()}
-        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
-        grid.add_column("", width=1)
-        grid.add_column("trial", justify="right", no_wrap=True, min_width=5)
-        grid.add_column("config", no_wrap=True, overflow="ellipsis", max_width=max(12, room))
-        grid.add_column("status", no_wrap=True, min_width=7 if live else 9)
-        grid.add_column("epoch", no_wrap=True, min_width=9 if live else 5)
-        for name in metrics:
-            style = "bold" if name == self.spec.metric else ""
-            grid.add_column(
-                _text(name, "bold underline" if style else "bold"), justify="right", no_wrap=True, style=style
-            )
-        if live:
-            grid.add_column("left", justify="right", no_wrap=True)
-            grid.add_column("worker", no_wrap=True, overflow="ellipsis")
-        for trial in trials:
-            mark = "★" if trial is best else ""
-            values = trial.metrics
-            slot, unit = work.get(trial.id, (-1, None))
-            status = "stalled" if slot in self._stalled else self._status(trial, unit is not None)
-            cells: list[Text | str] = [mark, str(trial.id), _text(words.named(trial.config, names))]
-            cells += [_text(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, now)]
-            cells += [words.number(values.get(name)) if values else "" for name in metrics]
-            remaining = self._remaining_seconds(trial) if trial.seconds and trial.status == "running" else None
-            if live:
-                cells += ["" if remaining is None else words.duration(remaining), self._worker(machine, slot)]
-            grid.add_row(
-                *map(_cell, cells), style="bold" if trial is best else "red" if trial.status == "failed" else ""
-            )
-        body: list[Grid | Text] = [grid]
-        hidden = len(machine.trials) - len(trials)
-        if hidden:
-            body.append(_hidden_summary(machine, trials))
-        if self._decision is not None:
-            body.append(_text(words.decision(machine, self._decision), "dim", no_wrap=True, overflow="ellipsis"))
-        failed = next((trial for trial in reversed(machine.trials.values()) if trial.status == "failed"), None)
-        if failed is not None:
-            text = f"trial {failed.id} failed ({failed.fault}): {' '.join(failed.error.split())}"
-            body.append(_text(text, "red", no_wrap=True, overflow="ellipsis"))
-        return [*body, *_troubles(machine, now)]
-
-    def _fit(self, machine: Machine, now: float, rows: int) -> list[Grid | Text]:
-        """Return one row an epoch, the newest ones."""
-        if not machine.trials:
-            return []
-        trial = next(iter(machine.trials.values()))
-        metrics = words.columns(machine)
-        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        grid.add_column("", width=1)
-        grid.add_column("epoch", no_wrap=True, min_width=9)
-        for name in metrics:
-            grid.add_column(
-                _text(name), justify="right", no_wrap=True, style="bold" if name == self.spec.metric else ""
-            )
-        grid.add_column("worker", no_wrap=True)
-        for epoch in sorted(trial.history)[-max(1, rows - 1) :]:
-            best = bool(self.spec.metric) and epoch == trial.best and trial.good(self.spec.metric)
-            values = trial.history[epoch]
-            cells = [f"{epoch + 1}/{self.spec.epochs}", *(words.number(values.get(name)) for name in metrics), ""]
-            grid.add_row("★" if best else "", *map(_cell, cells), style="bold" if best else "")
-        work = [(slot, unit) for slot, unit in machine.leases.standing().values()]
-        if not trial.ended:
-            slot, unit = work[0] if work else (-1, None)
-            worker = self._worker(machine, slot)
-            grid.add_row("", self._epoch(trial, slot, unit, now), *("" for _ in metrics), _cell(worker))
-        text = _text(words.named(trial.config), "dim", no_wrap=True, overflow="ellipsis")
-        body: list[Grid | Text] = [text, grid] if trial.config else [grid]
-        if trial.status == "failed":
-            body.append(_text(f"failed ({trial.fault}): {' '.join(trial.error.split())}", "red"))
-        return [*body, *_troubles(machine, now)]
-
-    def _status(self, trial: TrialRecord, working: bool) -> str:
-        if trial.ended or (trial.status in ("paused", "stopped") and not working):
-            return trial.status
-        if trial.until and not working:
-            return "delayed"
-        if trial.step == self.spec.steps:
-            return "validating" if working else "storing" if len(trial.history) == self.spec.epochs else "waiting"
-        return "running" if working else "hopping" if trial.step else "waiting"
-
-    def _epoch(self, trial: TrialRecord, slot: int, unit: Unit | None, now: float) -> str:
-        """Return `2/3 ███▌ `: the epoch that a trial is in, and how much of it is done."""
-        spec = self.spec
-        if trial.ended:
-            return f"{len(trial.history)}/{spec.epochs}"
-        step = float(trial.step)
-        if unit is not None and unit.kind == "train" and trial.seconds:
-            span = self._chart.open.get(slot)
-            if span is not None and span.lease == unit.lease:
-                step += min(max(0.0, now - span.start) / trial.seconds, 0.99 * len(unit.partitions))
-        epoch = min(int(step) // spec.partitions, spec.epochs - 1)
-        return f"{epoch + 1}/{spec.epochs} {_bar(step / spec.partitions - epoch, 5)}"
-
-    def _worker(self, machine: Machine, slot: int) -> str:
-        record = machine.slots.get(slot)
-        if record is None:
-            return ""
-        hosts = {other.host for other in islice(machine.slots.values(), 100)}
-        return f"{slot} {record.host}" if len(hosts) > 1 else str(slot)
-
-
-def _bar(share: float, width: int) -> str:
-    """Return `████▌   `, a bar in eighths."""
-    eighths = round(min(1.0, max(0.0, share)) * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + _EIGHTHS[part]).ljust(width, "░")
-
-
-def _visible_trials(machine: Machine, best: TrialRecord | None, rows: int) -> list[TrialRecord]:
-    """Return the best trial, then running ones, the next best and waiting ones, as many as fit; sorted by number."""
-    visible: dict[int, TrialRecord] = {}
-    if best is not None:
-        visible[best.id] = best
-    for group in ("running", "ranked", "waiting"):
-        if len(visible) >= rows:
-            break
-        candidates = words.ranked(machine) if group == "ranked" else machine.trials.values()
-        for trial in candidates:
-            if len(visible) >= rows:
-                break
-            if trial.status == group or (group == "ranked" and trial.best is not None):
-                visible[trial.id] = trial
-    return [visible[number] for number in sorted(visible)]
-
-
-def _hidden_summary(machine: Machine, shown: list[TrialRecord]) -> Text:
-    """Return `and 84 more: 40 completed, 44 waiting`."""
-    shown_ids = {trial.id for trial in shown}
-    counts: dict[str, int] = {}
-    for trial in machine.trials.values():
-        if trial.id not in shown_ids:
-            counts[trial.status] = counts.get(trial.status, 0) + 1
-    parts = [f"{counts[name]:,} {name}" for name in _COLOURS if name in counts]
-    return _text(f"  and {sum(counts.values()):,} more: {', '.join(parts)}", "dim")
-
-
-def _troubles(machine: Machine, now: float) -> list[Text]:
-    """Return what keeps trials waiting, and why the store cannot be reached: at most one line each."""
-    delayed = [trial for trial in machine.trials.values() if trial.until and not trial.ended]
-    away = next((slot for slot in machine.slots.values() if slot.away), None)
-    lines = []
-    if delayed:
-        first = min(delayed, key=lambda trial: trial.until)
-        others = f" and {words.count(len(delayed) - 1, 'other')}" if len(delayed) > 1 else ""
-        wait = words.duration(max(0.0, first.until - now))
-        lines.append(f"trial {first.id}{others}: tried again in {wait} after a fault of the {first.waits_for}")
-    if away is not None:
-        lines.append(f"worker {away.id} tries again: {away.away}")
-    return [_text(" ".join(line.split()), "yellow", no_wrap=True, overflow="ellipsis") for line in lines]
-
 
 def _notebook() -> bool:
     """Return whether this process is a notebook's kernel, without importing anything."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
-
-
-def _text(text: str, style: str = "", **options: Any) -> Text:
-    """Return text that a terminal only shows: what names, configurations and errors hold is no markup and no order."""
-    return Text(escaped(text), style, **options)
-
-
-def _cell(content: Text | str) -> Text:
-    return content if isinstance(content, Text) else _text(content)

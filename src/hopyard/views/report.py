@@ -10,7 +10,8 @@ from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec
 from hopyard.text import escaped, one_line, shell_command
-from hopyard.views import words
+from hopyard.views import hosts, words
+from hopyard.views.hosts import Sizes
 from hopyard.views.timeline import Chart, chart
 
 TRACES = 3
@@ -22,6 +23,8 @@ DECISIONS = 50
 THIN = 0.01
 """The share of the wall time, and of a second, from which on the report says that there were fewer trials than workers.
 """
+HOME_IDLE = 0.05
+"""The share of slot time from which on, where slots idled for homes, the report names what helps."""
 SHORT = 16
 """How many hexadecimal digits of a digest a table shows; `summary` has all of them."""
 
@@ -79,12 +82,16 @@ def brief(timeline: Chart, machine: Machine) -> dict[str, Any]:
     }
 
 
-def facts(lines: Iterable[Line], machine: Machine, status: str) -> dict[str, Any]:
-    """Return the totals of the whole run: plain values for JSON."""
-    return _facts(chart(lines), machine, status)
+def facts(lines: Iterable[Line], machine: Machine, status: str, sizes: Sizes | None = None) -> dict[str, Any]:
+    """Return the totals of the whole run, and under "hosts" those of each host: plain values for JSON. `sizes`: as for
+    `report`."""
+    timeline = chart(lines)
+    return {**_facts(timeline, machine, status), "hosts": hosts.plain(timeline.hosts, sizes or {})}
 
 
-def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], status: str) -> str:
+def report(
+    lines: Iterable[Line], machine: Machine, about: dict[str, Any], status: str, sizes: Sizes | None = None
+) -> str:
     """Return the final report.
 
     Args:
@@ -93,6 +100,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         about: the content of run.json. Used are `directory` (of the run), `split`, `store`, `recipe`, `recipes` and
             `digests`; each may be missing.
         status: the status of the run (`store/standing.py`).
+        sizes: bytes of the partitions by kind, where they are known.
     """
     timeline = chart(lines)
     directory = one_line(str(about.get("directory", "") or ""))
@@ -103,6 +111,7 @@ def report(lines: Iterable[Line], machine: Machine, about: dict[str, Any], statu
         _ranks(machine, status),
         _search(machine),
         _account(timeline, machine, status),
+        _hosts(timeline, sizes or {}),
         _failures(machine),
         _warnings(machine),
         _defects(machine),
@@ -134,6 +143,9 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "hop_bytes": timeline.hop_bytes,
         "states": timeline.stored,
         "state_bytes": timeline.stored_bytes,
+        "fetched_bytes": sum(host.fetched_bytes for host in timeline.hosts.records.values()),
+        "exchanged_bytes": sum(host.exchanged_bytes for host in timeline.hosts.records.values()),
+        "home_idle_seconds": timeline.home_idle,
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
         "defects": list(machine.defects),
@@ -280,16 +292,59 @@ def _account(timeline: Chart, machine: Machine, status: str) -> str:
     if timeline.thin >= THIN * max(1.0, facts["wall_seconds"]):
         thin = words.duration(timeline.thin)
         rows.append(("few trials", f"for {thin} there were fewer to train than workers; free ones validated or waited"))
+    rows += _idle_for_homes(timeline, machine)
     rows.append(("units", f"{words.count(timeline.units, 'unit')} over {words.count(timeline.parts, 'partition')}"))
     rows.append(("done again", words.count(timeline.redone, "partition") if timeline.redone else "none"))
     rows.append(("hops", f"{words.size(timeline.hop_bytes)} in {words.duration(timeline.hop_seconds)}"))
     rows.append(("stored", f"{words.count(timeline.stored, 'State')}, {words.size(timeline.stored_bytes)}"))
+    rows += _one_host(timeline, facts)
     lost = timeline.lost
     rows.append(("lost workers", str(len(lost)) if lost else "none"))
-    lines = ["Account", *(f"  {name:<13} {text}" for name, text in rows)]
+    width = max(13, *(len(name) for name, _ in rows))
+    lines = ["Account", *(f"  {name:<{width}} {text}" for name, text in rows)]
     lines += [f"    {words.duration(timeline.elapsed(mark.at))} after the start: {mark.text}" for mark in lost[:20]]
     if len(lost) > 20:
         lines.append(f"    and {len(lost) - 20} more")
+    return "\n".join(lines)
+
+
+def _idle_for_homes(timeline: Chart, machine: Machine) -> list[tuple[str, str]]:
+    """Return the row about slots that were idle because no partition that a trial visits next was at home there."""
+    if not timeline.home_idle:
+        return []
+    share = timeline.home_idle / max(timeline.home_idle, timeline.slot_seconds())
+    text = f"{share:.1%} of the slots' time, in which trials waited for hosts that have their rows"
+    copies = machine.spec.copies
+    if share > HOME_IDLE and copies is not None and machine.spec.members == 1:
+        text += f"; parallel=hy.Hopper(copies={copies + 1}) gives each partition one more home"
+    return [("idle for homes", f"{words.duration(timeline.home_idle)}, {text}")]
+
+
+def _one_host(timeline: Chart, facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row about what workers took, where all were on one host."""
+    peak = max((host.peak_bytes for host in timeline.hosts.records.values()), default=0)
+    parts = [f"up to {words.size(peak)} of memory each"] if peak else []
+    parts += [f"{words.size(facts['fetched_bytes'])} of rows brought to the host"] if facts["fetched_bytes"] else []
+    parts += [f"{words.size(facts['exchanged_bytes'])} exchanged in gangs"] if facts["exchanged_bytes"] else []
+    return [("workers", "; ".join(parts))] if parts and len(timeline.hosts.records) == 1 else []
+
+
+def _hosts(timeline: Chart, sizes: Sizes) -> str:
+    """Return what each host holds and has moved; empty where there is one host."""
+    records = timeline.hosts.records
+    if len(records) < 2:
+        return ""
+    lines = [
+        "Hosts (partitions and rows: in its cache; moved: rows brought there; peak: of one worker's memory)",
+        *(f"  {line}" for line in hosts.table(timeline.hosts, sizes)),
+    ]
+    if whole := sum(map(sum, sizes.values())):
+        stored = sum(host.rows_bytes(sizes) or 0 for host in records.values())
+        moved = sum(host.fetched_bytes for host in records.values())
+        lines.append(
+            f"  The table has {words.size(whole)}; hosts store {stored / whole:.2f} times as much, and "
+            f"{moved / whole:.2f} times as much was moved"
+        )
     return "\n".join(lines)
 
 

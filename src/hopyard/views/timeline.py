@@ -16,6 +16,8 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
+    Closed,
+    Deferred,
     Dispatch,
     Done,
     Durable,
@@ -35,7 +37,9 @@ from hopyard.core.runs.events import (
     Shrunk,
     Stopped,
 )
+from hopyard.core.runs.rungs.search import Search
 from hopyard.spec import Part
+from hopyard.views.hosts import Hosts
 
 
 @dataclass(slots=True)
@@ -133,6 +137,11 @@ class Chart:
     stored_bytes: int = 0
     thin: float = 0.0
     """Seconds in which fewer trials were to be trained than slots were there to train them."""
+    home_idle: float = 0.0
+    """Slot-seconds of slots that were idle while trials waited, where partitions have homes: no partition that these
+    trials visit next was at home there. Not counted are trials after a fault, which may wait for something else."""
+    hosts: Hosts = field(default_factory=Hosts)
+    """What each host holds and has moved."""
 
     def __post_init__(self) -> None:
         self._present: dict[int, Worker] = {}
@@ -145,24 +154,45 @@ class Chart:
         self._active: set[int] = set()
         """Trials that are to be trained, or are: they do not wait for a decision, and have not come to their end."""
         self._steps, self._partitions = 0, 1
+        self._copies: int | None = None
+        self._homes = False
+        """Whether partitions have homes."""
+        self._dispatching = False
+        """Whether this driver has dispatched a unit: before, slots wait for its check."""
+        self._search: Search | None = None
+        """Says up to where a new trial trains; None: to its end."""
+        self._targets: dict[int, int] = {}
+        """Trial → the step up to which it trains, where that is not its end."""
+        self._waiting: set[int] = set()
+        """Trials that could be trained at once, and are not."""
 
     def see(self, line: Line) -> int:
         """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1)."""
+        self.hosts.see(line)
         before, self.at = self.at, line.at
         if not self._begun:
             self._begun, self.began, before = True, line.at, line.at
         if self.first is not None and 0 < len(self._active) < self._trainers() and not isinstance(line, Resumed):
             self.thin += line.at - before
+        if self._waiting and self._dispatching and not isinstance(line, Resumed):
+            self.home_idle += min(len(self._waiting), self._idle_trainers()) * (line.at - before)
         if isinstance(line, Dispatch):
             self._dispatch(line)
         elif isinstance(line, Done):
             return self._done(line)
         elif isinstance(line, Began):
-            self._steps, self._partitions = line.spec.steps, line.spec.partitions
+            self._steps, self._partitions, self._copies = line.spec.steps, line.spec.partitions, line.spec.copies
+            self._homes = line.workers > 0 and self._copies is not None
+            self._search = Search(line.spec, {}, {}) if line.spec.stop is not None else None
         elif isinstance(line, (Proposed, Granted, Retried)):
             self._active.add(line.trial)
-        elif isinstance(line, (Paused, Stopped)):
-            self._active.discard(line.trial)
+            self._wait(line)
+        elif isinstance(line, (Paused, Stopped, Deferred)):
+            self._waiting.discard(line.trial)
+            if not isinstance(line, Deferred):
+                self._active.discard(line.trial)
+        elif isinstance(line, Closed):
+            self._waiting.clear()
         elif isinstance(line, Extended):
             self._steps = line.epochs * self._partitions
         elif isinstance(line, Durable):
@@ -196,6 +226,9 @@ class Chart:
         elif isinstance(line, Resumed):
             for slot in list(self._present):
                 self.gone(slot, before, "its driver was gone", mark=False)
+            self._homes, self._dispatching = line.workers > 0 and self._copies is not None, False
+            if not self._homes:
+                self._waiting.clear()
             self.gaps.append((before, line.at))
             self._over = False
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
@@ -234,9 +267,13 @@ class Chart:
         `now` while units run. None when nothing was dispatched. O(slots)."""
         if self.first is None:
             return None
-        end = self._until(now)
-        present = sum(self._presence(worker, end) for worker in self.workers)
+        present = self.slot_seconds(now)
         return max(0.0, 1 - self.busy(now) / present) if present > 0 else None
+
+    def slot_seconds(self, now: float | None = None) -> float:
+        """Return the slot-seconds in which slots were there, of the same time as `idle`."""
+        end = self._until(now)
+        return sum(self._presence(worker, end) for worker in self.workers)
 
     def busy(self, now: float | None = None) -> float:
         """Return the slot-seconds with a unit."""
@@ -270,6 +307,21 @@ class Chart:
         gangs = set(self._gangs.values())
         return len(gangs) if gangs else len(self._present)
 
+    def _idle_trainers(self) -> int:
+        """Return how many slots could train a trial and do nothing."""
+        if not self._gangs:
+            return len(self._present) - len(self.open)
+        return sum(members[0] not in self.open for members in set(self._gangs.values()))
+
+    def _wait(self, line: Proposed | Granted | Retried) -> None:
+        """Note up to where a trial trains; where partitions have homes, it waits for a slot."""
+        if isinstance(line, Proposed) and self._search is not None:
+            self._targets[line.trial] = self._search.propose(line.trial)
+        elif isinstance(line, Granted):
+            self._targets[line.trial] = line.target
+        if self._homes:
+            self._waiting.add(line.trial)
+
     def _until(self, now: float | None) -> float:
         if self.open:
             return max(self.last, self.at if now is None else now)
@@ -295,11 +347,13 @@ class Chart:
         unit = line.unit
         if self.first is None:
             self.first = self.last = line.at
+        self._dispatching = True
         lane = self._present[line.slot].lane if line.slot in self._present else -1
         span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
         span.step = unit.step
         if unit.kind == "train":
             span.members = self._gangs.get(line.slot, ())
+            self._waiting.discard(unit.trial)
             self._active.add(unit.trial)  # one that was completed goes on, as the run is given more epochs
         if self.keep:
             key = unit.trial, unit.kind, unit.epoch
@@ -336,8 +390,12 @@ class Chart:
         self._end(span, line.at, "done")
         self.units += 1
         self.parts += len(line.parts)
-        if span.kind == "train" and span.step + len(line.parts) >= self._steps:
-            self._active.discard(span.trial)
+        if span.kind == "train":
+            step = span.step + len(line.parts)
+            if step >= self._steps:
+                self._active.discard(span.trial)
+            elif self._homes and step < self._targets.get(span.trial, self._steps):
+                self._waiting.add(span.trial)
         self.hop_seconds += line.hop_seconds
         self.hop_bytes += line.hop_bytes
         return span.trial

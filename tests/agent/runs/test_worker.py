@@ -18,11 +18,14 @@ import pytest
 
 import hopyard as hy
 from hopyard.agent.runs import checkpoints as keeping
+from hopyard.agent.runs import models
 from hopyard.agent.runs import worker as working
 from hopyard.agent.runs.checkpoints import CheckpointWriter
+from hopyard.agent.runs.costs import CostCounter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.data.partitions.supply import serve, supply
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import ModelInfo, Ref, RunSpec, Unit
@@ -115,6 +118,33 @@ def test_batches_and_phases_are_counted_and_only_first_steps_may_compile(
     assert [found for found in counter.seen if isinstance(found, str)][:3] == ["fetch", "validate", "compile"]
 
 
+def test_rows_that_a_unit_fetched_before_it_failed_are_in_the_next_answer(
+    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has the rows; what is fetched once counts once."""
+    it = bench(troubled, validation=4)
+    manifest = it.plan.manifest
+    sizes = [part.bytes for part in manifest.train]
+    entry = copy.copy(manifest)
+    monkeypatch.setattr("hopyard.data.partitions.cache.default_root", lambda: tmp_path / "cache of the host")
+    manifest.path = f"/nowhere/{manifest.key}"
+    supply(manifest, lambda name: serve(entry, name))
+    assert it.check().fetched_bytes == sizes[0] + manifest.validate[0].bytes
+    assert it.train(1, 0, 1).fetched_bytes == sizes[1]
+    assert isinstance(it.train(2, 2, config={**CONFIG, "at": 1, "do": "raise"}, trial=1), Failed)
+    assert it.train(3, 0).fetched_bytes == sizes[2]
+    assert it.train(4, 2).fetched_bytes == 0
+
+
+def test_memory_is_told_where_it_has_grown(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    it = bench()
+    assert it.train(1, 0).peak_bytes == 0, "the process is the driver's"
+    monkeypatch.setattr(it.worker, "_costs", CostCounter(it.plan.manifest, own_process=True))
+    peaks = iter([1000, 1009, 1011, 1000])
+    monkeypatch.setattr("hopyard.agent.runs.costs.peak_memory", lambda: next(peaks))
+    assert [it.train(lease, 0).peak_bytes for lease in range(2, 6)] == [1000, 0, 1011, 0]
+
+
 def test_another_slot_fetches_the_state(bench: Callable[..., Bench], counter: Counter) -> None:
     maker, taker = bench(slot=0), bench(slot=1)
     done = maker.train(1, 0)
@@ -164,7 +194,7 @@ def test_a_maker_goes_on_with_its_own_state_when_its_folder_was_removed(
     monkeypatch.setattr(keeping, "PAUSE", 1e9)  # nothing is stored meanwhile
     maker, taker = bench(slot=0), bench(slot=1)
     done = maker.train(1, 0)
-    maker.worker._forget(0)
+    maker.worker._models.forget(0)
     shutil.rmtree(maker.arena.directory)
     assert taker.train(2, 1, start=done, at=Ref(0, 1, 1)).missing == Ref(0, 1, 1)
     after = maker.train(3, 1, start=done, at=Ref(0, 1, 1))
@@ -181,7 +211,7 @@ def test_a_store_that_cannot_be_read_is_no_fault_of_the_recipe(
     it = bench()
     done = it.train(1, 0)
     it.store.put(Ref(0, 1, 7), it.arena.view(done.memory_key))
-    it.worker._built.clear()
+    it.worker._models.built.clear()
 
     def get(ref: Ref) -> bytearray:
         raise error
@@ -198,7 +228,7 @@ def test_a_stored_state_that_was_changed_is_not_used(bench: Callable[..., Bench]
     data = bytearray(it.arena.view(done.memory_key))
     data[-1] ^= 1
     it.store.put(Ref(0, 1, 7), memoryview(data))
-    it.worker._built.clear()
+    it.worker._models.built.clear()
     failed = it.train(2, 1, at=Ref(0, 1, 7), digest="0" * 64)
     assert (failed.fault, failed.missing) == ("store", Ref(0, 1, 7))
     assert "State 0-1-7 is damaged" in failed.error
@@ -329,16 +359,16 @@ def test_what_a_failed_unit_left_in_memory_is_not_used(bench: Callable[..., Benc
 
 
 def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "BUILT", 2)
+    monkeypatch.setattr(models, "BUILT", 2)
     it = bench()
     dones = [it.train(trial + 1, trial, trial=trial) for trial in range(4)]
-    assert list(it.worker._built) == ["trial 2", "trial 3"]
+    assert list(it.worker._models.built) == ["trial 2", "trial 3"]
     after = it.train(9, 1, trial=0, start=dones[0], at=Ref(0, 1, 1))
     assert after.hop_bytes > 0
-    assert list(it.worker._built) == ["trial 3", "trial 0"]
-    monkeypatch.setattr(working, "BUILT_BYTES", 1)
+    assert list(it.worker._models.built) == ["trial 3", "trial 0"]
+    monkeypatch.setattr(models, "BUILT_BYTES", 1)
     it.train(10, 1, trial=2, start=dones[2], at=Ref(2, 1, 3))
-    assert list(it.worker._built) == ["trial 2"]
+    assert list(it.worker._models.built) == ["trial 2"]
 
 
 def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:

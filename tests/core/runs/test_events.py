@@ -52,6 +52,8 @@ LINES = [
     Dispatch(at=2.0, slot=3, unit=Unit(4, 1, "fold", 0, (), None)),
     Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, hop_bytes=5, values={"auc": 0.5}),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, model=ModelInfo("", 8, True)),
+    Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, fetched_bytes=1, exchanged_bytes=2, others=((3, 4), (0, 5))),
+    Checked(at=2.0, slot=3, trial=0, faults=(), names=("loss",), fetched_bytes=1, peak_bytes=2),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, values={"c": math.inf}, warnings=WARNED),
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
     Failed(at=3.0, slot=3, lease=3, fault="data", error="é “quoted”\n", trace="…", warnings=WARNED),
@@ -165,6 +167,36 @@ def test_three_lines_of_a_unit_are_short():
         Durable(at=at, slot=17, ref=Ref(5234, 60, 423456), digest="a1" * 32, bytes=1234567),
     ]
     assert sum(len(encode(line)) + 1 for line in lines) <= 500
+
+
+def unit_bytes(lease, partition, **costs):
+    """What a unit adds to the journal of a run of 16 trials on 8 workers."""
+    at, sums = 1_760_000_000.123456, {"loss": (107.49139528992097, 4096.0), "accuracy": (3412.0, 4096.0)}
+    start = Ref(15, 59, lease - 1)
+    lines = [
+        Dispatch(at=at, slot=7, unit=Unit(lease, 15, "train", 7, (partition,), start)),
+        Done(
+            at=at,
+            slot=7,
+            lease=lease,
+            parts=(Part(partition, sums, 1.012345),),
+            seconds=1.034567,
+            hop_seconds=0.012345,
+            hop_bytes=1234567,
+            **costs,
+        ),
+        Durable(at=at, slot=7, ref=Ref(15, 60, lease), digest="a1" * 32, bytes=1234567),
+    ]
+    return sum(len(encode(line)) + 1 for line in lines)
+
+
+def test_what_a_unit_cost_is_short():
+    """A gang exchanges in each unit; a worker fetches each partition once, and its memory grows at first."""
+    assert unit_bytes(1279, 3, exchanged_bytes=123_456_789) <= 500
+    peak = {"peak_bytes": 1_234_567_890, "others": ((234_567_890, 1_234_567_890),) * 3}
+    first = [unit_bytes(1279, n, fetched_bytes=234_567_890, **(peak if n < 2 else {})) for n in range(8)]
+    later = [unit_bytes(1279, n) for n in range(8)] * 9  # epochs
+    assert sum(first + later) / len(first + later) <= 500
 
 
 @pytest.mark.parametrize("kind", ["noise", "counts", "zeros", "few"])

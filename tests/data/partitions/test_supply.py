@@ -10,7 +10,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.data.manifest import Manifest, file_names
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.cache import fetched_bytes, open_partition
 from hopyard.data.partitions.supply import SUPPLIES, serve, supply
 from hopyard.errors import DataError
 
@@ -46,12 +46,14 @@ def test_a_partition_is_brought_once(manifest: Manifest, tmp_path: Path, monkeyp
             ours, brought = open_partition(manifest, kind, partition), open_partition(there, kind, partition)
             assert np.array_equal(ours.inputs, brought.inputs) and np.array_equal(ours.targets, brought.targets)
             assert np.array_equal(ours.weights, brought.weights)
+    assert fetched_bytes(there) == manifest.bytes > 0 == fetched_bytes(manifest)
     parts = len(manifest.train) + len(manifest.validate)
     assert len(asked) == len(set(asked)) == parts * len(file_names(manifest.fields)) == parts * 3
     again = _moved(manifest)  # another process of that host
     supply(again, get)
     open_partition(again, "train", 1)
     assert len(asked) == parts * 3
+    assert fetched_bytes(again) == 0
     number = id(again)
     del again
     assert number not in SUPPLIES

@@ -22,7 +22,7 @@ from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
 from hopyard.data.npy import Appender, compare
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions.builder import make_manifest
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.cache import fetched_bytes, open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.data.shared.fetch import fetch
@@ -248,6 +248,7 @@ def test_a_host_brings_a_partition_once(tmp_path: Path) -> None:
         file.unlink()
     again = msgspec.structs.replace(manifest)  # as in another process
     assert np.array_equal(open_partition(again, "train", 1).inputs, first.inputs)
+    assert (fetched_bytes(manifest), fetched_bytes(again)) == (manifest.train[1].bytes, 0)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != "locks"] == [
         f"{manifest.key}-train-00001"
     ]

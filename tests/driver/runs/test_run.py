@@ -488,6 +488,28 @@ def test_wait_raises_of_a_failed_run_that_was_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_summary_says_what_workers_of_a_host_have_moved(tmp_path: Path) -> None:
+    """Both train; a host fetches no rows from itself. Inline, the memory of a worker is that of the driver."""
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    configs = [{**config, "at": 3, "do": f"meet {meeting}"} for config in CONFIGS[:3]]
+    run = select(tmp_path / "run", troubled, configs, engine=hy.Local(2, devices=None), parallel=hy.Hopper(group="off"))
+    summary = run.summary()
+    (record,) = summary["hosts"].values()
+    manifest = dataset().prepare()
+    assert (record["workers"], record["partitions"], record["rows_bytes"]) == (2, 8, manifest.bytes)
+    assert record["fetched_bytes"] == record["exchanged_bytes"] == summary["home_idle_seconds"] == 0
+    assert record["hop_bytes"] == summary["hop_bytes"] > 0
+    assert (record["states"], record["state_bytes"]) == (summary["states"], summary["state_bytes"])
+    assert 10 << 20 < record["peak_bytes"] < 10 << 30
+    assert "\nHosts" not in run.report() and "\n  workers       up to " in run.report()
+    (record,) = select(tmp_path / "inline").summary()["hosts"].values()
+    assert record["peak_bytes"] == 0 and record["rows_bytes"] == manifest.bytes
+    shown = json.loads(CliRunner().invoke(app, ["show", str(run.directory), "--json"]).stdout)
+    assert shown["hosts"] == summary["hosts"]
+
+
+@pytest.mark.slow
 def test_stop_ends_it_and_resume_goes_on(tmp_path: Path) -> None:
     configs = [{**config, "at": 14, "do": "hang", "once": str(tmp_path / "once")} for config in CONFIGS]
     run = select(tmp_path / "run", troubled, configs, engine=hy.Local(1, devices=None), wait=False)

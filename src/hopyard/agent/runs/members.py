@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hopyard.agent.runs.costs import Costs
 from hopyard.data.partitions.loader import sizes
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lower
@@ -25,6 +26,7 @@ class Share(msgspec.Struct, frozen=True):
     parts: list[Part]
     state: bytes = b""
     """What it has of its own (`ports.SupportsAveraging`), as the codec of States writes it."""
+    costs: Costs = (0, 0)
 
 
 def alone(gang: Gang) -> GangExchange:
@@ -36,8 +38,11 @@ def alone(gang: Gang) -> GangExchange:
     return GangExchange(gang, Group(0, 1, Board(lambda group, key, value: None), 0, ""))
 
 
-def gathered(exchange: GangExchange, trainable: Any, parts: list[Part]) -> list[Part]:
-    """Hand this member's share to rank 0. Returns the sums of all members there, and its own elsewhere.
+def gathered(
+    exchange: GangExchange, trainable: Any, parts: list[Part], costs: Costs = (0, 0)
+) -> tuple[list[Part], tuple[Costs, ...]]:
+    """Hand this member's share to rank 0. Returns the sums of all members there and the costs of the others, by rank;
+    elsewhere its own sums.
 
     Raises:
         SpecError: the Trainable has exchanged nothing: each member has trained for itself.
@@ -49,16 +54,17 @@ def gathered(exchange: GangExchange, trainable: Any, parts: list[Part]) -> list[
             "exchange.mean(gradients, rows): each member would train for itself; call it before each step"
         )
     state = bytes(encode(lower(trainable.member_state()))) if averages and exchange.rank else b""
-    shares = exchange.gather(msgspec.msgpack.encode(Share(parts, state)))
+    shares = exchange.gather(msgspec.msgpack.encode(Share(parts, state, costs)))
     if exchange.rank:
-        return parts
+        return parts, ()
     decoded = [msgspec.msgpack.decode(share, type=Share) for share in shares]
     if averages:
         trainable.set_members([decode(share.state) for share in decoded[1:]])
-    return [
+    sums = [
         Part(part.partition, added([share.parts[number].sums for share in decoded]), part.seconds)
         for number, part in enumerate(parts)
     ]
+    return sums, tuple([share.costs for share in decoded[1:]])
 
 
 def added(members: list[PackedSums]) -> PackedSums:

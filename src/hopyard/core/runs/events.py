@@ -143,11 +143,16 @@ class Done(Fact, frozen=True, omit_defaults=True):
     warnings: tuple[Warned, ...] = ()
     """Those that the worker did not tell of this trial before."""
     fetched_bytes: int = 0
-    """Bytes of rows that the worker has brought to its host since its last answer."""
+    """Bytes of rows that the worker has brought to its host since its last answer: columns of the partitions that were
+    not in the host's cache."""
     exchanged_bytes: int = 0
-    """Bytes that each member of a gang has sent to the others in this unit."""
+    """Bytes that each member of a gang has sent to the others in this unit (`exchange.group.Group.sent`)."""
     peak_bytes: int = 0
-    """The most memory that the worker's process has had, where that has grown since its last answer."""
+    """The most memory that the worker's process has had resident, where that has grown by 1 % or more since an answer
+    had it; 0 inline, where the process is the driver's."""
+    others: tuple[tuple[int, int], ...] = ()
+    """(fetched_bytes, peak_bytes) of the other members of a gang, which answer nothing themselves, by rank; empty where
+    all are 0."""
 
 
 class Durable(Fact, frozen=True):

@@ -71,6 +71,8 @@ MAPPINGS = 16_384
 """How many arrays of one manifest stay mapped; Linux allows a process 65,530 mappings."""
 _OPENED: dict[int, Callable[..., Columns]] = {}
 """The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
+_FETCHED: dict[int, int] = {}
+"""`id` of a Manifest → bytes of its partitions that this process has brought to this host."""
 _PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
 """The pins of entries of which partitions are open. `_shared_pin` alone uses it."""
 
@@ -406,11 +408,24 @@ def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partiti
 def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
     """Return one partition that is elsewhere as an entry of this host's cache, pinned while the result lives."""
     key = f"{manifest.key}-{kind}-{partition:05d}"
+    make = partial(bring if manifest.stored is None else fetch, manifest=manifest, kind=kind, partition=partition)
+
+    def counted(directory: Path) -> Manifest:
+        entry = make(directory)
+        size = sum(part.bytes for part in (*entry.train, *entry.validate))
+        if id(manifest) not in _FETCHED:
+            weakref.finalize(manifest, _FETCHED.pop, id(manifest), None)
+        _FETCHED[id(manifest)] = fetched_bytes(manifest) + size
+        return entry
+
     if manifest.stored is None:
-        make = partial(bring, manifest=manifest, kind=kind, partition=partition)
-        return find_or_make(_host_root(""), key, make, CACHE_BYTES)
-    make = partial(fetch, manifest=manifest, kind=kind, partition=partition)
-    return find_or_make(_host_root(manifest.path), key, make, manifest.stored.limit)
+        return find_or_make(_host_root(""), key, counted, CACHE_BYTES)
+    return find_or_make(_host_root(manifest.path), key, counted, manifest.stored.limit)
+
+
+def fetched_bytes(manifest: Manifest) -> int:
+    """Return the bytes of partitions of this Manifest that this process has brought to this host, columns only."""
+    return _FETCHED.get(id(manifest), 0)
 
 
 def _host_root(preferred: str) -> Path:

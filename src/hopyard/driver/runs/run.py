@@ -18,6 +18,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
+from hopyard.data.manifest import sizes_in
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
@@ -274,12 +275,23 @@ class Run:
         return read_log(logs[slot])
 
     def summary(self) -> dict[str, Any]:
-        """Return what the report says of the whole run, and `hopyard show --json`: "status", "trials" (their number),
-        "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once."""
+        """Return what the report says of the whole run, and `hopyard show --json`, as plain values: "status", "trials"
+        (their number), "completed", "failed", "wall_seconds", "idle_share" and so on. Reads the journal once.
+
+        "hosts" has a dict for each host by name: "workers" (the most at a time), "partitions" (of both kinds that are
+        in its cache, because they were there or a worker has gone over them), "rows_bytes" (of these; None where
+        `manifest.json` cannot be read), "fetched_bytes" (of rows that were brought there during the run), "states" and
+        "state_bytes" (that its workers have stored), "hop_bytes" (of States that they have taken over),
+        "exchanged_bytes" (that they have sent to other members of gangs), "peak_bytes" (the most memory of one worker,
+        to 1 %; 0 with `hy.Inline`). What a worker fetched before it was killed in the same unit is missing.
+        "home_idle_seconds" are the slot-seconds in which slots were idle while trials waited for partitions that were
+        at home on other hosts.
+        """
         from hopyard.views.report import facts
 
         with self._now() as (machine, status):
-            return {"directory": str(self.directory), **facts(self._fold.lines(), machine, status)}
+            sizes = sizes_in(self._layout.manifest)
+            return {"directory": str(self.directory), **facts(self._fold.lines(), machine, status, sizes)}
 
     def report(self) -> str:
         """Return the report, plain text."""
@@ -287,7 +299,7 @@ class Run:
 
         about = {**msgspec.to_builtins(about_of(self._layout)), "directory": self._layout.shown}
         with self._now() as (machine, status):
-            return report(self._fold.lines(), machine, about, status)
+            return report(self._fold.lines(), machine, about, status, sizes_in(self._layout.manifest))
 
     def gantt(self, path: str | Path | None = None) -> Path:
         """Write a chart of who did what when: HTML that opens without network, or a picture (PNG, PDF, SVG) by the

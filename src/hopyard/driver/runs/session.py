@@ -244,7 +244,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 idle_timeout=IDLE if engine.apart else None,
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
-            loop = Loop(machine, journal, link, store, proposer, workers, _views(spec, link), opening, clock)
+            views = _views(spec, link, job.manifest)
+            loop = Loop(machine, journal, link, store, proposer, workers, views, opening, clock)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:
@@ -363,7 +364,7 @@ def _link(
     return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe))
 
 
-def _views(spec: RunSpec, link: Link) -> Sequence[View]:
+def _views(spec: RunSpec, link: Link, manifest: Manifest) -> Sequence[View]:
     from hopyard.views.live import Table
 
-    return [Table(spec, stalls=link.stalls)]
+    return [Table(spec, stalls=link.stalls, sizes=manifest.sizes)]
