@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from hopyard.data.columns import aligned
 from hopyard.data.dataset import Dataset
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader, sizes
+from hopyard.data.partitions.mapped import open_partition
 
 FEATURES = [f"f{i}" for i in range(20)]
 

@@ -80,8 +80,8 @@ def plain(folder: Path, part: int) -> None:
     from hopyard.core.runs import order
     from hopyard.data.assignment import permutation
     from hopyard.data.manifest import Manifest
-    from hopyard.data.partitions.cache import open_partition
     from hopyard.data.partitions.loader import sizes
+    from hopyard.data.partitions.mapped import open_partition
 
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")

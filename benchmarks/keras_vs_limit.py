@@ -279,7 +279,7 @@ def train_by_hand(folder: Path, asked: dict[str, Any]) -> None:
     from hopyard.core.runs import order
     from hopyard.data.assignment import permutation
     from hopyard.data.manifest import Manifest
-    from hopyard.data.partitions.cache import open_partition
+    from hopyard.data.partitions.mapped import open_partition
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

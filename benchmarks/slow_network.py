@@ -228,6 +228,10 @@ class Hosts(hy.Local):
         object.__setattr__(self, "address", (self.network.own, 0))
         hy.Local.__post_init__(self)
 
+    @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        return (1,) * self.workers
+
     def open(self, launch: LaunchInfo) -> Agents:
         return _Processes(self, launch)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hopyard.data.dataset import Dataset
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 
 COLUMNS = [f"f{i}" for i in range(10)]
 

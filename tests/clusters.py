@@ -56,11 +56,16 @@ class Cluster:
         self.processes.append(self._start(name, [*own, "sh", "-c", body], address))
 
     def _start(self, name: str, command: list[str], address: str) -> subprocess.Popen[bytes]:
-        environment = {**self._environment, "SPARK_LOCAL_IP": address}
+        cache = {"XDG_CACHE_HOME": str(self.cache(name))}
+        environment = {**self._environment, "SPARK_LOCAL_IP": address, **cache}
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def cache(self, name: str) -> Path:
+        """The folder of a worker's own caches."""
+        return self.folder / f"{name}.cache"
 
     def close(self) -> None:
         for process in self.processes:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 import hopyard as hy
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, SpecError
 from hopyard.frameworks.linear import Linear
 from light_java import warm_settings

@@ -22,7 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from hopyard.data.manifest import Manifest
+
 NAMES = ("alpha", "beta")
+FIVE = (*NAMES, "gamma", "delta", "epsilon")
 PLAYED = """#!/bin/sh
 # Plays ssh: runs the command in a shell of this host.
 if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit 0; fi
@@ -290,6 +293,14 @@ class Hosts:
         """What a command prints that is run on a host, past its sshd."""
         command = ["nsenter", "--target", str(self.init(name)), "--all", "--root", "--wd", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+
+    def fetched(self, manifest: Manifest) -> dict[str, set[str]]:
+        """Host → the names of the partitions of this table that are in its own cache."""
+        root, found = "/root/.cache/hopyard/data", {}
+        for name in self.names:
+            entries = [entry for entry in self.run(name, "ls", root).split() if entry.startswith(f"{manifest.key}-")]
+            found[name] = {entry.removeprefix(f"{manifest.key}-") for entry in entries}
+        return found
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """A process on a host, past its sshd; it ends with the one that is returned."""

@@ -33,7 +33,8 @@ LONGEST = """
     test_bad_input driver/programs/test_feed driver/runs/resume/test_extension test_liveness driver/runs/test_copies
     test_exact driver/runs/test_lives cli/test_cli exchange/test_slow_network data/partitions/test_cache test_doctor
     store/bulk/test_bulk frameworks/test_torch_swap core/runs/test_worlds engines/test_spark_sessions engines/test_warm
-    engines/test_bare_hosts test_growth test_paths driver/test_saved_model agent/test_companion driver/runs/test_run
+    engines/test_bare_hosts engines/test_homes engines/test_spark_hosts
+    test_growth test_paths driver/test_saved_model agent/test_companion driver/runs/test_run
     engines/test_templates driver/runs/test_lossy data/test_dataset exchange/test_identities spark/local/test_session
     test_filesystems driver/runs/test_kept_models driver/runs/test_objectives feeds/test_receiver test_docs test_ports
 """

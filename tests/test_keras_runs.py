@@ -20,8 +20,8 @@ import pytest
 import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch, Done, Joined, Line
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import sizes
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.driver.runs.run import Run
 from hopyard.engines.templates import Templates
 from hopyard.store.layout import Layout

@@ -26,7 +26,8 @@ and hops of 0.05 to 0.3 s, one home each took 1.7 to 5 times as long."""
 
 @dataclass(frozen=True, slots=True)
 class Hopper:
-    """Model hopper parallelism: data stays, models hop. Trial i is at partition (i + k) mod P after k partitions.
+    """Model hopper parallelism: data stays, models hop. Trial i is at partition (s(i) + k) mod P after k
+    partitions; s is a permutation that spreads the trials' starts over the table.
 
     Source: Nakandala, Zhang, Kumar, "Cerebro: A Data System for Optimized Deep Learning Model Selection", VLDB 2020,
     §4. We differ: no barrier between epochs, and order is by partition, never by worker.

@@ -534,6 +534,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        """Workers of each host, where that is known before they are up; empty: it is not."""
+        ...
+
+    @property
     def in_process(self) -> bool:
         """Whether its only worker is this process. Otherwise it is an `AgentEngine`."""
         ...

@@ -358,18 +358,32 @@ def test_sim_says_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
         ratio: float
         idle_share: float
         units: int
+        rows_stored: float = 2.0
+        hops: int = 7
 
     def predict(slots, trials, partitions, epochs, seconds, **more):
         assert (slots, trials, partitions, epochs, seconds) == (4, 16, 8, 3, 2.0)
-        assert more == {"sigma": 0.5, "noise": 0.1}
+        asked.append(more)
         return Forecast(100.0, 90.0, 1.111, 0.02, 384)
 
+    asked = []
     monkeypatch.setattr(hopyard.sim, "predict", predict, raising=False)
     found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5)
     assert found.exit_code == 0
     assert "1 min 40 s" in found.stdout and "1.111" in found.stdout and "2.0%" in found.stdout
     found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--json")
     assert json.loads(found.stdout)["units"] == 384
+    plain = {"sigma": 0.5, "noise": 0.1, "hosts": [], "copies": 1, "hop": 0.0, "fetch": 0.0}
+    assert asked == [plain, plain]
+    found = call(*("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5, "--hosts", 3, "--copies", 0, "--hop", 0.5))
+    assert (
+        "4 slots of 3 hosts" in found.stdout and "2.00 times the table" in found.stdout and "7 models" in found.stdout
+    )
+    assert asked[-1] == plain | {
+        "hosts": [hopyard.sim.Host(2), hopyard.sim.Host(1), hopyard.sim.Host(1)],
+        "copies": None,
+        "hop": 0.5,
+    }
 
 
 def test_replay_and_resume(monkeypatch):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hopyard.data.manifest import Manifest
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 
 
 @pytest.fixture

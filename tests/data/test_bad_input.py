@@ -21,7 +21,7 @@ import pytest
 
 from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, ResourceError, SpecError
 
 ROWS = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "y": [0, 1, 0, 1], "t": [True] * 4})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hopyard.data.assignment import validates
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.sources.parquet import ParquetFiles
 from hopyard.errors import DataError, SpecError
 

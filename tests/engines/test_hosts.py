@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import Joined
+from hopyard.core.runs.events import Began, Joined, Resumed
 from hopyard.doctor import examine_hosts
 from hopyard.engines import ssh as module
 from hopyard.engines.login import Login
@@ -30,7 +30,7 @@ from hopyard.engines.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
-from jobs import CONFIGS, agents, alive, digests, driver, free_port, gone, journal, script, select, troubled
+from jobs import CONFIGS, agents, alive, dataset, digests, driver, free_port, gone, journal, script, select, troubled
 
 
 @pytest.fixture
@@ -334,6 +334,24 @@ def test_a_selection_and_a_worker_that_is_killed(tmp_path: Path, ssh: str) -> No
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert re.search(r"process \d+ on \S+ was killed by SIGKILL", lost.reason)
     assert gone(agents(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hosts", "copies", "workers"), [(["a:1", "b:1"], 1, 2), (["a:1", "b:1"], None, 0), (["a:2"], 1, 0)]
+)
+def test_the_journal_says_by_how_many_workers_partitions_are_cut(
+    tmp_path: Path, ssh: str, caplog: pytest.LogCaptureFixture, hosts: list[str], copies: int | None, workers: int
+) -> None:
+    parallel = hy.Hopper(copies=copies)
+    select(tmp_path / "run", engine=hy.Hosts(hosts, ssh=ssh), data=dataset(partitions=3), parallel=parallel)
+    began, *_ = journal(tmp_path / "run")
+    assert isinstance(began, Began) and began.workers == workers
+    assert ("3 partitions over 2 workers" in caplog.text) == bool(workers)
+    with pytest.warns(UserWarning, match="cores") if len(os.sched_getaffinity(0)) < 2 else contextlib.nullcontext():
+        hy.resume(tmp_path / "run", engine=hy.Local(2, devices=None), epochs=3)
+    (resumed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Resumed)]
+    assert resumed.workers == 0
 
 
 def launch(tmp_path: Path) -> LaunchInfo:

@@ -10,9 +10,11 @@ import pytest
 
 import hopyard as hy
 from clusters import Cluster, drive
+from homes import fetched, moved, stored
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Done, Failed, Joined
-from hosts import may_unshare
+from hopyard.data.manifest import read_manifest
+from hosts import NAMES, may_unshare
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
 pytestmark = pytest.mark.spark
@@ -87,3 +89,36 @@ def test_dynamic_allocation(cluster: Cluster, hidden: Path, tmp_path: Path) -> N
     drive(cluster, folder, f"select(Path('run'), troubled, {configs!r}, engine=hy.Spark(spark, workers=2))", **settings)
     assert len([line for line in journal(folder / "run") if isinstance(line, Lost)]) == 1
     assert digests(hy.load(folder / "run")) == digests(select(tmp_path / "inline"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("copies", [1, 2])
+def test_rows_come_to_their_homes_once(cluster: Cluster, hidden: Path, tmp_path: Path, copies: int) -> None:
+    """From the driver, and (`path=`) from storage that all share. A second run over the same data moves what
+    copies lack, if any do."""
+    (folder := hidden / f"homes {copies}").mkdir()
+    rows = 4000 + copies
+    drive(
+        cluster,
+        folder,
+        f"""
+os.environ["XDG_CACHE_HOME"] = str(Path("cache").absolute())  # where the workers see nothing
+x, y = table({rows})
+frame = spark.createDataFrame([(*map(float, row), int(label)) for row, label in zip(x, y)], [*"abcdef", "y"])
+shared = hy.Dataset.spark(
+    frame, features=[*"abcdef"], label="y", validation=0.25, partitions=8, path={str(tmp_path / "shared")!r}
+)
+how = dict(configs={MANY!r}, engine=hy.Spark(spark, workers=2), parallel=hy.Hopper(copies={copies}))
+for kind, data in (("driver", dataset(partitions=8, rows={rows})), ("shared", shared)):
+    for name in ("run", "again"):
+        select(Path(f"{{kind}} {{name}}"), data=data, **how)
+    select(Path(f"{{kind}} local"), configs={MANY!r}, data=data)
+""",
+    )
+    for kind in ("driver", "shared"):
+        run, again, local = (folder / f"{kind} {name}" for name in ("run", "again", "local"))
+        table = read_manifest((run / "manifest.json").read_bytes())
+        here = [fetched(cluster.cache(name), table) for name in NAMES]
+        assert 1.0 <= stored(table, here) <= copies + 0.1 and all(here), kind
+        assert moved(table, run) + moved(table, again) == pytest.approx(stored(table, here)), kind
+        assert digests(hy.load(run)) == digests(hy.load(again)) == digests(hy.load(local)), kind

@@ -32,6 +32,9 @@ def launch(tmp_path: Path) -> LaunchInfo:
     return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
+CORES = len(os.sched_getaffinity(0))
+BY_HOST = {"hosts": (CORES, 1), "hosts, started": (1, 1), "hosts, by hand": ()}
+"""Workers of each host, of engines that have more than one."""
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
 
 
@@ -69,6 +72,7 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
         assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
     assert engine.start_timeout == 120.0
     assert engine.apart == (engine.name != "local")
+    assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
     assert engine.driver_workers == int("beside" in request.param)
     assert is_engine(engine) and starts_agents(engine)
     made = engine.open(launch)
@@ -85,7 +89,7 @@ def ticket(folder: Path) -> Path:
 def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
     engine = hy.Inline(threads=2)
     assert is_engine(engine) and not starts_agents(engine)
-    assert (engine.workers, engine.threads, engine.env, engine.apart) == (1, 2, {}, False)
+    assert (engine.workers, engine.workers_by_host, engine.threads, engine.env, engine.apart) == (1, (1,), 2, {}, False)
     assert not is_engine(hy.Inline) and not is_engine("local") and not is_engine(None)
 
 

@@ -28,7 +28,7 @@ import pytest
 
 import hopyard as hy
 import jobs
-from hopyard.data.partitions import cache
+from hopyard.data.partitions import mapped
 from hopyard.store.arena import left, sweep
 from hopyard.store.layout import Layout
 from hopyard.system.processes import descendants
@@ -680,7 +680,7 @@ def test_a_cache_for_those_without_a_home_whose_name_is_taken(
 ) -> None:
     """Bug: whatever another user gave this name stopped every executor whose user has no home."""
     (world / "file").touch()
-    monkeypatch.setattr(cache, "default_root", lambda: world / "file" / "data")
+    monkeypatch.setattr(mapped, "default_root", lambda: world / "file" / "data")
     monkeypatch.setattr(tempfile, "tempdir", str(world / "tmp"))
     taken = world / "tmp" / f"hopyard-{os.geteuid()}"
     if kind == "folder":
@@ -690,6 +690,6 @@ def test_a_cache_for_those_without_a_home_whose_name_is_taken(
     else:
         taken.symlink_to("nowhere")
     os.chown(taken, STRANGER, STRANGER, follow_symlinks=False)
-    root = cache._host_root("")
+    root = mapped._host_root("")
     assert root.is_dir() and root.parent.stat().st_mode & 0o777 == 0o700 and root.parent.stat().st_uid == os.geteuid()
-    assert cache._host_root("") == root, "other processes of this user find the same one"
+    assert mapped._host_root("") == root, "other processes of this user find the same one"

@@ -19,8 +19,8 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.order import build_seed
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader, sizes
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Gang, RunSpec
 from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, undisturbed

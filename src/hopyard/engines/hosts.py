@@ -167,6 +167,11 @@ class Hosts(Startable):
         return self._joined_workers or sum(host.slots for host in self.surveyed)
 
     @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        """Workers of each listed host; of those that join nobody knows. Raises ResourceError as `surveyed` does."""
+        return tuple([host.slots for host in self.surveyed])
+
+    @property
     def address(self) -> tuple[str, int]:
         """(host, port) that workers dial.
 

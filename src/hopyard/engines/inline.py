@@ -22,6 +22,7 @@ class Inline:
     workers: int = field(default=1, init=False)
     env: Mapping[str, str] = field(default_factory=dict, init=False, repr=False)
     apart: bool = field(default=False, init=False, repr=False)
+    workers_by_host: tuple[int, ...] = field(default=(1,), init=False, repr=False)
     in_process: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:

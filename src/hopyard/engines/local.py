@@ -143,6 +143,11 @@ class Local(Startable):
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "devices", tuple(devices))
 
+    @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        """All workers, on this host."""
+        return (self.workers,)
+
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.
 

@@ -120,6 +120,13 @@ class Spark(Startable):
             _check_session(self.session)
 
     @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        """All workers, where the session's master is this machine; elsewhere Spark places them."""
+        session = _active_session(self.session)
+        local = not is_connect(session) and str(session.sparkContext.master).startswith("local")
+        return (self.workers,) if local else ()
+
+    @property
     def address(self) -> tuple[str, int]:
         """(host, port) that executors dial."""
         return self.host or _driver_host(_active_session(self.session)), self.port

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.sources.of import named_parts, table_of
 from hopyard.formats.arrow import to_arrow
 

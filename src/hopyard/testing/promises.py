@@ -148,7 +148,7 @@ def _may_visit(machine: Machine, slot: SlotRecord, kind: Literal["train", "valid
     """Return whether the partition is at home on the slot's host, or free for it: no home has a worker, and the host is
     new or has waited long enough."""
     places = machine.places
-    if not places.active or slot.apart or places.at_home(slot.host, kind, partition):
+    if not places.active or slot.home is None or places.at_home(slot.host, kind, partition):
         return True
     block = places.block(kind, partition)
     count = machine.spec.partitions if kind == "train" else machine.spec.validation

@@ -25,6 +25,7 @@ from hopyard.agent.runs.costs import CostCounter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.partitions.supply import serve, supply
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks.linear import Linear
@@ -126,7 +127,7 @@ def test_rows_that_a_unit_fetched_before_it_failed_are_in_the_next_answer(
     manifest = it.plan.manifest
     sizes = [part.bytes for part in manifest.train]
     entry = copy.copy(manifest)
-    monkeypatch.setattr("hopyard.data.partitions.cache.default_root", lambda: tmp_path / "cache of the host")
+    monkeypatch.setattr("hopyard.data.partitions.mapped.default_root", lambda: tmp_path / "cache of the host")
     manifest.path = f"/nowhere/{manifest.key}"
     supply(manifest, lambda name: serve(entry, name))
     assert it.check().fetched_bytes == sizes[0] + manifest.validate[0].bytes
@@ -278,6 +279,22 @@ class Full(LocalStore):
 def test_no_room_anywhere_is_no_fault_of_the_trial(bench: Callable[..., Bench], tmp_path: Path) -> None:
     it = bench(limit=0, store=Full(tmp_path / "full"))
     assert it.train(1, 0) == NoRoom(0, "no room for State 0-1-1", "store")
+
+
+def test_the_check_reads_the_partitions_that_it_is_given(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other one, which would be brought to this host."""
+    seen = set()
+
+    def opened(manifest: Any, kind: Any, partition: int) -> Any:
+        seen.add((kind, partition))
+        return open_partition(manifest, kind, partition)
+
+    monkeypatch.setattr(working, "open_partition", opened)
+    it = bench()
+    it.worker.check(0, CONFIG, (3, 2))
+    assert seen == {("train", 3), ("validate", 2)}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from hopyard.core.runs.events import Placed, decode
 from hopyard.spec import RunSpec
 from hopyard.testing.chaos import Chaos
 from hopyard.testing.promises import Broken
@@ -21,14 +22,14 @@ WORLDS = int(os.environ.get("HOPYARD_WORLDS", "150"))
 
 
 @functools.cache
-def live(seed: int, gangs: bool = False) -> list[bytes]:
+def live(seed: int, gangs: bool = False, hosts: bool = False) -> list[bytes]:
     """Return the journal of a world that held every promise to its end."""
-    return live_anew(seed, gangs)
+    return live_anew(seed, gangs, hosts)
 
 
-def live_anew(seed: int, gangs: bool = False) -> list[bytes]:
+def live_anew(seed: int, gangs: bool = False, hosts: bool = False) -> list[bytes]:
     """As `live`; it does not remember."""
-    world = drawn(seed, gangs)
+    world = drawn(seed, gangs, hosts)
     world.start()
     for _ in range(world.choose(150)):
         if world.ended:
@@ -54,6 +55,28 @@ def test_every_promise_holds_where_workers_train_in_gangs(block: int) -> None:
             live(seed, gangs=True)
         except Exception as error:
             raise AssertionError(f"world {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("gangs", [False, True])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 5))])
+def test_every_promise_holds_where_partitions_have_homes(block: int, gangs: bool) -> None:
+    for seed in range(block * WORLDS // 5, (block + 1) * WORLDS // 5):
+        try:
+            live(seed, gangs, hosts=True)
+        except Exception as error:
+            raise AssertionError(f"world {seed}: {error}") from error
+
+
+def test_partitions_change_their_homes_in_the_bad_worlds() -> None:
+    changed = 0
+    for seed in range(WORLDS // 5):
+        homes: dict[tuple[str, int], str] = {}
+        for line in map(decode, live(seed, hosts=True)):
+            if isinstance(line, Placed):
+                for partition in range(line.partitions.first, line.partitions.end):
+                    key = line.partitions.kind, partition
+                    changed += homes.setdefault(key, line.host) != line.host
+    assert changed > 20
 
 
 def test_equal_seeds_give_equal_journals() -> None:

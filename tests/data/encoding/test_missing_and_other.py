@@ -16,7 +16,7 @@ from holed_rows import OPTIONS, ROWS, frame
 from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, SpecError
 
 KEY = "2c7e7b5e026f226ac21dfb3153c9dc14"

@@ -25,7 +25,7 @@ import hopyard as hy
 import spark_fits
 from hopyard.data.from_spark.job import _say_not_deterministic
 from hopyard.data.manifest import FORMAT
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.errors import DataError, ResourceError, SpecError

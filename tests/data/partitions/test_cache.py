@@ -27,7 +27,8 @@ from hopyard.data import npy
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
-from hopyard.data.partitions.cache import open_partition, pin
+from hopyard.data.partitions.cache import pin
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.partitions.prepare import entry_key
 from hopyard.data.sources import paths as files_room
 from hopyard.errors import DataError, SpecError

@@ -18,7 +18,8 @@ import hopyard as hy
 from hopyard.agent.runs.faults import HostFault, Reading, blame
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions import mapped
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import HopyardError
 from hopyard.formats.tfrecord import records
 
@@ -28,7 +29,7 @@ CHILD = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
 import numpy as np, hopyard as hy
-from hopyard.data.partitions.cache import open_partition
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import HopyardError
 from hopyard.formats.tfrecord import records
 x = {{f"x{{at}}": np.full((240, 2), at, np.float32) for at in range({INPUTS})}}
@@ -64,12 +65,12 @@ def fails(number: int) -> Any:
 
 
 @pytest.mark.parametrize("name", LACKS)
-@pytest.mark.parametrize("function", ["compare", "map_npy"])
+@pytest.mark.parametrize(("module", "function"), [(caches, "compare"), (mapped, "map_npy")], ids=["compare", "map_npy"])
 def test_a_partition_that_cannot_be_opened_now_is_not_damaged(
-    prepared: Manifest, monkeypatch: pytest.MonkeyPatch, name: str, function: str
+    prepared: Manifest, monkeypatch: pytest.MonkeyPatch, name: str, module: Any, function: str
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(caches, function, fails(getattr(errno, name)))
+        patched.setattr(module, function, fails(getattr(errno, name)))
         with pytest.raises(hy.ResourceError, match=os.strerror(getattr(errno, name))) as caught:
             open_partition(prepared, "train", 1)
     assert "damaged" not in str(caught.value)
@@ -119,27 +120,27 @@ def test_a_source_that_cannot_be_opened_now_need_not_be_written_again(
 
 
 def test_a_mapping_ends_with_its_array(prepared: Manifest) -> None:
-    def mapped() -> int:
+    def mappings() -> int:
         return Path("/proc/self/maps").read_text().count(prepared.path)
 
     if not Path("/proc/self/maps").exists():
         pytest.skip("this system does not list mappings")
     columns = open_partition(prepared, "train", 0)
     inputs = columns.inputs[2:]
-    assert mapped() >= 2
+    assert mappings() >= 2
     assert inputs.flags.writeable
     inputs[:] = 1.0  # of this process alone
     assert not np.load(Path(prepared.path) / "train-00000" / "inputs-0.npy").any()
     del columns, inputs
-    caches._OPENED.clear()
-    assert mapped() == 0
+    mapped.MAPPED.clear()
+    assert mappings() == 0
 
 
 @pytest.mark.parametrize(("name", "fault"), [("ENOMEM", "memory"), ("EMFILE", None), ("EIO", None)])
 def test_a_worker_tries_again_what_lacks_memory_and_gives_up_its_place_for_the_rest(
     prepared: Manifest, monkeypatch: pytest.MonkeyPatch, name: str, fault: str | None
 ) -> None:
-    monkeypatch.setattr(caches, "map_npy", fails(getattr(errno, name)))
+    monkeypatch.setattr(mapped, "map_npy", fails(getattr(errno, name)))
     with pytest.raises(HopyardError) as caught, Reading("train partition 0", "here"):
         open_partition(prepared, "train", 0)
     assert isinstance(caught.value, HostFault) == (fault is None)

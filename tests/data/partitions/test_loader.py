@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hopyard.data.columns import Columns, aligned, is_aligned
 from hopyard.data.dataset import Dataset
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader, sizes
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import SpecError
 
 

@@ -10,9 +10,11 @@ import pytest
 
 import hopyard as hy
 from hopyard.data.manifest import Manifest, file_names
-from hopyard.data.partitions.cache import fetched_bytes, open_partition
+from hopyard.data.partitions.cache import evict
+from hopyard.data.partitions.mapped import close_partition, fetched_bytes, open_partition, rows_here
 from hopyard.data.partitions.supply import SUPPLIES, serve, supply
 from hopyard.errors import DataError
+from hopyard.spec import PartitionRange
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def manifest() -> Manifest:
 
 def elsewhere(manifest: Manifest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Manifest:
     """The same manifest on a host that does not see the entry."""
-    monkeypatch.setattr("hopyard.data.partitions.cache.default_root", lambda: cache)
+    monkeypatch.setattr("hopyard.data.partitions.mapped.default_root", lambda: cache)
     return _moved(manifest)
 
 
@@ -91,3 +93,50 @@ def test_a_host_that_sees_the_entry_asks_nobody(manifest: Manifest) -> None:
 def test_no_other_file_is_served(manifest: Manifest, name: str) -> None:
     with pytest.raises(FileNotFoundError, match="no file of"):
         serve(manifest, name)
+
+
+def test_the_rows_of_a_host(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it brought, as ranges; all of them where it sees the driver's entry."""
+    parts = len(manifest.validate)
+    assert rows_here(manifest) == (PartitionRange("train", 0, 2), PartitionRange("validate", 0, parts))
+    there = elsewhere(manifest, monkeypatch, tmp_path)
+    supply(there, lambda name: serve(manifest, name))
+    assert rows_here(there) == ()
+    open_partition(there, "train", 1)
+    assert rows_here(there) == (PartitionRange("train", 1, 2),)
+    for partition in range(parts):
+        open_partition(there, "validate", partition)
+    assert rows_here(there) == (PartitionRange("train", 1, 2), PartitionRange("validate", 0, parts))
+    for number in (3, 4, 7):
+        (tmp_path / f"{manifest.key}-train-{number:05d}").mkdir()
+    (tmp_path / f"{'0' * len(manifest.key)}-train-00000").mkdir()  # of another table
+    ranges = [(1, 2), (3, 5), (7, 8)]
+    assert rows_here(there)[:3] == tuple(PartitionRange("train", first, end) for first, end in ranges)
+
+
+def test_a_host_that_may_not_look_for_the_entry_brings_its_rows(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a folder of the driver's path that belongs to another user there ended all units, as did any error."""
+    there = msgspec.structs.replace(elsewhere(manifest, monkeypatch, tmp_path), path=f"/{'x' * 300}/{manifest.key}")
+    supply(there, lambda name: serve(manifest, name))
+    assert rows_here(there) == ()
+    open_partition(there, "train", 0)
+    assert rows_here(there) == (PartitionRange("train", 0, 1),)
+
+
+def test_a_partition_that_was_closed_can_be_evicted(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is still open cannot, however little room there is."""
+    there = elsewhere(manifest, monkeypatch, tmp_path)
+    supply(there, lambda name: serve(manifest, name))
+    for partition in (0, 1):
+        open_partition(there, "train", partition)
+    evict(tmp_path, 0)
+    assert rows_here(there) == (PartitionRange("train", 0, 2),)
+    close_partition(there, "train", 0)
+    close_partition(there, "validate", 0)  # it was never open
+    evict(tmp_path, 0)
+    assert rows_here(there) == (PartitionRange("train", 1, 2),)
+    open_partition(there, "train", 0)

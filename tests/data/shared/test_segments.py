@@ -20,9 +20,9 @@ from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
 from hopyard.data.npy import Appender, compare
-from hopyard.data.partitions import cache as caches
+from hopyard.data.partitions import mapped
 from hopyard.data.partitions.builder import make_manifest
-from hopyard.data.partitions.cache import fetched_bytes, open_partition
+from hopyard.data.partitions.mapped import fetched_bytes, open_partition
 from hopyard.data.rows.hash import row_hashes
 from hopyard.data.rows.names import Names
 from hopyard.data.shared.fetch import fetch
@@ -280,11 +280,11 @@ def test_old_manifests_are_read(tmp_path: Path) -> None:
 def test_a_host_without_a_home_uses_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setattr(caches, "default_root", lambda: file / "data")
+    monkeypatch.setattr(mapped, "default_root", lambda: file / "data")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    root = caches._host_root(str(file / "wanted"))
+    root = mapped._host_root(str(file / "wanted"))
     assert root.parent.parent == tmp_path and root.is_dir() and root.parent.stat().st_mode & 0o777 == 0o700
-    assert caches._host_root(str(tmp_path / "wanted")) == tmp_path / "wanted"
+    assert mapped._host_root(str(tmp_path / "wanted")) == tmp_path / "wanted"
 
 
 def test_a_folder_keeps_files_by_name(folder: Directory) -> None:

@@ -40,7 +40,7 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
 from hopyard.search.proposer import Proposer
-from hopyard.spec import Gang, Part, Ref, RunSpec, Timeouts
+from hopyard.spec import Gang, Part, PartitionRange, Ref, RunSpec, Timeouts
 from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
@@ -99,13 +99,20 @@ class Stage:
     """A loop over one script, with its journal and store."""
 
     def __init__(
-        self, folder: Path, *receives: Any, spec: RunSpec = SPEC, configs: int = 1, workers: int = 1, **more: Any
+        self,
+        folder: Path,
+        *receives: Any,
+        spec: RunSpec = SPEC,
+        configs: int = 1,
+        workers: int = 1,
+        apart: int = 0,
+        **more: Any,
     ) -> None:
         self.journal = Journal(folder / "journal.jsonl", CODEC)
         self.store = LocalStore(folder / "states")
         self.machine = Machine(spec)
         self.link = Script(*receives)
-        began = Began(at=1.0, spec=spec)
+        began = Began(at=1.0, spec=spec, workers=apart)
         self.machine.handle(began)
         self.journal.append([began])
         self.seen: list[Any] = []
@@ -450,6 +457,36 @@ def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Call
         (0, None),  # it validates its own State
         (1, "tcp://here:1"),
     ]
+
+
+@pytest.mark.parametrize("copies", [1, None])
+def test_the_rows_of_a_host_are_in_the_fact_of_its_first_worker(
+    stage: Callable[..., Stage], copies: int | None
+) -> None:
+    """A host of which no worker is left is new. Where partitions have no homes, nobody needs to know."""
+    rows = (PartitionRange("train", 0, 2),)
+
+    def ready(slot: int, host: str) -> Ready:
+        return Ready(slot, host, 10 + slot, rows=rows)
+
+    spec = msgspec.structs.replace(SPEC, copies=copies)
+    it = stage([ready(0, "here"), ready(1, "here"), ready(2, "there")], [FIT], workers=3, apart=3, spec=spec)
+    it.link.receives += [[Gone(0, "x"), ready(3, "here"), Gone(2, "x"), ready(4, "there")]]
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    joined = {line.slot: line.rows for line in it.lines() if isinstance(line, Joined)}
+    assert joined == {0: rows, 1: (), 2: rows, 3: (), 4: rows} if copies else not any(joined.values())
+
+
+def test_a_unit_whose_partitions_are_at_home_elsewhere_passes_through(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent need not keep them open."""
+    it = stage([READY, Ready(1, "there", 11)], [FIT], workers=2, configs=2)
+    monkeypatch.setattr(it.machine.places, "at_home", lambda host, kind, partition: host == "here")
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert {slot: message.passing for slot, message in it.link.sent if isinstance(message, Work)} == {0: False, 1: True}
 
 
 def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> None:

@@ -9,6 +9,7 @@ import re
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hopyard.cli import app
 from hopyard.core.runs.events import Checked, Done, Failed
 from hopyard.driver.runs import session
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import Batch
+from hopyard.spec import Batch, RunSpec
 from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, until
 
 LOCAL = hy.Local(workers=2, devices=None)
@@ -221,3 +222,28 @@ def test_warnings_are_counted_and_shown_once_with_their_place(
     assert 3 <= len(lines) <= 8  # each worker tells a trial's once
     again = hy.load(run.directory)
     assert f"Warnings\n  {line}\n" in again.report()
+
+
+@pytest.mark.parametrize(
+    ("copies", "workers", "by_host", "message"),
+    [
+        (1, 3, (1, 1, 1), r"8 partitions over 3 workers: .* 1\.12 of the least time.*partitions=9 .*copies=2"),
+        (1, 5, (), r"8 partitions over 5 workers: .* 1\.25 .*partitions=10 "),
+        (1, 4, (1, 1, 1, 1), ""),
+        (1, 3, (3,), ""),  # all on one host, without homes
+        (1, 6, (3, 3), ""),  # each host has 4 partitions, and its workers share them
+        (1, 16, (), ""),  # more workers are other homes
+        (2, 3, (1, 1, 1), ""),
+        (None, 3, (1, 1, 1), ""),
+    ],
+)
+def test_partitions_that_do_not_divide_by_the_workers_are_said(
+    caplog: pytest.LogCaptureFixture, copies: int | None, workers: int, by_host: tuple[int, ...], message: str
+) -> None:
+    spec = RunSpec(epochs=1, partitions=8, validation=0, copies=copies)
+    engine: Any = SimpleNamespace(workers=workers, workers_by_host=by_host)
+    has_homes = copies is not None and len(by_host) != 1
+    assert session._workers_apart(engine, spec) == (workers if has_homes else 0)
+    assert bool(caplog.messages) == bool(message)
+    if message:
+        assert re.search(message, caplog.messages[0])

@@ -150,8 +150,8 @@ class ProgramContext:
         raise SpecError(f"ctx.shard(…) must be given a glob pattern, a list or a hy.Dataset, got {type(data).__name__}")
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:
-        from hopyard.data.partitions.cache import open_partition
         from hopyard.data.partitions.loader import PartitionLoader
+        from hopyard.data.partitions.mapped import open_partition
 
         manifest = data.prepare()
         for partition in range(self.rank, len(manifest.train), self.world_size):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopyard.data.manifest import Manifest
-from hopyard.data.partitions.cache import fetched_bytes
+from hopyard.data.partitions.mapped import fetched_bytes
 from hopyard.system.processes import peak_memory
 
 GROWTH = 1.01

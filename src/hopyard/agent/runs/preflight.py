@@ -33,7 +33,7 @@ class Preflight:
         slot: its number.
         plan: recipe, data and run.
         models: that it has built.
-        open_partition: returns the rows of (kind, partition).
+        rows: returns those of the partition of a kind whose first batch is tried.
         caught: called with each error that becomes a fault; raises it again where it is none.
     """
 
@@ -42,11 +42,11 @@ class Preflight:
         slot: int,
         plan: Plan,
         models: BuiltModels,
-        open_partition: Callable[[Literal["train", "validate"], int], Columns],
+        rows: Callable[[Literal["train", "validate"]], Columns],
         caught: Callable[[BaseException], None],
     ) -> None:
         self._slot, self._plan, self._models = slot, plan, models
-        self._open, self._caught = open_partition, caught
+        self._rows, self._caught = rows, caught
 
     def check(self, trial: int, config: Config) -> Checked | NoRoom:
         """Build the trial, run one batch of training and one of validation; report all faults together."""
@@ -168,7 +168,7 @@ class Preflight:
         )
 
     def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
-        batch = next(iter(PartitionLoader(self._open(kind, 0), batch_size, None, 0)))
+        batch = next(iter(PartitionLoader(self._rows(kind), batch_size, None, 0)))
         if batch.weights is not None and not batch.weights.any():
             batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy
         return batch

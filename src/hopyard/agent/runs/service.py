@@ -38,7 +38,8 @@ from hopyard.core.messages import (
     Work,
 )
 from hopyard.core.runs.events import Checked, Failed
-from hopyard.data.manifest import read_manifest
+from hopyard.data.manifest import Manifest, read_manifest
+from hopyard.data.partitions.mapped import close_partition, rows_here
 from hopyard.data.partitions.supply import supply
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
@@ -64,6 +65,7 @@ class UnitService:
     checkpoints: CheckpointWriter
     arena: Arena
     folder: Folder
+    manifest: Manifest
     network: Network | None = None
     """For an agent that may be on another host than the driver or its peers."""
     member: Member | None = None
@@ -71,10 +73,10 @@ class UnitService:
 
     @property
     def location(self) -> dict[str, Any]:
-        """The fields of `Ready` that say where this agent's memory is."""
+        """The fields of `Ready` that say where this agent's memory is, and which rows its host has."""
         if self.network is None:
             return {}
-        return {"memory": self.folder.identity, "peer": self.network.peer}
+        return {"memory": self.folder.identity, "peer": self.network.peer, "rows": rows_here(self.manifest)}
 
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
         """Run a unit or a check and return the answers. `Store` may be handled in another thread."""
@@ -82,10 +84,15 @@ class UnitService:
             self.checkpoints.store_next(message.ref, message.memory_key)
             return []
         if isinstance(message, Examine):
-            return [self.worker.check(message.trial, message.config)]
+            return [self.worker.check(message.trial, message.config, message.partitions)]
         for memory_key in message.release:
             self.checkpoints.release(memory_key)
-        return self.worker.run(message.unit, message.config, message.peer, message.gang)
+        unit = message.unit
+        answers = self.worker.run(unit, message.config, message.peer, message.gang)
+        if message.passing and unit.kind != "fold":
+            for partition in unit.partitions:
+                close_partition(self.manifest, unit.kind, partition)
+        return answers
 
     def close(self) -> None:
         """Store what is an epoch's end, give shared memory back."""
@@ -135,7 +142,7 @@ def assemble(
         driver = urlsplit(card.address).hostname or LOOPBACK
         member = Member(slot, setup.spec.gang, send, lambda here: LOOPBACK if here else address_towards(driver))
     worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None, member=member)
-    return UnitService(worker, checkpoints, arena, folder, network, member)
+    return UnitService(worker, checkpoints, arena, folder, manifest, network, member)
 
 
 def unfit(slot: int, error: Exception, place: str = "") -> Unfit:

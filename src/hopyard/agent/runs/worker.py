@@ -27,8 +27,8 @@ from hopyard.core.messages import Broken, Membership, NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
-from hopyard.data.partitions.cache import open_partition
 from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
@@ -248,11 +248,16 @@ class Worker:
 
     # ---------------------------------------------------------------- preflight
 
-    def check(self, trial: int, config: Config) -> Checked | NoRoom:
-        """Build the trial, run one batch of training and one of validation; report all faults together."""
+    def check(self, trial: int, config: Config, partitions: tuple[int, int] = (0, 0)) -> Checked | NoRoom:
+        """Build the trial, run one batch of training and one of validation, the first of these partitions; report all
+        faults together."""
         self.error = None
+
+        def rows(kind: Literal["train", "validate"]) -> Columns:
+            return self._open(kind, partitions[kind == "validate"])
+
         with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
-            answer = Preflight(self.slot, self._plan, self._models, self._open, self._caught).check(trial, config)
+            answer = Preflight(self.slot, self._plan, self._models, rows, self._caught).check(trial, config)
         if isinstance(answer, NoRoom):
             return answer
         return msgspec.structs.replace(answer, warnings=tuple(warnings), **self._new_costs())

@@ -82,8 +82,9 @@ class Gangs:
             self._release_memory(record)
         slot = run.slots[first]
         slot.members, slot.trains, slot.group = line.members, True, 0
-        run.scheduler.set_apart(slot, any(self._followers[n][0].host != slot.host for n in line.members[1:]))
-        if not slot.apart:
+        apart = any(self._followers[member][0].host != slot.host for member in line.members[1:])
+        run.scheduler.set_home(slot, None if apart else slot.host)
+        if not apart:
             run.places.join("train", slot.host)
             run.scheduler.ask_again()
         run.scheduler.set_idle(slot)
@@ -116,9 +117,9 @@ class Gangs:
         if slot.together:
             self.give_up(slot, slot.busy, gone)
         followers, slot.members, slot.trains, slot.group = slot.members[1:], (), False, 0
-        if not slot.apart:
+        if slot.home is not None:
             run.places.leave("train", slot.host, run.at)
-        run.scheduler.set_apart(slot, False)
+        run.scheduler.set_home(slot, slot.host)
         for member in followers:
             record, _ = self._followers.pop(member)
             if member != gone:

@@ -8,9 +8,9 @@ versions would decide. The table at the end of this file holds every transition.
 their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in, `rungs`
 what a search decides by them, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is
 checked first, `gangs` which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next,
-`leases` whose answers count.
+`places` which host works on which partitions, `leases` whose answers count.
 
-A trial is a chain: State k, a unit over partition (i + k) mod P (`order.visit`), State k+1, … At most one unit of a
+A trial is a chain: State k, a unit over partition (s + k) mod P (`order.visit`), State k+1, … At most one unit of a
 trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
 used as soon as its `Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its
 `Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
@@ -252,7 +252,8 @@ class Machine:
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
         slot, trial = self.slots[line.slot], self.trials[unit.trial]
-        self.places.start(line.at)
+        if self.places.active:
+            self.places.start(line.at)
         slot.busy, slot.used = unit.lease, True
         slot.together = bool(slot.members) and unit.kind == "train"
         if slot.together:
@@ -515,8 +516,10 @@ class Machine:
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
-        if kind != "fold" and (placed := self.places.claim(slot.home, kind, partitions[0], self._run.at)) is not None:
-            self._place(placed)
+        if self.places.active and kind != "fold":
+            placed = self.places.claim(slot.home, kind, partitions[0], self._run.at)
+            if placed is not None:
+                self._place(placed)
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
         if kind == "fold":

@@ -112,8 +112,9 @@ class Places:
         """Host → the partitions that it had when it joined."""
         self._started = False
         """Whether this driver has given out a unit: from then on, blocks are vacant."""
-        self._tiers: dict[tuple[str | None, Kind], Tiers] = {}
-        self._ranks: dict[tuple[str | None, Kind], dict[int, int]] = {}
+        self._tiers: dict[Kind, dict[str | None, Tiers]] = {"train": {}, "validate": {}}
+        self._ranks: dict[Kind, dict[str | None, dict[int, int]]] = {"train": {}, "validate": {}}
+        self._takers: dict[Kind, list[str | None]] = {}
 
     # ---------------------------------------------------------------- what an event changes
 
@@ -207,28 +208,39 @@ class Places:
         blocks = self._blocks[kind]
         return not self.active or host in blocks.homes[blocks.of[partition]]
 
-    def homes(self, kind: Kind, block: int) -> list[str]:
-        """Return the hosts with workers that are home to a block."""
-        return [host for host in self._blocks[kind].homes[block] if host in self._hosts[kind]]
+    def homes(self, kind: Kind, block: int, present: bool = True) -> Sequence[str]:
+        """Return the hosts that are home to a block; if `present`, those with workers."""
+        homes = self._blocks[kind].homes[block]
+        return [host for host in homes if host in self._hosts[kind]] if present else homes
 
     def tiers(self, host: str | None, kind: Kind) -> Tiers:
         """Return the blocks that a host works on, best first: those at home there, with vacant ones beside them that
         are in its share; other blocks in its share; those that any host may take. None stands for a gang over several
         hosts, which works on all alike."""
-        key = host, kind
-        tiers = self._tiers.get(key)
+        tiers = self._tiers[kind].get(host)
         if tiers is None:
-            tiers = self._tiers[key] = self._ordered(host, kind)
+            tiers = self._tiers[kind][host] = self._ordered(host, kind)
         return tiers
 
     def rank(self, host: str | None, kind: Kind, block: int) -> int:
         """Return the number of the host's tier that has the block, from 0; -1: none has."""
-        key = host, kind
-        ranks = self._ranks.get(key)
+        ranks = self._ranks[kind].get(host)
         if ranks is None:
             tiers = self.tiers(host, kind)
-            ranks = self._ranks[key] = {block: rank for rank, tier in enumerate(tiers) for block in tier}
+            ranks = self._ranks[kind][host] = {block: rank for rank, tier in enumerate(tiers) for block in tier}
         return ranks.get(block, -1)
+
+    def takers(self, kind: Kind) -> list[str | None]:
+        """Return the hosts that may take blocks beside those that are at home there."""
+        takers = self._takers.get(kind)
+        if takers is None:
+            blocks, hosts = self._blocks[kind], [None, *self._hosts[kind]]
+            takers = self._takers[kind] = [
+                host
+                for host in hosts
+                if any(host not in blocks.homes[n] for tier in self.tiers(host, kind) for n in tier)
+            ]
+        return takers
 
     def run_length(self, host: str | None, partition: int, most: int) -> int:
         """Return how many consecutive training partitions, from this one on and at most so many, a unit on this host
@@ -285,7 +297,7 @@ class Places:
     def adopt(self, host: str, at: float) -> Placed | None:
         """Return the next block that becomes at home on a host, as it has all of its rows; None: there is no other. A
         host that has all rows waits for its first units, as any block will do for it."""
-        for kind, blocks in self._blocks.items() if self.active else ():
+        for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
             has = {n for each in self._rows.get(host, ()) if each.kind == kind for n in range(each.first, each.end)}
             if len(has) == len(blocks.of) or not self._below(host, kind):
                 continue
@@ -322,13 +334,16 @@ class Places:
         return range(first, end)
 
     def _changed(self) -> None:
-        self._tiers.clear()
-        self._ranks.clear()
+        for kind in self._blocks:
+            self._tiers[kind].clear()
+            self._ranks[kind].clear()
+        self._takers.clear()
 
     def _note_vacant(self, at: float) -> None:
         for kind, blocks in self._blocks.items() if self._started and self.active else ():
             for block, homes in enumerate(blocks.homes):
-                if block not in blocks.vacant and self._hosts[kind].keys().isdisjoint(homes):
+                known = block in blocks.vacant or not blocks.of
+                if not known and self._hosts[kind].keys().isdisjoint(homes):
                     blocks.vacant[block] = at
 
     def _below(self, host: str, kind: Kind) -> bool:

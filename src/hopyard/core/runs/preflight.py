@@ -61,8 +61,7 @@ class Preflight:
         """Return the next check, of the first trial that may be fit; trials of the newest recipe and without a State
         come first. A trial that ran out of memory needs a new slot."""
         run = self._run
-        idle = [slot for slot in run.slots.values() if not slot.busy]
-        if self._checking is not None or not idle:
+        if self._checking is not None or not (idle := [slot for slot in run.slots.values() if not slot.busy]):
             return None
         ready = [trial for trial in run.trials.values() if not (trial.ended or trial.until)]
         for trial in sorted(ready, key=lambda trial: (trial.recipe != self._recipe, bool(trial.states))):

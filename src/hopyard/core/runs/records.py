@@ -270,6 +270,8 @@ class SlotRecord(msgspec.Struct, eq=False):
     device: str
     idle_since: float
     """When it last became idle."""
+    home: str | None = None
+    """The host whose partitions it works on; None: a gang over several hosts works on all."""
     busy: int = 0
     """The lease that it works on, even if that no longer stands; -1: it checks a trial; 0: idle."""
     used: bool = False
@@ -291,15 +293,8 @@ class SlotRecord(msgspec.Struct, eq=False):
     """Its workers by rank, of which the first has its number; empty: it is one worker."""
     together: bool = False
     """Whether all members work on its present unit."""
-    apart: bool = False
-    """Whether its workers are on several hosts."""
     group: int = 0
     """The lease of the unit with which the members' process group began; 0: the next unit begins one."""
-
-    @property
-    def home(self) -> str | None:
-        """The host whose partitions it works on; None: a gang over several hosts works on all."""
-        return None if self.apart else self.host
 
     @property
     def at_work(self) -> int:

@@ -24,6 +24,8 @@ from hopyard.spec import Kind, PartitionRange, RunSpec
 
 BEYOND = 2
 """The first tier of `Places` beyond a host's share: what any host may take, if it has nothing else to do."""
+EVERYWHERE = (0,)
+"""The blocks where partitions have no homes."""
 SMOOTH = 0.5
 """Weight of the newest measurement in a trial's seconds per partition, for training and for validation."""
 
@@ -108,26 +110,26 @@ class Scheduler:
     def set_busy(self, slot: SlotRecord) -> None:
         """Note that the slot is not idle any longer."""
         self.idle.pop(slot.id, None)
-        if self._places.active:
-            self._idle_of.get(slot.home, {}).pop(slot.id, None)
+        if self._places.active and (idle := self._idle_of.get(slot.home)):
+            idle.pop(slot.id, None)
 
-    def set_apart(self, slot: SlotRecord, apart: bool) -> None:
-        """Note whether the workers of a gang are on several hosts."""
-        idle = slot.id in self._idle_of.get(slot.home, {})
+    def set_home(self, slot: SlotRecord, home: str | None) -> None:
+        """Note on which host's partitions the slot works; None: a gang over several hosts works on all."""
+        idle = slot.id in self._idle_of.get(slot.home, ())
         if idle:
             del self._idle_of[slot.home][slot.id]
-        slot.apart = apart
+        slot.home = home
         if idle:
-            self._idle_of.setdefault(slot.home, {})[slot.id] = None
+            self._idle_of.setdefault(home, {})[slot.id] = None
 
     def gather(self) -> None:
         """Gather what waits anew, as blocks have other numbers."""
         self._rebuild = True
 
-    def ask_again(self) -> None:
-        """Offer all that waits to the idle slots again, as homes have changed."""
+    def ask_again(self, host: str = "") -> None:
+        """Offer all that waits to the idle slots again, or to those of one host, as homes have changed."""
         if self._places.active:
-            self._newly_idle.update(self.idle)
+            self._newly_idle.update(self._idle_of.get(host, {}) if host else self.idle)
 
     def remove(self, slot: SlotRecord) -> None:
         """Remove a slot, which is gone."""
@@ -234,13 +236,14 @@ class Scheduler:
         places = self._places
         if not places.active:
             return self._first_idle(kind)
-        for home in places.homes(kind, block):
+        for home in places.homes(kind, block, present=False):
             if (idle := self._idle_of.get(home)) and (slot := self._first_of(idle, kind)) is not None:
                 return slot
         best, found = -1, None
-        for host, idle in self._idle_of.items():
+        for host in places.takers(kind):
+            idle = self._idle_of.get(host)
             rank = places.rank(host, kind, block) if idle else -1
-            if rank >= 0 and (found is None or rank < best) and (slot := self._first_of(idle, kind)) is not None:
+            if idle and rank >= 0 and (found is None or rank < best) and (slot := self._first_of(idle, kind)):
                 best, found = rank, slot
         return found
 
@@ -347,14 +350,15 @@ class Scheduler:
             return None
         epoch, rest = divmod(slot.step, self._spec.partitions)
         if epoch > 0 and not rest and not helped and (pending := self._unvalidated(trial, epoch - 1)):
-            pending = [n for n in pending if 0 <= self._rank(slot, "validate", n) < BEYOND]
+            if self._places.active:
+                pending = [n for n in pending if 0 <= self._rank(slot, "validate", n) < BEYOND]
             if pending:
                 return self._validate(slot, trial, epoch - 1, pending)
         if not slot.trains or not self.is_ready(trial, slot.id):
             return None
-        if not 0 <= self._rank(slot, "train", self._next(trial)) < BEYOND:
+        if self._places.active and not 0 <= self._rank(slot, "train", self._next(trial)) < BEYOND:
             return None
-        critical = self._waiting and policy.critical(self._longest(slot), trial, self._share())
+        critical = self._waiting.heaps and policy.critical(self._longest(slot), trial, self._share())
         return None if critical else self._train(slot, trial)
 
     def _enqueue(self) -> None:
@@ -381,7 +385,7 @@ class Scheduler:
         trial = self._longest(slot) if slot.trains else None
         if trial is not None and self._helped(slot):
             return self._train(slot, trial)
-        for tier in self._tiers(slot, "validate"):
+        for tier in self._tiers(slot, "validate") if self._waiting.validations else ():
             if (entry := self._waiting.oldest(tier, self._waits)) is not None:
                 number, epoch = entry
                 return self._validate(slot, self._trials[number], epoch, self._unvalidated(self._trials[number], epoch))
@@ -394,6 +398,8 @@ class Scheduler:
 
     def _longest(self, slot: SlotRecord) -> TrialRecord | None:
         """Return the waiting trial with the longest remaining time, of those that are for this slot's host first."""
+        if not self._places.active:
+            return self._waiting.longest(EVERYWHERE)
         for tier in self._tiers(slot, "train"):
             if (trial := self._waiting.longest(tier)) is not None:
                 return trial
@@ -407,7 +413,7 @@ class Scheduler:
 
     def _next(self, trial: TrialRecord) -> int:
         """Return the partition that the trial trains on next."""
-        return order.visit(trial.offset, trial.step, self._spec.partitions)[1]
+        return (trial.offset + trial.step) % self._spec.partitions  # `order.visit`; this is asked after each event
 
     def _nearest(self, trial: TrialRecord) -> SlotRecord | None:
         """Return the idle slot for a trial that can train: the one that has it in memory, else the first that works on
@@ -435,7 +441,7 @@ class Scheduler:
 
     def _train(self, slot: SlotRecord, trial: TrialRecord) -> Assignment:
         partitions = policy.span(trial, self._spec, self._share())
-        if self._places.active:
+        if self._places.active and len(partitions) > 1:
             partitions = partitions[: self._places.run_length(slot.home, partitions[0], len(partitions))]
         return Assignment(slot, trial, "train", trial.step // self._spec.partitions, partitions)
 

@@ -32,13 +32,13 @@ class Slots:
     def join(self, event: Joined) -> None:
         """Add a worker, which is a slot of its own."""
         run = self._run
-        slot = run.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at)
+        slot = run.slots[event.slot] = SlotRecord(event.slot, event.host, event.pid, event.device, event.at, event.host)
         slot.trains = run.spec.members == 1
         run.places.join("validate", event.host, event.rows)
         if slot.trains:
             run.places.join("train", event.host)
         run.scheduler.set_idle(slot)
-        run.scheduler.ask_again()
+        run.scheduler.ask_again(event.host)
         run.search.changed = True
 
     def set_idle(self, slot: SlotRecord) -> None:

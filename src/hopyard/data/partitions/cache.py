@@ -23,27 +23,20 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from hopyard import meter
-from hopyard.data.columns import Columns, own, pack
-from hopyard.data.keywords import CACHE_BYTES
-from hopyard.data.manifest import FILE, ArrayInfo, Manifest, PartitionInfo, file_name, file_names, folder_name, gone
-from hopyard.data.npy import HEADER, compare, map_npy
-from hopyard.data.partitions.supply import SUPPLIES, bring
-from hopyard.data.shared.fetch import fetch
+from hopyard.data.manifest import FILE, Manifest, PartitionInfo, file_names, folder_name
+from hopyard.data.npy import HEADER, compare
 from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
-from hopyard.folders import cache_folder, temporary_folder
-from hopyard.formats.arrow import Array
+from hopyard.folders import cache_folder
 from hopyard.system.files import FULL, total_bytes
 from hopyard.system.limits import remedy
 from hopyard.system.locks import still_there
@@ -65,16 +58,6 @@ _WRITTEN = re.compile(
 """Names of the files in these folders."""
 THREADS = 8
 """How many threads compare the partitions of an entry."""
-OPEN = 256
-"""How many partitions of one manifest stay mapped, at most."""
-MAPPINGS = 16_384
-"""How many arrays of one manifest stay mapped; Linux allows a process 65,530 mappings."""
-_OPENED: dict[int, Callable[..., Columns]] = {}
-"""The mapped partitions of each Manifest that lives, by its id. `open_partition` alone uses it."""
-_FETCHED: dict[int, int] = {}
-"""`id` of a Manifest → bytes of its partitions that this process has brought to this host."""
-_PINS: weakref.WeakValueDictionary[Path, Pin] = weakref.WeakValueDictionary()
-"""The pins of entries of which partitions are open. `_shared_pin` alone uses it."""
 
 
 def default_root() -> Path:
@@ -107,13 +90,6 @@ def pin(root: Path, key: str) -> Pin | None:
     except PermissionError:  # another user's, who alone may mark it
         pass
     return Pin(file)
-
-
-def _shared_pin(path: Path) -> Pin | None:
-    """Return the pin that all open partitions of an entry share, so that none needs an open file of its own."""
-    if (pinned := _PINS.get(path)) is None and (pinned := pin(path.parent, path.name)) is not None:
-        _PINS[path] = pinned
-    return pinned
 
 
 def find_or_make(root: Path, key: str, make: Callable[[Path], Manifest], limit: int) -> Manifest:
@@ -354,104 +330,7 @@ def remove_rows(url: str) -> None:
             _remove(path.parent, path.name, path)
 
 
-def open_partition(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Columns:
-    """Return the memory-mapped columns of one partition.
-
-    Mappings stay for as long as the Manifest object lives (those of the last OPEN partitions, or fewer of many arrays),
-    because mapping anew for each visit costs a tenth of a shuffled pass in page faults. They hold no open file. They
-    are private, so writing to them changes no file, but it would change what later visits of this process see: copy
-    first.
-
-    Raises:
-        SpecError: no such partition.
-        DataError: the cache entry is gone or damaged.
-        ResourceError: the host lacks what it takes to open it.
-    """
-    open_mapped = _OPENED.get(id(manifest))
-    if open_mapped is None:
-        manifest_reference = weakref.ref(manifest)
-        kept = max(1, min(OPEN, MAPPINGS // len(manifest.fields)))
-        open_mapped = _OPENED[id(manifest)] = lru_cache(kept)(lambda *which: _open(manifest_reference(), *which))
-        weakref.finalize(manifest, _OPENED.pop, id(manifest), None)
-    columns = open_mapped(kind, partition)
-    return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
-
-
-def _open(manifest: Manifest | None, kind: Literal["train", "validate"], partition: int) -> Columns:
-    assert manifest is not None
-    parts = manifest.train if kind == "train" else manifest.validate
-    if kind not in ("train", "validate") or not 0 <= partition < len(parts):
-        raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
-    rows, entry, number = parts[partition].rows, manifest, partition
-    if manifest.stored is not None or (id(manifest) in SUPPLIES and not Path(manifest.path, FILE).exists()):
-        entry, number = _fetch_entry(manifest, kind, partition), 0
-        parts = entry.train if kind == "train" else entry.validate
-    path = Path(entry.path)
-    folder = path / folder_name(kind, number)
-    try:
-        with usable(path.parent):
-            pinned = _shared_pin(path)
-            if pinned is None:
-                raise DataError(gone(entry))
-            _compare(folder, manifest, parts[number])
-            inputs = _map_all(folder, "inputs", manifest.inputs, rows)
-            targets = _map_all(folder, "targets", manifest.targets, rows)
-            weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
-    except (FileNotFoundError, ValueError) as error:
-        raise DataError(
-            f"{kind} partition {partition} in {folder} is damaged: {error}; call prepare() on the Dataset again, which "
-            f"makes it anew"
-        ) from error
-    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
-
-
-def _fetch_entry(manifest: Manifest, kind: Literal["train", "validate"], partition: int) -> Manifest:
-    """Return one partition that is elsewhere as an entry of this host's cache, pinned while the result lives."""
-    key = f"{manifest.key}-{kind}-{partition:05d}"
-    make = partial(bring if manifest.stored is None else fetch, manifest=manifest, kind=kind, partition=partition)
-
-    def counted(directory: Path) -> Manifest:
-        entry = make(directory)
-        size = sum(part.bytes for part in (*entry.train, *entry.validate))
-        if id(manifest) not in _FETCHED:
-            weakref.finalize(manifest, _FETCHED.pop, id(manifest), None)
-        _FETCHED[id(manifest)] = fetched_bytes(manifest) + size
-        return entry
-
-    if manifest.stored is None:
-        return find_or_make(_host_root(""), key, counted, CACHE_BYTES)
-    return find_or_make(_host_root(manifest.path), key, counted, manifest.stored.limit)
-
-
-def fetched_bytes(manifest: Manifest) -> int:
-    """Return the bytes of partitions of this Manifest that this process has brought to this host, columns only."""
-    return _FETCHED.get(id(manifest), 0)
-
-
-def _host_root(preferred: str) -> Path:
-    """Return the first of `preferred`, the user's cache, and a folder in the system's temporary directory that this
-    process may write to: a container of a cluster often has no home.
-    """
-    for root in [Path(preferred), default_root()] if preferred else [default_root()]:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(root, os.W_OK | os.X_OK):
-            return root
-    folder = temporary_folder() / "data"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
-    return {
-        name: map_npy(folder / file_name(role, number), rows, info.shape, np.dtype(info.dtype))
-        for number, (name, info) in enumerate(infos.items())
-    }
-
-
-def _compare(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
+def compare_part(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
     """Raises as `compare` where a file of a partition does not hold what was written."""
     for name, digest in zip(file_names(manifest.fields), part.files, strict=False):  # an older version has no digests
         compare(folder / name, digest)
@@ -494,7 +373,7 @@ def _fault(manifest: Manifest) -> str:
             return f"{folder.name} is not as long as it was"
     try:
         with ThreadPoolExecutor(THREADS, "hopyard-compare") as pool:
-            list(pool.map(lambda one: _compare(one[0], manifest, one[1]), parts))
+            list(pool.map(lambda one: compare_part(one[0], manifest, one[1]), parts))
     except (FileNotFoundError, ValueError) as error:
         return str(error)
     return ""

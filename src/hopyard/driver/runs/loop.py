@@ -319,10 +319,11 @@ class Loop:
         if slot is None or slot.busy != unit.lease:
             return  # a later fact of the same receive took the unit back
         members = slot.members if slot.together else ()
+        passing = self._passing(unit, slot.members or (command.slot,))
         for rank, worker in enumerate(members or (command.slot,)):
             release = self._workers.pop_releases(worker)
             gang = self._gangs.membership(command.slot, rank) if members else None
-            self._link.send(worker, Work(unit, config, release, self._peer(unit, worker), gang))
+            self._link.send(worker, Work(unit, config, release, self._peer(unit, worker), gang, passing))
 
     def _give_up(self, command: GiveUp) -> None:
         self._gangs.give_up(command)
@@ -380,6 +381,15 @@ class Loop:
 
     def _decided(self, command: Paused | Granted | Stopped) -> None:
         """Do nothing: the views show what the search decided."""
+
+    def _passing(self, unit: Unit, workers: Sequence[int]) -> bool:
+        """Return whether the unit's partitions are at home on other hosts only. A gang over several hosts has no homes,
+        and its hosts keep all rows."""
+        hosts = {record.host for worker in workers if (record := self.machine.workers.record(worker)) is not None}
+        if unit.kind == "fold" or len(hosts) > 1:
+            return False
+        at_home = self.machine.places.at_home
+        return not any(at_home(host, unit.kind, partition) for host in hosts for partition in unit.partitions)
 
     def _peer(self, unit: Unit, worker: int) -> str | None:
         """Return the address of the agent with the unit's State, when a worker cannot see the memory where it lies."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import threading
 import traceback
@@ -22,6 +23,7 @@ from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
 from hopyard.core.runs.events import CODEC, RULES, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.places import uneven
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
 from hopyard.data.shared.needed import need, spare
@@ -89,6 +91,10 @@ SLOW = 30.0
 
 IDLE = 30.0
 """Seconds after which an idle worker in somebody else's cluster is given back."""
+
+
+UNEVEN = 1.05
+"""The ratio of an epoch's time to the least one from which a warning names a better number of partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +197,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             "threads": engine.threads,
             "data": job.manifest.digest,
         }
+        apart = _workers_apart(engine, spec)
         began = (
             Resumed(
                 at=clock.now(),
@@ -201,6 +208,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 gone=job.states.gone,
                 members=job.members,
                 rules=RULES,
+                workers=apart,
             )
             if job.earlier is not None
             else Began(
@@ -210,6 +218,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 mark=job.states.mark,
                 directory=location(layout),
                 rules=RULES,
+                workers=apart,
             )
         )
 
@@ -271,6 +280,22 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
         _explain(failure, machine, link)
         raise failure
+
+
+def _workers_apart(engine: Engine, spec: RunSpec) -> int:
+    """Return by how many workers partitions are cut into blocks with a home each; 0: they have no homes. Warn where
+    such partitions cannot keep all workers busy. Workers of a host share what is at home there."""
+    by_host = () if spec.copies is None else engine.workers_by_host
+    if spec.copies is None or len(by_host) == 1:
+        return 0
+    ratio, better = uneven(spec.partitions, engine.workers // (math.gcd(*by_host) or 1))
+    if ratio > UNEVEN and spec.copies == 1 and spec.members == 1:
+        log.warning(
+            "%d partitions over %d workers: an epoch takes %.2f of the least time, as each partition has one home; "
+            "partitions=%d of the Dataset divides evenly, and parallel=hy.Hopper(copies=2) gives each two homes",
+            *(spec.partitions, engine.workers, ratio, better),
+        )
+    return engine.workers
 
 
 def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:

@@ -74,6 +74,8 @@ class Workers:
         self._releases: dict[int, list[str]] = {}
         self._addresses: dict[int, tuple[str, str]] = {}
         """Slot → the memory that it shares, and the address at which others ask for States in it."""
+        self._hosts: dict[int, str] = {}
+        """Slot → the host of its agent, once that is ready."""
         self._unfit_slots: set[int] = set()
         """Slots that could not start as their host has no room, or a broken disk; until they end."""
         self._full_hosts: set[str] = set()
@@ -91,13 +93,14 @@ class Workers:
         self._starting.discard(slot)
         self._releases.pop(slot, None)
         self._addresses.pop(slot, None)
+        self._hosts.pop(slot, None)
         self._link.end(slot)
         if self._memory is not None:
             for path in self._memory.glob(f"{slot}-*"):
                 path.unlink(missing_ok=True)
 
     def ready(self, message: Ready, now: float) -> Joined:
-        """An agent is ready: return the fact.
+        """An agent is ready: return the fact. The rows of its host are in that of the host's first worker alone.
 
         Raises:
             Inexact: its versions or processor differ from those of the run, which is to be exact.
@@ -108,7 +111,10 @@ class Workers:
         self._compare(message)
         self._addresses[message.slot] = message.memory, message.peer
         fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
-        return Joined(at=now, **fields)
+        is_new = message.host not in self._hosts.values()
+        rows = message.rows if is_new and self._machine.places.active else ()
+        self._hosts[message.slot] = message.host
+        return Joined(at=now, rows=rows, **fields)
 
     def unfit(self, message: Unfit) -> None:
         """An agent cannot do its work. Its end follows.

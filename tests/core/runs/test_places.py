@@ -1,0 +1,223 @@
+"""Homes of partitions: who gets which block, and when."""
+
+import msgspec
+import pytest
+
+from hopyard.core.runs.events import Placed
+from hopyard.core.runs.order import spread, start
+from hopyard.core.runs.places import GRACE, Places, uneven
+from hopyard.spec import Gang, PartitionRange, RunSpec
+
+
+def spec(partitions=8, copies=1, validation=0, members=1):
+    gang = Gang(members) if members > 1 else msgspec.UNSET
+    return RunSpec(epochs=1, partitions=partitions, validation=validation, copies=copies, gang=gang)
+
+
+def places_of(workers, partitions=8, copies=1, hosts=(), **more):
+    """The places of a run on so many workers, of which one is there on each of these hosts."""
+    places = Places(spec(partitions, copies, **more))
+    places.begin(workers, more.get("members", 1))
+    for host in hosts:
+        join(places, host)
+    return places
+
+
+def join(places, host, rows=()):
+    places.join("validate", host, rows)
+    places.join("train", host)
+
+
+def leave(places, host, at=0.0):
+    places.leave("validate", host, at)
+    places.leave("train", host, at)
+
+
+def visit(places, host, partition, at=0.0, kind="train"):
+    """Give out a unit over a partition; which partitions it brings home."""
+    places.start(at)
+    if (line := places.claim(host, kind, partition, at)) is None:
+        return None
+    places.place(line)
+    return line.partitions.first, line.partitions.end
+
+
+def blocks(places, host):
+    """Return the first partitions of the blocks that a host may work on, tier by tier."""
+    bounds = places.snapshot()["homes"]["train"][0]
+    return [[bounds[block] for block in tier] for tier in places.tiers(host, "train")]
+
+
+def test_a_block_gets_its_home_with_the_first_unit_over_it():
+    places = places_of(4, hosts="abcd")
+    assert visit(places, "a", 5) == (4, 6)
+    assert visit(places, "a", 4) is None, "it is at home already"
+    assert places.at_home("a", "train", 5) and not places.at_home("a", "train", 6)
+    assert not places.at_home("b", "train", 5)
+
+
+def test_a_host_takes_as_many_blocks_as_it_has_workers():
+    places = places_of(5, 10, hosts=["a", "b", "b", "b", "b"])
+    assert visit(places, "a", 0) == (0, 2)
+    assert visit(places, "a", 2) is None, "the others are for b"
+    assert [visit(places, "b", partition) for partition in (2, 4, 6, 8)] == [(2, 4), (4, 6), (6, 8), (8, 10)]
+
+
+def test_blocks_of_a_host_lie_beside_each_other_where_they_can():
+    places = places_of(4, hosts=["a", "a", "b", "b"])
+    visit(places, "a", 2)
+    assert blocks(places, "a")[:2] == [[2, 0, 4], [6]]
+
+
+def test_there_are_no_homes_on_one_host_and_where_rows_go_everywhere():
+    for places in (places_of(0), places_of(4, copies=None)):
+        join(places, "a")
+        assert places.at_home("a", "train", 7) and places.claim("a", "train", 7, 0.0) is None
+        assert places.tiers("a", "train") == ((0,),) and places.run_length("a", 6, 5) == 5
+
+
+def test_a_block_has_as_many_homes_as_there_are_copies():
+    places = places_of(2, 4, copies=2, hosts="ab")
+    for host in "ab":
+        assert visit(places, host, 0) == (0, 2) and visit(places, host, 2) == (2, 4)
+    assert places.homes("train", 0) == ["a", "b"]
+
+
+def test_hosts_beyond_the_number_of_partitions_are_second_homes():
+    places = places_of(4, 2, hosts="abcd")
+    assert [visit(places, host, number % 2) for number, host in enumerate("abcd")] == [(0, 1), (1, 2)] * 2
+
+
+def test_a_lost_host_keeps_its_partitions_for_a_while():
+    places = places_of(2, 8, hosts="ab")
+    visit(places, "a", 0), visit(places, "b", 4)
+    leave(places, "b", at=10.0)
+    assert places.earliest() == 10.0 + GRACE and not places.tick(10.0 + GRACE - 1)
+    assert visit(places, "a", 4, at=39.0) is None
+    join(places, "b")
+    assert places.earliest() is None and places.at_home("b", "train", 4)
+
+
+def test_the_partitions_of_a_lost_host_go_to_a_new_host_at_once():
+    places = places_of(2, 8, hosts="ab")
+    visit(places, "a", 0), visit(places, "b", 4)
+    leave(places, "b", at=10.0)
+    join(places, "c")
+    assert visit(places, "c", 5, at=10.5) == (4, 8)
+    join(places, "b")
+    assert not places.at_home("b", "train", 4), "another host is its home by now"
+
+
+def test_the_others_divide_the_partitions_of_a_lost_host_after_a_while():
+    places = places_of(3, 12, hosts="abc")
+    for host, partition in zip("abc", (0, 4, 8), strict=True):
+        visit(places, host, partition)
+    leave(places, "c", at=10.0)
+    assert places.tick(10.0 + GRACE)
+    assert visit(places, "a", 8, at=41.0) == (8, 10)
+    assert visit(places, "b", 11, at=41.0) == (11, 12) and visit(places, "b", 10, at=42.0) == (10, 11)
+    join(places, "c")
+    assert not any(places.at_home("c", "train", partition) for partition in range(12))
+    assert blocks(places, "c")[2], "it becomes another home"
+
+
+def test_a_returning_host_keeps_what_nobody_took():
+    places = places_of(3, 12, hosts="abc")
+    for host, partition in zip("abc", (0, 4, 8), strict=True):
+        visit(places, host, partition)
+    leave(places, "c", at=10.0)
+    places.tick(10.0 + GRACE)
+    visit(places, "a", 9, at=41.0)
+    join(places, "c")
+    assert [places.at_home("c", "train", partition) for partition in (8, 9, 10, 11)] == [True, False, False, True]
+
+
+def test_a_host_with_rows_is_home_to_them_up_to_its_share():
+    places = places_of(2, 8)
+    join(places, "a", (PartitionRange("train", 2, 8),))
+    line = places.adopt("a", 0.0)
+    assert line == Placed(at=0.0, host="a", partitions=PartitionRange("train", 4, 8))
+    places.place(line)
+    assert places.adopt("a", 0.0) is None, "it has part of the other block only"
+    join(places, "b", (PartitionRange("train", 0, 8),))
+    assert places.adopt("b", 0.0) is None, "whichever it visits first, it has"
+
+
+def test_the_check_reads_what_is_at_home():
+    places = places_of(2, 8, validation=8)
+    join(places, "a", (PartitionRange("train", 4, 8),))
+    places.place(places.adopt("a", 0.0))
+    assert (places.first("a", "train"), places.first("a", "validate")) == (4, 0)
+    assert places_of(0).first("a", "train") == 0
+
+
+def test_a_unit_ends_where_its_home_does():
+    places = places_of(2, 8, hosts="ab")
+    visit(places, "b", 4)
+    assert places.run_length("a", 1, 8) == 3 and places.run_length("b", 5, 8) == 3
+    assert places.run_length(None, 1, 8) == 8
+    visit(places, "a", 0)
+    assert places.run_length("a", 0, 4) == 4
+
+
+def test_a_unit_of_validation_has_partitions_that_are_at_home():
+    places = places_of(2, 8, validation=4, hosts="ab")
+    assert places.beside("a", "validate", [1, 2, 3]) == [1]
+    visit(places, "a", 2, kind="validate")
+    assert places.beside("a", "validate", [1, 2, 3]) == [2, 3]
+
+
+@pytest.mark.parametrize(("then", "now", "kept"), [(2, 4, True), (4, 2, True), (4, 3, True), (2, 3, False)])
+def test_homes_stay_when_another_driver_has_more_or_fewer_workers(then, now, kept):
+    places = places_of(then, 12, hosts="abcd"[:then])
+    for number in range(then):
+        visit(places, "abcd"[number], number * 12 // then)
+    before = [[host for host in "abcd" if places.at_home(host, "train", n)] for n in range(12)]
+    places.begin(now, 1)
+    after = [[host for host in "abcd" if places.at_home(host, "train", n)] for n in range(12)]
+    assert (before == after) == kept
+    if not kept:  # the middle block has partitions of both
+        assert after == [["a"]] * 4 + [[]] * 4 + [["b"]] * 4
+
+
+def test_a_gang_over_several_hosts_works_on_all_partitions():
+    places = places_of(4, members=2, hosts="ab")
+    assert places.rank(None, "train", 1) == 0 and places.claim(None, "train", 7, 0.0) is None
+
+
+def test_hosts_without_a_gang_do_not_keep_partitions_from_being_trained():
+    places = places_of(4, 8, members=2)
+    for host in "aabb":
+        places.join("validate", host)
+    for host in "ab":
+        places.join("train", host)
+    assert visit(places, "a", 0) == (0, 4) and visit(places, "b", 4) == (4, 8)
+    places.leave("train", "b", 5.0)
+    assert places.homes("train", 1) == [] and places.earliest() == 5.0 + GRACE
+
+
+def test_needed_are_the_homes_of_what_is_ahead():
+    places = places_of(2, 8, hosts="ab")
+    visit(places, "a", 0), visit(places, "b", 4)
+    assert places.needed({PartitionRange("train", 5, 6)}) == {"b"}
+
+
+def test_uneven_partitions_are_counted():
+    assert uneven(8, 3) == (1.125, 9) and uneven(8, 5) == (1.25, 10) and uneven(8, 4) == (1.0, 8)
+    assert uneven(4, 9)[0] == 1.0
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 5, 8, 12, 32, 100])
+def test_starts_are_a_permutation_whose_beginnings_are_spread(partitions):
+    order = spread(partitions)
+    assert sorted(order) == list(range(partitions))
+    for count in range(1, partitions + 1):
+        for hosts in (2, 4, 8):
+            if count % hosts == 0 and partitions % hosts == 0 and hosts & (hosts - 1) == 0:
+                on = [order[n] * hosts // partitions for n in range(count)]
+                assert max(map(on.count, range(hosts))) - min(map(on.count, range(hosts))) <= 1
+
+
+def test_trials_of_earlier_runs_begin_where_they_began():
+    assert start(5, spec()) == 5
+    assert start(9, msgspec.structs.replace(spec(), starts="spread")) == spread(8)[1]
