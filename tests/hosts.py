@@ -134,6 +134,15 @@ class Network:
         for one, two in ((name, other), (other, name)):
             self._ip("-n", self._spaces[one], "route", "del", "blackhole", f"{self.addresses[two]}/32")
 
+    def traffic(self) -> tuple[int, int, int]:
+        """Return the bytes that all hosts have sent, and those that this one has sent to them and received."""
+
+        def count(device: str, what: str) -> int:
+            return int(Path(f"/sys/class/net/{device}/statistics/{what}_bytes").read_text())
+
+        sent = sum(count(wire, "rx") for wire in self._wires.values())
+        return sent, count(self._bridge, "tx"), count(self._bridge, "rx")
+
     def close(self) -> None:
         for space in self._spaces.values():
             self._ip("netns", "del", space)
