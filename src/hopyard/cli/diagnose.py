@@ -11,6 +11,7 @@ import typer
 
 from hopyard.cli.common import AsJson, as_text, columns, echo, verb
 from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
+from hopyard.errors import SpecError
 
 
 @verb
@@ -31,7 +32,8 @@ def sim(
     """Predict how long a run takes, by running the scheduler in virtual time."""
     from hopyard.sim import Host, predict
 
-    slots = max(slots, hosts)
+    if hosts > slots:
+        raise SpecError(f"--hosts must be at most --slots, {slots}, as each host has a worker; got {hosts}")
     on = [Host(slots // hosts + (number < slots % hosts)) for number in range(hosts)] if hosts > 1 else []
     prediction = predict(
         *(slots, trials, partitions, epochs, seconds),

@@ -91,6 +91,8 @@ class Ready(Message, frozen=True):
     """Address at which agents that do not share it can ask for States in it."""
     rows: tuple[PartitionRange, ...] = ()
     """As in `Joined`."""
+    entry: bool = False
+    """As in `Joined`."""
 
 
 class Unfit(Message, frozen=True):

@@ -48,7 +48,9 @@ class Host:
     """The most memory of one worker's process; 0: unknown, as with `hy.Inline`."""
     stored: dict[str, int] = field(default_factory=dict)
     """Kind → its partitions there, a bit each: those that were there when a worker joined, and those that a worker has
-    gone over. What the host has evicted since stays in it."""
+    gone over. Evicted partitions stay counted; those of the driver's own entry do not count."""
+    entry: bool = False
+    """Whether it sees the driver's own entry of the data cache."""
 
     @property
     def partitions(self) -> int:
@@ -90,6 +92,7 @@ class Hosts:
             self._workers[id(host)] += 1
         self._present[line.slot] = host
         host.workers = max(host.workers, self._workers[id(host)])
+        host.entry = line.entry
         for each in line.rows:
             _add(host, each.kind, range(each.first, each.end))
 
@@ -161,6 +164,8 @@ def _cost(host: Host, fetched: int, peak: int) -> None:
 
 
 def _add(host: Host, kind: str, partitions: Iterable[int]) -> None:
+    if host.entry:
+        return
     bits = host.stored.get(kind, 0)
     for partition in partitions:
         bits |= 1 << partition

@@ -155,7 +155,7 @@ class Chart:
         """Trials that are to be trained, or are: they do not wait for a decision, and have not come to their end."""
         self._steps, self._partitions = 0, 1
         self._copies: int | None = None
-        self._homes = False
+        self._homes = self._in_gangs = False
         """Whether partitions have homes."""
         self._dispatching = False
         """Whether this driver has dispatched a unit: before, slots wait for its check."""
@@ -182,7 +182,7 @@ class Chart:
             return self._done(line)
         elif isinstance(line, Began):
             self._steps, self._partitions, self._copies = line.spec.steps, line.spec.partitions, line.spec.copies
-            self._homes = line.workers > 0 and self._copies is not None
+            self._homes, self._in_gangs = line.workers > 0 and self._copies is not None, line.spec.members > 1
             self._search = Search(line.spec, {}, {}) if line.spec.stop is not None else None
         elif isinstance(line, (Proposed, Granted, Retried)):
             self._active.add(line.trial)
@@ -310,7 +310,7 @@ class Chart:
     def _idle_trainers(self) -> int:
         """Return how many slots could train a trial and do nothing."""
         if not self._gangs:
-            return len(self._present) - len(self.open)
+            return 0 if self._in_gangs else len(self._present) - len(self.open)
         return sum(members[0] not in self.open for members in set(self._gangs.values()))
 
     def _wait(self, line: Proposed | Granted | Retried) -> None:

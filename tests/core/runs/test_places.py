@@ -196,6 +196,18 @@ def test_hosts_without_a_gang_do_not_keep_partitions_from_being_trained():
     assert places.homes("train", 1) == [] and places.earliest() == 5.0 + GRACE
 
 
+def test_workers_of_several_hosts_train_together_once_all_are_there_or_time_has_passed():
+    places = places_of(4, members=2)
+    places.join("validate", "a"), places.start(1.0)
+    assert not places.settled and places.earliest() == 1.0 + GRACE
+    for host in "abb":
+        places.join("validate", host)
+    assert places.settled
+    places.leave("validate", "b", 9.0)
+    assert not places.settled and places.earliest() is not None
+    assert places.tick(9.0 + GRACE) and places.settled
+
+
 def test_needed_are_the_homes_of_what_is_ahead():
     places = places_of(2, 8, hosts="ab")
     visit(places, "a", 0), visit(places, "b", 4)

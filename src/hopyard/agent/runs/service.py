@@ -39,7 +39,7 @@ from hopyard.core.messages import (
 )
 from hopyard.core.runs.events import Checked, Failed
 from hopyard.data.manifest import Manifest, read_manifest
-from hopyard.data.partitions.mapped import close_partition, rows_here
+from hopyard.data.partitions.mapped import close_partition, rows_here, sees_entry
 from hopyard.data.partitions.supply import supply
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
@@ -76,7 +76,8 @@ class UnitService:
         """The fields of `Ready` that say where this agent's memory is, and which rows its host has."""
         if self.network is None:
             return {}
-        return {"memory": self.folder.identity, "peer": self.network.peer, "rows": rows_here(self.manifest)}
+        rows, entry = rows_here(self.manifest), sees_entry(self.manifest)
+        return {"memory": self.folder.identity, "peer": self.network.peer, "rows": rows, "entry": entry}
 
     def do(self, message: Work | Store | Examine) -> Sequence[Up]:
         """Run a unit or a check and return the answers. `Store` may be handled in another thread."""

@@ -100,6 +100,8 @@ class Joined(Fact, frozen=True):
     """Equal for slots of one host that share an accelerator; empty: the slot has none."""
     rows: tuple[PartitionRange, ...] = ()
     """The partitions that its host has already."""
+    entry: bool = False
+    """Whether these are in the driver's own entry of the data cache, which the host sees."""
 
 
 class Checked(Fact, frozen=True, omit_defaults=True):

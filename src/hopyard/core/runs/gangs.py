@@ -59,9 +59,10 @@ class Gangs:
         """Return the gangs that can be formed now. Workers that wait for busy ones to form a gang rest meanwhile."""
         slots, size = self._run.slots, self._run.spec.members
         free = [slot for slot in slots.values() if not slot.members]
-        groups = grouped([slot for slot in free if not slot.busy], size)
+        apart = self._run.places.settled
+        groups = grouped([slot for slot in free if not slot.busy], size, apart)
         grown = {member for members in groups for member in members}
-        later = grouped([slot for slot in free if slot.id not in grown], size)
+        later = grouped([slot for slot in free if slot.id not in grown], size, apart)
         waiting = {member for members in later for member in members if not slots[member].busy}
         self._run.scheduler.withhold(waiting)
         return [Formed(at=self._run.at, slot=members[0], members=members) for members in groups]
@@ -145,9 +146,9 @@ class Gangs:
         self._followers.clear()
 
 
-def grouped(free: Iterable[SlotRecord], size: int) -> list[tuple[int, ...]]:
-    """Return groups of `size` out of free workers: of one host where there are enough of them, else of as few as
-    possible. Those with States in their memory come first, as the first member keeps its own."""
+def grouped(free: Iterable[SlotRecord], size: int, apart: bool = True) -> list[tuple[int, ...]]:
+    """Return groups of `size` out of free workers: of one host where there are enough of them, else (if `apart`) of as
+    few as possible. Those with States in their memory come first, as the first member keeps its own."""
     hosts: dict[str, list[int]] = {}
     for slot in sorted(free, key=lambda slot: (not slot.memory_only, slot.id)):
         hosts.setdefault(slot.host, []).append(slot.id)
@@ -157,7 +158,7 @@ def grouped(free: Iterable[SlotRecord], size: int) -> list[tuple[int, ...]]:
             groups.append(tuple(workers[:size]))
             del workers[:size]
     rest = [worker for workers in sorted(hosts.values(), key=len, reverse=True) for worker in workers]
-    while len(rest) >= size:
+    while apart and len(rest) >= size:
         groups.append(tuple(rest[:size]))
         del rest[:size]
     return groups

@@ -116,6 +116,8 @@ class Machine:
         self.warnings = self._run.warnings
         self._finishing = False
         """`Finish` was commanded."""
+        self._homes_changed = False
+        """A host became home to partitions since assignments were last asked for."""
 
     @property
     def spec(self) -> RunSpec:
@@ -166,14 +168,14 @@ class Machine:
             return commands
         if self._retries.delayed:
             self._retries.decide()
-        self.workers.regroup()
+        if self.status == "running" or not self.places.active:  # else the slot that checks is missing in its gang
+            self.workers.regroup()
         if run.search.changed and not self.ended:
             for decision in run.search.decide(event.at):
                 _APPLY[type(decision)](self, decision)
                 commands.append(decision)
         if self.status == "running":
-            for assignment in self.scheduler.assignments() if self.scheduler.changed() else ():
-                self._assign(assignment)
+            self._give_out()
         elif self.status == "checking" and (check := self._preflight.decide()) is not None:
             self._check(check)
         if not run.open or self.status == "failed":
@@ -234,12 +236,19 @@ class Machine:
         if self.status == "checking" and not self._run.open:
             self.status = "failed"
 
+    def _joined(self, event: Joined) -> None:
+        self._slots.join(event)
+        if self.status == "running":
+            self.places.start(event.at)
+
     def _checked(self, event: Checked) -> None:
         if not self._preflight.awaits(event):
             return
         self._slots.set_idle(self.slots[event.slot])
         self._run.warned(event.trial, event.warnings)
         self.status = self._preflight.checked(event) or self.status
+        if self.status == "running":
+            self.places.start(event.at)
         if event.faults and event.fault == "memory":
             self._replace(event.slot, faults.OUT_OF_MEMORY)
         inexact = ("not exact: " + "; ".join(event.notes),) if event.notes else ()
@@ -252,8 +261,6 @@ class Machine:
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
         slot, trial = self.slots[line.slot], self.trials[unit.trial]
-        if self.places.active:
-            self.places.start(line.at)
         slot.busy, slot.used = unit.lease, True
         slot.together = bool(slot.members) and unit.kind == "train"
         if slot.together:
@@ -410,6 +417,7 @@ class Machine:
 
     def _place(self, line: Placed) -> None:
         """Let a host be home to partitions."""
+        self._homes_changed = True
         self._placed(line)
         self._run.commands.append(line)
 
@@ -425,6 +433,17 @@ class Machine:
         line = msgspec.structs.replace(check, partitions=partitions)
         self._preflight.begin(line)
         self._run.commands.append(line)
+
+    def _give_out(self) -> None:
+        """Carry out the scheduler's assignments. Once each block has its homes, hosts without enough to do may become
+        homes of any, so they are asked again."""
+        while self.scheduler.changed():
+            self._homes_changed = False
+            for assignment in self.scheduler.assignments():
+                self._assign(assignment)
+            if not (self._homes_changed and self.scheduler.idle and self.places.all_placed("train")):
+                return
+            self.scheduler.ask_again()
 
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""
@@ -479,7 +498,7 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Began: lambda machine, event: machine._run.begin(event),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
     Exhausted: Machine._exhausted,
-    Joined: lambda machine, event: machine._slots.join(event),
+    Joined: Machine._joined,
     Formed: lambda machine, line: machine.workers.form(line),
     Check: lambda machine, line: machine._preflight.begin(line),
     Placed: Machine._placed,

@@ -111,10 +111,15 @@ class Places:
         self._rows: dict[str, tuple[PartitionRange, ...]] = {}
         """Host → the partitions that it had when it joined."""
         self._started = False
-        """Whether this driver has given out a unit: from then on, blocks are vacant."""
+        """Whether this driver may give out units."""
+        self._short: float | None = None
+        """Since when fewer workers are there than the engine has; None: all are there."""
+        self._waited = False
+        """Whether that has been so for `GRACE` seconds."""
         self._tiers: dict[Kind, dict[str | None, Tiers]] = {"train": {}, "validate": {}}
         self._ranks: dict[Kind, dict[str | None, dict[int, int]]] = {"train": {}, "validate": {}}
         self._takers: dict[Kind, list[str | None]] = {}
+        self._amounts: dict[Kind, dict[str, float]] = {}
 
     # ---------------------------------------------------------------- what an event changes
 
@@ -126,7 +131,7 @@ class Places:
         self._workers = workers
         self._hosts = {"train": {}, "validate": {}}
         self._rows.clear()
-        self._started = False
+        self._started, self._short, self._waited = False, None, False
         for kind, blocks in self._blocks.items():
             if not self.active:
                 self._blocks[kind] = Blocks(len(blocks.of), 1)
@@ -145,6 +150,8 @@ class Places:
         for block in [block for block in blocks.vacant if host in blocks.homes[block]]:
             del blocks.vacant[block]
             blocks.open.discard(block)
+        if sum(self._hosts["validate"].values()) >= self._workers:
+            self._short, self._waited = None, False
         self._changed()
 
     def leave(self, kind: Kind, host: str, at: float) -> None:
@@ -154,13 +161,15 @@ class Places:
         if not hosts[host]:
             del hosts[host]
             self._note_vacant(at)
+        self._note_short(at)
         self._changed()
 
     def start(self, at: float) -> None:
-        """Note that a unit is given out."""
-        if not self._started:
+        """Note that units may be given out: from now on, blocks without a home are vacant."""
+        if self.active and not self._started:
             self._started = True
             self._note_vacant(at)
+            self._note_short(at)
 
     def place(self, line: Placed) -> bool:
         """Let a host be home to partitions; their homes that have no worker are no longer homes. Returns whether that
@@ -177,8 +186,9 @@ class Places:
         return any(divided)
 
     def tick(self, at: float) -> bool:
-        """Let time pass. Returns whether blocks are for all hosts now that were not before."""
-        opened = False
+        """Note the time. Return whether blocks became free for all hosts, or workers of several hosts for gangs."""
+        opened = self._members > 1 and not self._waited and self._short is not None and at >= self._short + GRACE
+        self._waited = self._waited or opened
         for blocks in self._blocks.values():
             due = {block for block, since in blocks.vacant.items() if at >= since + GRACE} - blocks.open
             blocks.open |= due
@@ -197,7 +207,14 @@ class Places:
             for block, since in blocks.vacant.items()
             if block not in blocks.open
         ]
+        if self._members > 1 and self._short is not None and not self._waited:
+            times.append(self._short + GRACE)
         return min(times, default=None) if self.active else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a gang over several hosts may be formed: no worker is to come that others of its host wait for."""
+        return not self.active or self._short is None or self._waited
 
     def block(self, kind: Kind, partition: int) -> int:
         """Return the block of a partition."""
@@ -229,6 +246,10 @@ class Places:
             tiers = self.tiers(host, kind)
             ranks = self._ranks[kind][host] = {block: rank for rank, tier in enumerate(tiers) for block in tier}
         return ranks.get(block, -1)
+
+    def all_placed(self, kind: Kind) -> bool:
+        """Return whether each block has all of its homes, so that further hosts may become homes of any."""
+        return all(len(self.homes(kind, block)) >= (self._copies or 1) for block in range(self._blocks[kind].count))
 
     def takers(self, kind: Kind) -> list[str | None]:
         """Return the hosts that may take blocks beside those that are at home there."""
@@ -280,6 +301,7 @@ class Places:
             "homes": {kind: (blocks.bounds, blocks.homes) for kind, blocks in self._blocks.items()},
             "vacant": {kind: (blocks.vacant, blocks.open) for kind, blocks in self._blocks.items()},
             "hosts": self._hosts,
+            "short": (self._short, self._waited),
         }
 
     # ---------------------------------------------------------------- decisions
@@ -342,6 +364,11 @@ class Places:
             self._tiers[kind].clear()
             self._ranks[kind].clear()
         self._takers.clear()
+        self._amounts.clear()
+
+    def _note_short(self, at: float) -> None:
+        if self._started and self._short is None and sum(self._hosts["validate"].values()) < self._workers:
+            self._short = at
 
     def _note_vacant(self, at: float) -> None:
         for kind, blocks in self._blocks.items() if self._started and self.active else ():
@@ -355,7 +382,7 @@ class Places:
         return self._blocks_of(host, kind) + 0.5 < min(self._share(host, kind), self._blocks[kind].cut)
 
     def _share(self, host: str, kind: Kind) -> int:
-        slots = self._hosts[kind].get(host, 0)
+        slots = self._hosts["validate"].get(host, 0) // (self._members if kind == "train" else 1)
         return math.ceil((self._copies or 1) * self._blocks[kind].cut * slots / self._slots(kind))
 
     def _slots(self, kind: Kind) -> int:
@@ -364,17 +391,24 @@ class Places:
 
     def _blocks_of(self, host: str, kind: Kind) -> float:
         """Return how many undivided blocks the partitions at home on a host amount to."""
-        blocks = self._blocks[kind]
-        has = sum([blocks.size(block) for block, homes in enumerate(blocks.homes) if host in homes])
-        return has * blocks.cut / max(1, len(blocks.of))
+        amounts = self._amounts.get(kind)
+        if amounts is None:
+            blocks = self._blocks[kind]
+            amounts = self._amounts[kind] = {}
+            for block, homes in enumerate(blocks.homes):
+                for each in homes:
+                    amounts[each] = amounts.get(each, 0.0) + blocks.size(block) * blocks.cut / max(1, len(blocks.of))
+        return amounts.get(host, 0.0)
 
     def _shared(self, host: str, kind: Kind) -> set[int]:
         """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
         those of hosts that have more than their share by a block, or, where it has less than its own, any."""
         blocks = self._blocks[kind]
-        excess = {each: self._blocks_of(each, kind) - self._share(each, kind) for each in self._hosts[kind]}
-        if kind == "validate" or excess.get(host, 1) >= 0.5:
+        if kind == "validate" or host not in self._hosts[kind]:
             return set()
+        if self._blocks_of(host, kind) - self._share(host, kind) >= 0.5:
+            return set()
+        excess = {each: self._blocks_of(each, kind) - self._share(each, kind) for each in self._hosts[kind]}
         rich = {each for each in excess if excess[each] >= 1}
         of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
         return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())

@@ -229,8 +229,8 @@ class Scheduler:
     def spare(self, at: float, seconds: float) -> list[int]:
         """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
         memory alone. Never all of them, nor the last one of a host whose partitions open trials must still visit, and
-        none while a trial waits for something other than a slot. The work that remains only gets less, so no slot is
-        needed again; but workers of gangs may be, for a member that is lost."""
+        none while a trial waits for something other than a slot. The work that remains only gets less, so no other slot
+        is needed again; but workers of gangs may be, for a member that is lost."""
         idle = [
             slot
             for slot in self._slots.values()
@@ -256,7 +256,8 @@ class Scheduler:
             if trial.ended:
                 continue
             ahead.add(PartitionRange("validate", 0, self._spec.validation))
-            for step in range(trial.step, min(trial.target, trial.step + partitions)):
+            end = trial.target if trial.stopped or self._spec.stop is None else self._spec.steps  # it may be promoted
+            for step in range(trial.step, min(end, trial.step + partitions)):
                 _, partition = order.visit(trial.offset, step, partitions)
                 ahead.add(PartitionRange("train", partition, partition + 1))
         return ahead

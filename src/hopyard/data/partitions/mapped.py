@@ -123,7 +123,7 @@ def fetched_bytes(manifest: Manifest) -> int:
 
 def rows_here(manifest: Manifest) -> tuple[PartitionRange, ...]:
     """Return the partitions of which this host has the rows, by the names of entries: no file is read."""
-    if manifest.stored is None and _sees_entry(manifest):
+    if sees_entry(manifest):
         ends = {"train": len(manifest.train), "validate": len(manifest.validate)}
         return tuple(PartitionRange(kind, 0, end) for kind, end in ends.items() if end)  # type: ignore[arg-type]
     names: list[str] = []
@@ -145,7 +145,7 @@ def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
     rows, entry, number = parts[partition].rows, manifest, partition
-    if manifest.stored is not None or (id(manifest) in SUPPLIES and not _sees_entry(manifest)):
+    if manifest.stored is not None or (id(manifest) in SUPPLIES and not sees_entry(manifest)):
         entry, number = _fetch_entry(manifest, kind, partition), 0
         parts = entry.train if kind == "train" else entry.validate
     path = Path(entry.path)
@@ -167,10 +167,10 @@ def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
     return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
 
 
-def _sees_entry(manifest: Manifest) -> bool:
+def sees_entry(manifest: Manifest) -> bool:
     """Return whether this process sees the driver's entry. Another user's folder of that path may be closed to it."""
     with suppress(OSError):
-        return Path(manifest.path, FILE).exists()
+        return manifest.stored is None and Path(manifest.path, FILE).exists()
     return False
 
 

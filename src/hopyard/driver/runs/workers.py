@@ -110,7 +110,7 @@ class Workers:
         self._any_ready = True
         self._compare(message)
         self._addresses[message.slot] = message.memory, message.peer
-        fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device")}
+        fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device", "entry")}
         is_new = message.host not in self._hosts.values()
         rows = message.rows if is_new and self._machine.places.active else ()
         self._hosts[message.slot] = message.host
