@@ -115,11 +115,11 @@ def main() -> None:
             )
     text = "16 hosts, 8 partitions, 32 trials, over the bound"
     over_bound(text, 1.1, seeds // 4 or 1, [Host()] * 16, 32, 8)
-    late = [Host(comes=float(number)) for number in range(8)]
+    late = [Host(joins=float(number)) for number in range(8)]
     over_bound("8 hosts that join a second apart, 32 partitions, over the bound", 1.1, seeds // 4 or 1, late, 16, 32)
-    gone = [Host(goes=50.0), *[Host()] * 7]
+    gone = [Host(lost=50.0), *[Host()] * 7]
     over_bound("one of 8 hosts is lost after 50 s, over the bound of 8", 1.5, seeds // 4 or 1, gone, 16, 32)
-    back = [Host(goes=50.0, back=60.0), *[Host()] * 7]
+    back = [Host(lost=50.0, returns=60.0), *[Host()] * 7]
     over_bound("… and comes back after 10 s", 1.1, seeds // 4 or 1, back, 16, 32)
 
 

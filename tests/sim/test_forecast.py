@@ -73,12 +73,12 @@ def test_hosts_beyond_the_partitions_do_not_idle():
 
 
 def test_hosts_that_come_late_fetch_nothing_twice():
-    hosts = [Host(comes=float(number)) for number in range(8)]
+    hosts = [Host(joins=float(number)) for number in range(8)]
     assert predict(8, 16, 32, 3, 1.0, hosts=hosts).rows_stored == 1.0
 
 
 def test_the_rows_of_a_lost_host_are_fetched_once_more():
-    stays, comes_back = Host(goes=50.0), Host(goes=50.0, back=60.0)
+    stays, comes_back = Host(lost=50.0), Host(lost=50.0, returns=60.0)
     lost = predict(8, 16, 32, 3, 1.0, hosts=[stays, *[Host()] * 7])
     back = predict(8, 16, 32, 3, 1.0, hosts=[comes_back, *[Host()] * 7])
     assert 1.0 < lost.rows_stored <= 1.25 and back.rows_stored == 1.0

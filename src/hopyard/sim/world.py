@@ -2,7 +2,7 @@
 
 Nothing here decides anything; it answers the machine's commands as agents would, so that schedules of 10,000 slots can
 be looked at on a laptop. Slots may be on hosts: a State takes time from one to another, and so do rows that a host does
-not have; hosts come late, go and come back. Equal seeds give equal traces.
+not have; hosts join late, are lost and return. Equal seeds give equal traces.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Host(NamedTuple):
 
     Attributes:
         workers: its workers, each of which is a slot.
-        comes: when they join.
-        goes: when they are lost; None: never.
-        back: when as many join again, with the rows that the host had; None: never.
+        joins: when they join.
+        lost: when they are lost; None: never.
+        returns: when as many join again, with the rows that the host had; None: never.
         pace: how long a partition takes there, over how long it takes elsewhere.
     """
 
     workers: int = 1
-    comes: float = 0.0
-    goes: float | None = None
-    back: float | None = None
+    joins: float = 0.0
+    lost: float | None = None
+    returns: float | None = None
     pace: float = 1.0
 
 
@@ -134,11 +134,11 @@ class World:
         first = 0
         for number, host in enumerate(self.hosts or (Host(self.slots),)):
             for slot in range(first, first + host.workers):
-                self._join(number, slot, host.comes)
-                if host.goes is not None:
-                    self.later(host.goes, Lost(at=host.goes, slot=slot, reason="its host is gone"))
-                if host.back is not None:
-                    self._join(number, self.slots + slot, host.back)
+                self._join(number, slot, host.joins)
+                if host.lost is not None:
+                    self.later(host.lost, Lost(at=host.lost, slot=slot, reason="its host is gone"))
+                if host.returns is not None:
+                    self._join(number, self.slots + slot, host.returns)
             first += host.workers
         last = 0.0
         while self._queue and not self.machine.ended:

@@ -127,3 +127,14 @@ def test_the_check_reads_rows_that_are_at_home_on_its_host():
     commands = run.join(1.0, 0, "a", (PartitionRange("train", 2, 4),))
     assert [type(command) for command in commands] == [Placed, Check]
     assert commands[1].partitions == (2, 0)
+
+
+def test_a_run_that_goes_on_may_have_more_homes():
+    run = Run()
+    run.join(1.0, 0, "a"), run.join(1.0, 1, "b"), run.pass_check(2.0, 0)
+    run.machine = fold(run.journal)
+    run.feed(Resumed(at=10.0, rules=RULES, workers=2, copies=2))
+    assert run.machine.spec.copies == 2 and run.machine.places.active
+    run.feed(Resumed(at=20.0, rules=RULES, workers=2, copies=0))
+    assert run.machine.spec.copies is None and not run.machine.places.active
+    assert fold(run.journal).spec == run.machine.spec

@@ -17,7 +17,7 @@ def spec(partitions=8, copies=1, validation=0, members=1):
 def places_of(workers, partitions=8, copies=1, hosts=(), **more):
     """The places of a run on so many workers, of which one is there on each of these hosts."""
     places = Places(spec(partitions, copies, **more))
-    places.begin(workers, more.get("members", 1))
+    places.begin(workers, spec(partitions, copies, **more))
     for host in hosts:
         join(places, host)
     return places
@@ -162,9 +162,9 @@ def test_a_unit_ends_where_its_home_does():
 
 def test_a_unit_of_validation_has_partitions_that_are_at_home():
     places = places_of(2, 8, validation=4, hosts="ab")
-    assert places.beside("a", "validate", [1, 2, 3]) == [1]
+    assert places.together("a", "validate", [1, 2, 3]) == [1]
     visit(places, "a", 2, kind="validate")
-    assert places.beside("a", "validate", [1, 2, 3]) == [2, 3]
+    assert places.together("a", "validate", [1, 2, 3]) == [2, 3]
 
 
 @pytest.mark.parametrize(("then", "now", "kept"), [(2, 4, True), (4, 2, True), (4, 3, True), (2, 3, False)])
@@ -173,7 +173,7 @@ def test_homes_stay_when_another_driver_has_more_or_fewer_workers(then, now, kep
     for number in range(then):
         visit(places, "abcd"[number], number * 12 // then)
     before = [[host for host in "abcd" if places.at_home(host, "train", n)] for n in range(12)]
-    places.begin(now, 1)
+    places.begin(now, spec(12))
     after = [[host for host in "abcd" if places.at_home(host, "train", n)] for n in range(12)]
     assert (before == after) == kept
     if not kept:  # the middle block has partitions of both

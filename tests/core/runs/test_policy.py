@@ -99,8 +99,8 @@ def test_the_oldest_validation_goes_before_other_trials():
 
 def test_the_last_slot_of_a_home_is_not_spare_while_trials_must_visit_its_partitions():
     run = spec()
-    places = Places(msgspec.structs.replace(run, copies=1))
-    places.begin(4, 1)
+    places = Places(run)
+    places.begin(4, msgspec.structs.replace(run, copies=1))
     there = {n: SlotRecord(n, host, n, "", 0.0, host) for n, host in enumerate("aabb")}
     for slot in there.values():
         places.join("validate", slot.host)

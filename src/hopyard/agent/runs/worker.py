@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hopyard import meter
+from hopyard.agent.runs.check import TrialCheck, nondeterminism
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.costs import CostCounter, Costs
 from hopyard.agent.runs.faults import HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import Member
 from hopyard.agent.runs.members import alone, gathered
 from hopyard.agent.runs.models import BuiltModels
-from hopyard.agent.runs.preflight import Preflight, nondeterminism
 from hopyard.agent.runs.reported import check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
@@ -257,7 +257,7 @@ class Worker:
             return self._open(kind, partitions[kind == "validate"])
 
         with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
-            answer = Preflight(self.slot, self._plan, self._models, rows, self._caught).check(trial, config)
+            answer = TrialCheck(self.slot, self._plan, self._models, rows, self._caught).check(trial, config)
         if isinstance(answer, NoRoom):
             return answer
         return msgspec.structs.replace(answer, warnings=tuple(warnings), **self._new_costs())

@@ -22,7 +22,7 @@ class Estimates:
         self._parts = 0
 
     def learn(self, trial: TrialRecord, seconds: float, count: int) -> None:
-        """Learn that the trial trained on `count` partitions in so many seconds; its step has moved on already."""
+        """Update the estimate after `count` partitions in so many seconds; call it after the step has moved."""
         each = seconds / count
         trial.seconds += (each - trial.seconds) * (SMOOTH if trial.seconds else 1.0)
         self._work += seconds
@@ -37,7 +37,7 @@ class Estimates:
         trial.check_seconds += (each - trial.check_seconds) * (SMOOTH if trial.check_seconds else 1.0)
 
     def renew(self, trial: TrialRecord) -> None:
-        """Estimate how long the trial still takes; one without measurements is like the mean of the others."""
+        """Estimate how long the trial still takes; a trial without measurements gets the mean."""
         each = trial.seconds or (self._work / self._parts if self._parts else 1.0)
         remaining = 0.0 if trial.ended else (trial.target - trial.step) * each
         self.remaining += remaining - trial.remaining

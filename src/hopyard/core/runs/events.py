@@ -226,6 +226,8 @@ class Resumed(Fact, frozen=True, omit_defaults=True):
     """As in Began."""
     workers: int = 0
     """As in Began."""
+    copies: int = -1
+    """Homes of each partition from now on; 0: rows go everywhere; -1: as before."""
 
 
 class Retried(Fact, frozen=True):

@@ -87,7 +87,7 @@ class Gangs:
         run.scheduler.set_home(slot, None if apart else slot.host)
         if not apart:
             run.places.join("train", slot.host)
-            run.scheduler.ask_again()
+            run.scheduler.offer_again()
         run.scheduler.set_idle(slot)
         run.search.changed = True  # one more slot trains, for which a trial may be promoted
 

@@ -409,11 +409,11 @@ class Machine:
     def _tick(self, event: Tick) -> None:
         self._retries.tick(event.at)
         if self.places.tick(event.at):
-            self.scheduler.ask_again()
+            self.scheduler.offer_again()
 
     def _placed(self, line: Placed) -> None:
         if self.places.place(line):
-            self.scheduler.gather()
+            self.scheduler.rebuild()
 
     def _place(self, line: Placed) -> None:
         """Let a host be home to partitions."""
@@ -443,7 +443,7 @@ class Machine:
                 self._assign(assignment)
             if not (self._homes_changed and self.scheduler.idle and self.places.all_placed("train")):
                 return
-            self.scheduler.ask_again()
+            self.scheduler.offer_again()
 
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""

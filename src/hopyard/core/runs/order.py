@@ -60,10 +60,10 @@ def shard(rows: int, size: int, rank: int) -> tuple[int, int]:
 
 @lru_cache(16)
 def spread(partitions: int) -> tuple[int, ...]:
-    """Return a permutation of the partitions of which every beginning is spread over all of them.
+    """Return a permutation of the partitions of which every prefix is spread over all of them.
 
     Source: van der Corput, "Verteilungsfunktionen", Proc. Akad. Amsterdam 38, 1935: the sequence of base 2 (numbers
-    with their bits reversed), scaled to the partitions and without what comes again.
+    with their bits reversed), scaled to the partitions, without duplicates.
     """
     bits = (partitions - 1).bit_length()
     reversed_bits = (sum((number >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for number in range(1 << bits))

@@ -12,7 +12,7 @@ Where no training block wants a home, a host below its share becomes another hom
 A home is a preference of the scheduler, never a condition of a unit: an agent fetches the rows that it lacks, so any
 agent can run any unit. `tiers` orders the blocks for a host; which of their trials it takes is `policy`'s choice.
 
-The number of blocks stays as the first driver cut them, unless a later one has more workers. Where partitions have no
+A later driver cuts the partitions anew only if it has more workers. Where partitions have no
 homes (`RunSpec.copies` is None, or all workers are on one host), there is one block of each kind, at home everywhere.
 """
 
@@ -52,7 +52,7 @@ class Blocks:
         """Hosts, the one that has been home for longest first; also those that have no worker at present."""
         self.vacant: dict[int, float] = {}
         """Block → since when no home of it has a worker."""
-        self.open: set[int] = set()
+        self.free: set[int] = set()
         """Those that have been vacant for `GRACE` seconds."""
 
     def _of(self) -> list[int]:
@@ -63,7 +63,7 @@ class Blocks:
         return self.bounds[block + 1] - self.bounds[block]
 
     def divide(self, partition: int) -> bool:
-        """Let a block begin at this partition. Returns whether none did before."""
+        """Split the block of this partition there. Return whether it was split."""
         if partition in self.bounds:
             return False
         block = self.of[partition]
@@ -72,7 +72,7 @@ class Blocks:
         self.homes.insert(block, self.homes[block])
         self.of = self._of()
         self.vacant = {n + shift: at for n, at in self.vacant.items() for shift in _moved(n, block)}
-        self.open = {n + shift for n in self.open for shift in _moved(n, block)}
+        self.free = {n + shift for n in self.free for shift in _moved(n, block)}
         return True
 
     def recut(self, count: int) -> Blocks:
@@ -123,10 +123,9 @@ class Places:
 
     # ---------------------------------------------------------------- what an event changes
 
-    def begin(self, workers: int, members: int) -> None:
-        """Begin with another driver, whose engine has so many workers (0: they are on one host), in gangs of so many
-        members."""
-        self._members = members
+    def begin(self, workers: int, spec: RunSpec) -> None:
+        """Begin with another driver, whose engine has so many workers; 0: they are on one host."""
+        self._copies, self._members = spec.copies, spec.members
         self.active = bool(workers) and self._copies is not None
         self._workers = workers
         self._hosts = {"train": {}, "validate": {}}
@@ -138,7 +137,7 @@ class Places:
             elif min(len(blocks.of), self._slots(kind)) > blocks.cut:
                 self._blocks[kind] = blocks.recut(self._slots(kind))
             self._blocks[kind].vacant.clear()
-            self._blocks[kind].open.clear()
+            self._blocks[kind].free.clear()
         self._changed()
 
     def join(self, kind: Kind, host: str, rows: tuple[PartitionRange, ...] = ()) -> None:
@@ -149,7 +148,7 @@ class Places:
             self._rows[host] = rows
         for block in [block for block in blocks.vacant if host in blocks.homes[block]]:
             del blocks.vacant[block]
-            blocks.open.discard(block)
+            blocks.free.discard(block)
         if sum(self._hosts["validate"].values()) >= self._workers:
             self._short, self._waited = None, False
         self._changed()
@@ -181,7 +180,7 @@ class Places:
             others = [host for host in blocks.homes[block] if host in self._hosts[kind] and host != line.host]
             blocks.homes[block] = (*others, line.host)
             blocks.vacant.pop(block, None)
-            blocks.open.discard(block)
+            blocks.free.discard(block)
         self._changed()
         return any(divided)
 
@@ -190,8 +189,8 @@ class Places:
         opened = self._members > 1 and not self._waited and self._short is not None and at >= self._short + GRACE
         self._waited = self._waited or opened
         for blocks in self._blocks.values():
-            due = {block for block, since in blocks.vacant.items() if at >= since + GRACE} - blocks.open
-            blocks.open |= due
+            due = {block for block, since in blocks.vacant.items() if at >= since + GRACE} - blocks.free
+            blocks.free |= due
             opened = opened or bool(due)
         if opened:
             self._changed()
@@ -205,7 +204,7 @@ class Places:
             since + GRACE
             for blocks in self._blocks.values()
             for block, since in blocks.vacant.items()
-            if block not in blocks.open
+            if block not in blocks.free
         ]
         if self._members > 1 and self._short is not None and not self._waited:
             times.append(self._short + GRACE)
@@ -278,7 +277,7 @@ class Places:
             count += 1
         return count
 
-    def beside(self, host: str | None, kind: Kind, partitions: Sequence[int]) -> list[int]:
+    def together(self, host: str | None, kind: Kind, partitions: Sequence[int]) -> list[int]:
         """Return those of the partitions that a unit on this host covers together: all at home there, else the first
         that it may take, with the others of its block."""
         blocks = self._blocks[kind]
@@ -299,7 +298,7 @@ class Places:
         """Return all that matters, as plain values: equal for equal journals."""
         return {
             "homes": {kind: (blocks.bounds, blocks.homes) for kind, blocks in self._blocks.items()},
-            "vacant": {kind: (blocks.vacant, blocks.open) for kind, blocks in self._blocks.items()},
+            "vacant": {kind: (blocks.vacant, blocks.free) for kind, blocks in self._blocks.items()},
             "hosts": self._hosts,
             "short": (self._short, self._waited),
         }
@@ -307,8 +306,8 @@ class Places:
     # ---------------------------------------------------------------- decisions
 
     def claim(self, host: str | None, kind: Kind, partition: int, at: float) -> Placed | None:
-        """Return that the host is home to the block of a partition, from its first unit over it on; None: it is
-        already, or another host is."""
+        """Return the decision that makes this host home to the block of a partition; None: no decision is needed, or
+        another host is home to it."""
         if host is None or self.at_home(host, kind, partition):
             return None
         claimed = self._piece(host, kind, partition)
@@ -317,8 +316,8 @@ class Places:
         return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
-        """Return the next block that becomes at home on a host, as it has most of its rows; None: there is no other. A
-        host that has all rows of the table waits for its first units, as any block will do for it."""
+        """Return the decision for the next block of which this host has most rows; None: there is none. A host that has
+        all rows of the table waits for its first units, as any block will do for it."""
         for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
             has = {n for each in self._rows.get(host, ()) if each.kind == kind for n in range(each.first, each.end)}
             if len(has) == len(blocks.of) or not self._below(host, kind):
@@ -349,12 +348,12 @@ class Places:
         return self.rank(host, kind, self._blocks[kind].of[partition]) >= 0
 
     def _piece(self, host: str, kind: Kind, partition: int) -> range:
-        """Return the partitions that become at home on a host with this one: its block, or, where that is open to all
-        hosts, this host's part of it."""
+        """Return the partitions that `claim` takes with this one: its block, or, where that is free for all hosts, this
+        host's part of it."""
         blocks = self._blocks[kind]
         block = blocks.of[partition]
         first, end = blocks.bounds[block], blocks.bounds[block + 1]
-        if block in blocks.open and not self._below(host, kind):
+        if block in blocks.free and not self._below(host, kind):
             size = -(-blocks.size(block) // len(self._hosts[kind]))
             return range(partition, min(end, partition + size))
         return range(first, end)
@@ -379,9 +378,9 @@ class Places:
 
     def _below(self, host: str, kind: Kind) -> bool:
         """Return whether the host has less than its share, up to half a block."""
-        return self._blocks_of(host, kind) + 0.5 < min(self._share(host, kind), self._blocks[kind].cut)
+        return self._blocks_of(host, kind) + 0.5 < min(self._quota(host, kind), self._blocks[kind].cut)
 
-    def _share(self, host: str, kind: Kind) -> int:
+    def _quota(self, host: str, kind: Kind) -> int:
         slots = self._hosts["validate"].get(host, 0) // (self._members if kind == "train" else 1)
         return math.ceil((self._copies or 1) * self._blocks[kind].cut * slots / self._slots(kind))
 
@@ -406,9 +405,9 @@ class Places:
         blocks = self._blocks[kind]
         if kind == "validate" or host not in self._hosts[kind]:
             return set()
-        if self._blocks_of(host, kind) - self._share(host, kind) >= 0.5:
+        if self._blocks_of(host, kind) - self._quota(host, kind) >= 0.5:
             return set()
-        excess = {each: self._blocks_of(each, kind) - self._share(each, kind) for each in self._hosts[kind]}
+        excess = {each: self._blocks_of(each, kind) - self._quota(each, kind) for each in self._hosts[kind]}
         rich = {each for each in excess if excess[each] >= 1}
         of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
         return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())
@@ -427,7 +426,7 @@ class Places:
         here = [block for block in everything if host in blocks.homes[block]]
         wanting = self._wanting(host, kind) if self._below(host, kind) else []
         if not wanting:
-            return tuple(here), (), tuple(sorted((blocks.open | self._shared(host, kind)).difference(here)))
+            return tuple(here), (), tuple(sorted((blocks.free | self._shared(host, kind)).difference(here)))
         least = len(self.homes(kind, wanting[0]))
         first = [block for block in wanting if len(self.homes(kind, block)) == least]
         beside = {(block + step) % blocks.count for block in here for step in (-1, 1)}

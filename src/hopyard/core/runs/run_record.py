@@ -60,7 +60,7 @@ class RunRecord:
     def begin(self, event: Began) -> None:
         """Begin the run."""
         self.rules = event.rules
-        self.places.begin(event.workers, self.spec.members)
+        self.places.begin(event.workers, self.spec)
         self.search.begun(event.at)
 
     def outcome(self) -> Literal["completed", "partial", "failed"]:

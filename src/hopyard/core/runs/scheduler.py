@@ -123,11 +123,11 @@ class Scheduler:
         if idle:
             self._idle_of.setdefault(home, {})[slot.id] = None
 
-    def gather(self) -> None:
+    def rebuild(self) -> None:
         """Gather what waits anew, as blocks have other numbers."""
         self._rebuild = True
 
-    def ask_again(self, host: str = "") -> None:
+    def offer_again(self, host: str = "") -> None:
         """Offer all that waits to the idle slots again, or to those of one host, as homes have changed."""
         if self._places.active:
             self._newly_idle.update(self._idle_of.get(host, {}) if host else self.idle)
@@ -210,8 +210,8 @@ class Scheduler:
         return None if number is None else self._slots[number]
 
     def _idle_for(self, kind: Literal["train", "validate"], block: int) -> SlotRecord | None:
-        """Return an idle slot for a unit over this block: on a host that is home to it, else on the host to which it
-        matters most that it can be."""
+        """Return an idle slot for a unit over this block: on a host that is home to it, else on the host that
+        ranks it highest."""
         places = self._places
         if not places.active:
             return self._first_idle(kind)
@@ -426,7 +426,7 @@ class Scheduler:
         return Assignment(slot, trial, "train", trial.step // self._spec.partitions, partitions)
 
     def _validate(self, slot: SlotRecord, trial: TrialRecord, epoch: int, pending: list[int]) -> Assignment:
-        pending = self._places.beside(slot.home, "validate", pending)
+        pending = self._places.together(slot.home, "validate", pending)
         partitions = policy.portion(pending, trial.check_seconds or trial.seconds, self._spec)
         return Assignment(slot, trial, "validate", epoch, partitions)
 

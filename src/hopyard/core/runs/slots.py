@@ -1,4 +1,4 @@
-"""Slots come, become idle, and go."""
+"""Slots: joining, becoming idle, being lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hopyard.core.runs.states.durability import Durability
 
 
 class Slots:
-    """The comings and goings of slots. Owner: `Machine`.
+    """Adds and removes slots. Owner: `Machine`.
 
     Args:
         run: the machine's.
@@ -41,11 +41,11 @@ class Slots:
         if slot.trains:
             run.places.join("train", event.host)
         run.scheduler.set_idle(slot)
-        run.scheduler.ask_again(event.host)
+        run.scheduler.offer_again(event.host)
         run.search.changed = True
 
     def renew(self, event: Resumed) -> None:
-        """Begin anew with the slots of another driver: those that were there are gone."""
+        """Take over with a new driver: drop all slots of the old one."""
         run = self._run
         run.rules = event.rules
         run.search.resumed(event.at, run.before)
@@ -60,7 +60,9 @@ class Slots:
         self._workers.clear()
         if event.members:
             self._workers.resize(event.members)
-        run.places.begin(event.workers, run.spec.members)
+        if event.copies >= 0:
+            run.spec = msgspec.structs.replace(run.spec, copies=event.copies or None)
+        run.places.begin(event.workers, run.spec)
         run.scheduler.clear()
         self._preflight.clear()
         for unit in units:
@@ -103,7 +105,7 @@ class Slots:
         run.places.leave("validate", worker.host, run.at)
         if worker.trains and number in run.slots:
             run.places.leave("train", worker.host, run.at)
-        run.scheduler.ask_again()
+        run.scheduler.offer_again()
         if number != slot.id:
             run.durability.gone(number)
             if together:

@@ -117,6 +117,8 @@ class Drive:
     """Other timeouts than the run has so far."""
     members: int = 0
     """Another number of workers in a gang than the run has so far; 0: the same."""
+    copies: int = -1
+    """Another number of homes of a partition than the run has so far, as in Resumed; -1: the same."""
     live: RunInputs | None = None
     """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
@@ -197,6 +199,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             "threads": engine.threads,
             "data": job.manifest.digest,
         }
+        if job.copies >= 0:
+            spec = msgspec.structs.replace(spec, copies=job.copies or None)
         apart = _workers_apart(engine, spec)
         began = (
             Resumed(
@@ -209,6 +213,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 members=job.members,
                 rules=RULES,
                 workers=apart,
+                copies=job.copies,
             )
             if job.earlier is not None
             else Began(

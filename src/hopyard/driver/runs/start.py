@@ -181,6 +181,7 @@ def go_on(
             encrypt=about.encrypt,
             timeouts=None if timeouts == machine.spec.timeouts else timeouts,
             members=members,
+            copies=changes.copies,
         ),
         wait,
     )
@@ -303,7 +304,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             f"with what it was started with{more}"
         )
-    changes = Changes(msgspec.structs.asdict(now.timeouts))
+    copies = for_table(request.parallel, now, manifest.bytes).copies
+    changes = Changes(msgspec.structs.asdict(now.timeouts), copies=-1 if copies == then.copies else copies or 0)
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
 
 

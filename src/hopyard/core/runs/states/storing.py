@@ -1,4 +1,4 @@
-"""States are stored, or not: what follows from what workers report of the store."""
+"""What follows when workers report that States are stored, forgotten, or cannot be stored."""
 
 from __future__ import annotations
 

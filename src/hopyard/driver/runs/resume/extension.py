@@ -38,6 +38,7 @@ class Changes:
         epochs: epochs of each trial from now on; None: as many as before.
         search: proposes the run's trials and more; None: as before.
         workers: workers of a gang from now on; None: as many as before.
+        copies: homes of each partition from now on, as in Resumed; -1: as many as before.
     """
 
     timeouts: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Changes:
     epochs: int | None = None
     search: Search | None = None
     workers: int | None = None
+    copies: int = -1
 
     @property
     def extend(self) -> bool:

@@ -26,7 +26,7 @@ from hopyard.training.recipes import recipe_of
 from hopyard.training.steps import gather
 
 
-class Preflight:
+class TrialCheck:
     """The check of one worker.
 
     Args:
