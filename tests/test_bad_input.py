@@ -227,7 +227,7 @@ def test_a_config_that_kills_its_process_is_poison(tmp_path: Path, undisturbed: 
     run = select(tmp_path / "run", troubled, configs, **LOCAL)
     assert run.status == "partial"
     assert [state for n, state in enumerate(digests(run)) if n != 1] == [undisturbed[n] for n in (0, 2, 3)]
-    assert run.trials[1].error.startswith("poison: its unit (train, epoch 1, partition 1)")
+    assert run.trials[1].error.startswith("poison: its unit (train, epoch 1, partition 2)")
     assert "ended with exit code 7" in run.trials[1].error
     assert len([line for line in journal(run.directory) if isinstance(line, Lost)]) == 3
     assert gone(agents(run.directory))

@@ -168,6 +168,8 @@ class LocalSGD:
 
 
 Parallel = Hopper | TaskParallel | AllReduce | LocalSGD
+MOST = 1 << 20
+"""The most copies; more than there are hosts say the same."""
 PARALLEL = (Hopper, TaskParallel, AllReduce, LocalSGD)
 CHOICES = "hy.Hopper(), hy.TaskParallel(), hy.AllReduce() or hy.LocalSGD()"
 """The values of `parallel=`, for messages."""
@@ -227,7 +229,9 @@ def for_table(parallel: Parallel | None, spec: RunSpec, size: int) -> RunSpec:
     if isinstance(parallel, TaskParallel):
         return msgspec.structs.replace(spec, group=spec.partitions, copies=None)
     copies = parallel.copies if isinstance(parallel, Hopper) else "auto"
-    return msgspec.structs.replace(spec, copies=(1 if size > SMALL else None) if copies == "auto" else copies)
+    if copies == "auto":
+        copies = 1 if size > SMALL else None
+    return msgspec.structs.replace(spec, copies=None if copies is None else min(copies, MOST))
 
 
 def parallel_of(spec: RunSpec) -> Parallel:

@@ -98,7 +98,13 @@ def test_slots_are_the_workers_of_the_hosts():
         predict(4, 1, 1, 1, 1.0, hosts=[Host(1), Host(4)])
 
 
-@pytest.mark.parametrize(("field", "value"), [("slots", 0), ("trials", 1.5), ("seconds", 0.0), ("epochs", 0)])
+LARGE = [("sigma", 1000.0), ("hop", float("inf"))]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("slots", 0), ("trials", 1.5), ("seconds", 0.0), ("epochs", 0), *LARGE],
+)
 def test_what_is_refused(field, value):
     with pytest.raises(SpecError, match=f"{field} .*{value}"):
         predict(**{"slots": 1, "trials": 1, "partitions": 1, "epochs": 1, "seconds": 1.0, field: value})

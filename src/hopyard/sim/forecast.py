@@ -13,6 +13,11 @@ from hopyard.sim.world import Host, Seconds, World, lengths
 from hopyard.spec import RunSpec, Unit
 from hopyard.text import shown
 
+LARGEST = 1e9
+"""The greatest number of seconds, and of shares."""
+WIDEST = 10.0
+"""The greatest sigma: e^10 is a factor of 22,000."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -82,6 +87,18 @@ def predict(
     workers = sum(host.workers for host in hosts)
     if hosts and workers != slots:
         raise SpecError(f"hosts = {shown(hosts)} have {workers} workers, so slots must be {workers}, got {slots}")
+    amounts = {
+        "sigma": sigma,
+        "noise": noise,
+        "check": check,
+        "hop": hop,
+        "fetch": fetch,
+        "group_seconds": group_seconds,
+    }
+    for name, amount in {"seconds": seconds, **amounts}.items():
+        if not 0 <= amount <= LARGEST or (name == "sigma" and amount > WIDEST):
+            most = WIDEST if name == "sigma" else LARGEST
+            raise SpecError(f"{name} must be a number from 0 to {most:g}, got {shown(amount)}")
     if not seconds > 0:
         raise SpecError(f"seconds must be a number above 0, got {shown(seconds)}")
     spec = RunSpec(

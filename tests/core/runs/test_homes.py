@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import pytest
 
-from hopyard.core.facts import Tick
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     DECISIONS,
     RULES,
@@ -138,3 +138,28 @@ def test_a_run_that_goes_on_may_have_more_homes():
     run.feed(Resumed(at=20.0, rules=RULES, workers=2, copies=0))
     assert run.machine.spec.copies is None and not run.machine.places.active
     assert fold(run.journal).spec == run.machine.spec
+
+
+def test_partitions_of_a_host_that_is_given_up_are_free_at_once():
+    run = Run(trials=2)
+    run.join(1.0, 0, "a"), run.join(1.0, 1, "b"), run.pass_check(2.0, 0)
+    run.feed(Lost(at=5.0, slot=1, reason="its disk is full", fault="data"))
+    assert run.machine.earliest() == 5.0
+    run.work(6.0)
+    run.feed(Tick(at=6.0))
+    assert run.machine.slots[0].busy and run.machine.places.rank("a", "train", 1) >= 0
+
+
+def test_a_host_that_returns_too_late_shares_the_partitions_that_it_has():
+    run = Run(trials=4, workers=3, partitions=6)
+    for slot, host in enumerate("abc"):
+        run.join(1.0, slot, host)
+    run.pass_check(2.0, 0)
+    (block,) = [n for n in range(3) if run.machine.places.homes("train", n) == ["b"]]
+    run.feed(Lost(at=5.0, slot=1, reason="cut off"))
+    run.feed(Tick(at=5.0 + GRACE))
+    for at in range(40, 60):
+        run.work(float(at))
+    run.join(61.0, 7, "b", (PartitionRange("train", 2 * block, 2 * block + 2),))
+    (tier,) = [tier for tier in run.machine.places.tiers("b", "train") if tier]
+    assert {run.machine.places.block("train", 2 * block), run.machine.places.block("train", 2 * block + 1)} == set(tier)

@@ -708,7 +708,10 @@ def edited(config: dict[str, Any], factor: float = 1.0) -> Any:
         ({"recipe": edited}, "with another recipe"),
         ({"configs": CONFIGS[:2]}, "of 1 trials, the search proposes 2"),
         ({"exact": False}, "with exact='warn', not False"),
-        ({"parallel": hy.Hopper(group=2)}, r"with parallel=Hopper\(group='auto', gang=1\), not Hopper\(group=2"),
+        (
+            {"parallel": hy.Hopper(group=2)},
+            r"with parallel=Hopper\(group='auto', gang=1, copies='auto'\), not Hopper\(group=2",
+        ),
         ({"store": "elsewhere"}, "with store=None, not '/.*elsewhere'"),
         ({"encrypt": True}, "with encrypt='between hosts', not True"),
         ({"epochs": 3, "seed": 4}, "with epochs=2, not 3; with seed=0, not 4"),

@@ -243,7 +243,7 @@ def test_partitions_that_do_not_divide_by_the_workers_are_said(
     spec = RunSpec(epochs=1, partitions=8, validation=0, copies=copies)
     engine: Any = SimpleNamespace(workers=workers, workers_by_host=by_host)
     has_homes = copies is not None and len(by_host) != 1
-    assert session._workers_apart(engine, spec) == (workers if has_homes else 0)
+    assert session._workers_apart(engine, spec, new=True) == (workers if has_homes else 0)
     assert bool(caplog.messages) == bool(message)
     if message:
         assert re.search(message, caplog.messages[0])

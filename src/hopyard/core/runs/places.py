@@ -319,15 +319,11 @@ class Places:
         """Return the decision for the next block of which this host has most rows; None: there is none. A host that has
         all rows of the table waits for its first units, as any block will do for it."""
         for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
-            has = {n for each in self._rows.get(host, ()) if each.kind == kind for n in range(each.first, each.end)}
-            if len(has) == len(blocks.of) or not self._below(host, kind):
+            shares = [self._has(host, kind, block) for block in range(blocks.count)]
+            if min(shares) == 1 or not self._below(host, kind):
                 continue
-            shares = {
-                block: sum(n in has for n in range(blocks.bounds[block], blocks.bounds[block + 1])) / blocks.size(block)
-                for block in self._wanting(host, kind)
-            }
-            block = max(shares, key=shares.__getitem__, default=-1)
-            if shares.get(block, 0) > 0.5:
+            block = max(self._wanting(host, kind), key=shares.__getitem__, default=-1)
+            if block >= 0 and shares[block] > 0.5:
                 first, end = blocks.bounds[block], blocks.bounds[block + 1]
                 return Placed(at=at, host=host, partitions=PartitionRange(kind, first, end))
         return None
@@ -399,6 +395,12 @@ class Places:
                     amounts[each] = amounts.get(each, 0.0) + blocks.size(block) * blocks.cut / max(1, len(blocks.of))
         return amounts.get(host, 0.0)
 
+    def _has(self, host: str, kind: Kind, block: int) -> float:
+        """Return the part of a block whose rows the host had when it joined."""
+        blocks, rows = self._blocks[kind], [each for each in self._rows.get(host, ()) if each.kind == kind]
+        first, end = blocks.bounds[block], blocks.bounds[block + 1]
+        return sum(max(0, min(end, each.end) - max(first, each.first)) for each in rows) / max(1, end - first)
+
     def _shared(self, host: str, kind: Kind) -> set[int]:
         """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
         those of hosts that have more than their share by a block, or, where it has less than its own, any."""
@@ -410,7 +412,8 @@ class Places:
         excess = {each: self._blocks_of(each, kind) - self._quota(each, kind) for each in self._hosts[kind]}
         rich = {each for each in excess if excess[each] >= 1}
         of_rich = {n for n in range(blocks.count) if (homes := self.homes(kind, n)) and rich.issuperset(homes)}
-        return of_rich or (set(range(blocks.count)) if self._below(host, kind) else set())
+        anything = set(range(blocks.count)) if self._below(host, kind) else set()
+        return {n for n in anything if self._has(host, kind, n) > 0.5} or of_rich or anything
 
     def _wanting(self, host: str, kind: Kind) -> list[int]:
         """Return the blocks that another host than their homes may take: those with the fewest homes first."""

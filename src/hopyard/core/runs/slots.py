@@ -9,6 +9,7 @@ import msgspec
 from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Joined, Replace, Resumed
 from hopyard.core.runs.gangs import Gangs
+from hopyard.core.runs.places import GRACE
 from hopyard.core.runs.preflight import Preflight, Verdict
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.retries import Retries
@@ -102,9 +103,10 @@ class Slots:
         together = slot.together
         if slot.members:
             self._workers.dissolve(slot, number)
-        run.places.leave("validate", worker.host, run.at)
+        since = run.at - GRACE if fault == "data" else run.at  # after that, no other worker of this host comes
+        run.places.leave("validate", worker.host, since)
         if worker.trains and number in run.slots:
-            run.places.leave("train", worker.host, run.at)
+            run.places.leave("train", worker.host, since)
         run.scheduler.offer_again()
         if number != slot.id:
             run.durability.gone(number)

@@ -124,8 +124,10 @@ def adopt(root: Path, key: str, directory: Path, manifest: Manifest) -> None:
     manifest.key, manifest.path = key, str(root / key)
     with usable(root):
         manifest.save(directory / FILE)
-        if (root / key).exists():  # without a readable manifest
+        if (root / key).is_dir():  # without a readable manifest
             shutil.rmtree(root / key)
+        else:
+            (root / key).unlink(missing_ok=True)  # a file of somebody else's
         directory.rename(root / key)
 
 

@@ -201,7 +201,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         }
         if job.copies >= 0:
             spec = msgspec.structs.replace(spec, copies=job.copies or None)
-        apart = _workers_apart(engine, spec)
+        apart = _workers_apart(engine, spec, new=job.earlier is None)
         began = (
             Resumed(
                 at=clock.now(),
@@ -287,14 +287,14 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         raise failure
 
 
-def _workers_apart(engine: Engine, spec: RunSpec) -> int:
+def _workers_apart(engine: Engine, spec: RunSpec, new: bool) -> int:
     """Return by how many workers partitions are cut into blocks with a home each; 0: they have no homes. Warn where
-    such partitions cannot keep all workers busy. Workers of a host share what is at home there."""
+    such partitions of a new run cannot keep all workers busy. Workers of a host share what is at home there."""
     by_host = () if spec.copies is None else engine.workers_by_host
     if spec.copies is None or len(by_host) == 1:
         return 0
     ratio, better = uneven(spec.partitions, engine.workers // (math.gcd(*by_host) or 1))
-    if ratio > UNEVEN and spec.copies == 1 and spec.members == 1:
+    if new and ratio > UNEVEN and spec.copies == 1 and spec.members == 1:
         log.warning(
             "%d partitions over %d workers: an epoch takes %.2f of the least time, as each partition has one home; "
             "partitions=%d of the Dataset divides evenly, and parallel=hy.Hopper(copies=2) gives each two homes",

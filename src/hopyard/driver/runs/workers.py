@@ -111,8 +111,7 @@ class Workers:
         self._compare(message)
         self._addresses[message.slot] = message.memory, message.peer
         fields = {name: getattr(message, name) for name in ("slot", "host", "pid", "fingerprint", "device", "entry")}
-        is_new = message.host not in self._hosts.values()
-        rows = message.rows if is_new and self._machine.places.active else ()
+        rows = () if message.host in self._hosts.values() else message.rows
         self._hosts[message.slot] = message.host
         return Joined(at=now, rows=rows, **fields)
 
