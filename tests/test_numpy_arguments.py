@@ -343,7 +343,7 @@ CALLS = {
     "Patience": Call(
         hy.Patience, {"epochs": whole(2), "min_delta": real(0.5), "min_epochs": whole(3)}, fixed={"epochs": 4}
     ),
-    "Hopper": Call(hy.Hopper, {"group": whole(2), "gang": whole(2)}),
+    "Hopper": Call(hy.Hopper, {"group": whole(2), "gang": whole(2), "copies": whole(2)}),
     "Hopper by text": Call(hy.Hopper, {"group": text("off")}, of=()),
     "TaskParallel": Call(hy.TaskParallel, {}),
     "AllReduce": Call(
