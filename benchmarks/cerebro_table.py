@@ -1,6 +1,6 @@
 """Cerebro's table in small: what model hopping and its peers take, store and move for the same 16 trainings.
 
-    python benchmarks/cerebro_table.py [--quick] [--epochs 5] [--columns hosts,tasks] [--results FILE] [--docs]
+    python benchmarks/cerebro_table.py [--quick] [--epochs 3] [--columns hosts,tasks] [--results FILE] [--docs]
     python benchmarks/cerebro_table.py --from FILE [--docs]
 
 Sixteen convolutional nets (`cerebro_nets.py`) train for equal epochs on MNIST images, on hosts made of namespaces
@@ -67,7 +67,7 @@ class Size:
 
     rows: int = 5000
     trials: int = 16
-    epochs: int = 5
+    epochs: int = 3
     many: int = 8
 
 
