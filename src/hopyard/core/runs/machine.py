@@ -26,7 +26,7 @@ No clock, no I/O, no randomness: time is in the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -161,8 +161,8 @@ class Machine:
         _APPLY[kind](self, event)
         if kind is Tick:
             self._expire(event.at)
-        elif isinstance(event, Joined):
-            while (placed := self.places.adopt(event.host, event.at)) is not None:
+        elif kind is Joined:
+            while (placed := self.places.adopt(cast(Joined, event).host, event.at)) is not None:
                 self._place(placed)
         if not last:
             return commands
@@ -175,7 +175,8 @@ class Machine:
                 _APPLY[type(decision)](self, decision)
                 commands.append(decision)
         if self.status == "running":
-            self._give_out()
+            if self.scheduler.changed():
+                self._give_out()
         elif self.status == "checking" and (check := self._preflight.decide()) is not None:
             self._check(check)
         if not run.open or self.status == "failed":
@@ -437,7 +438,7 @@ class Machine:
     def _give_out(self) -> None:
         """Carry out the scheduler's assignments. Once each block has its homes, hosts without enough to do may become
         homes of any, so they are asked again."""
-        while self.scheduler.changed():
+        while True:
             self._homes_changed = False
             for assignment in self.scheduler.assignments():
                 self._assign(assignment)

@@ -338,8 +338,11 @@ class Scheduler:
             return None
         if self._places.active and not 0 <= self._rank(slot, "train", self._next(trial)) < BEYOND:
             return None
-        critical = self._waiting.heaps and policy.critical(self._longest(slot), trial, self._share())
-        return None if critical else self._train(slot, trial)
+        if self._waiting.heaps:
+            longest = self._longest(slot) if self._places.active else self._waiting.longest(EVERYWHERE)
+            if policy.critical(longest, trial, self._share()):
+                return None
+        return self._train(slot, trial)
 
     def _enqueue(self) -> None:
         """Add all that can be given out to what waits."""
