@@ -366,7 +366,7 @@ def test_sim_says_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(more)
         return Forecast(100.0, 90.0, 1.111, 0.02, 384)
 
-    asked = []
+    asked: list[dict[str, object]] = []
     monkeypatch.setattr(hopyard.sim, "predict", predict, raising=False)
     found = call("sim", "--slots", 4, "--seconds", 2, "--sigma", 0.5)
     assert found.exit_code == 0
