@@ -384,6 +384,8 @@ def test_sim_says_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
         "copies": None,
         "hop": 0.5,
     }
+    found = call("sim", "--slots", 4, "--hosts", 8)
+    assert found.exit_code and "--hosts must be at most --slots, 4" in found.stderr
 
 
 def test_replay_and_resume(monkeypatch):

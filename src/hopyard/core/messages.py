@@ -223,7 +223,7 @@ class Work(Message, frozen=True):
     gang: Membership | None = None
     """For a member of a gang; None: the agent works on the unit alone."""
     passing: bool = False
-    """Whether the unit's partitions are at home elsewhere, so that the agent need not keep them open after it."""
+    """True if the unit's partitions are at home on other hosts: the agent unmaps them after the unit."""
 
 
 class Store(Message, frozen=True):

@@ -226,6 +226,8 @@ class Chart:
         elif isinstance(line, Resumed):
             for slot in list(self._present):
                 self.gone(slot, before, "its driver was gone", mark=False)
+            self._copies = self._copies if line.copies < 0 else line.copies or None
+            self._in_gangs = line.members > 1 if line.members else self._in_gangs
             self._homes, self._dispatching = line.workers > 0 and self._copies is not None, False
             if not self._homes:
                 self._waiting.clear()
@@ -233,6 +235,7 @@ class Chart:
             self._over = False
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
         elif isinstance(line, Shrunk):
+            self._in_gangs = line.members > 1
             text = f"the engine has no more workers: gangs have {line.members} from now on, and other bits than before"
             self.marks.append(Mark(line.at, -1, "shrunk", text))
         elif isinstance(line, Interrupted):

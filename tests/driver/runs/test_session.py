@@ -227,7 +227,7 @@ def test_warnings_are_counted_and_shown_once_with_their_place(
 @pytest.mark.parametrize(
     ("copies", "workers", "by_host", "message"),
     [
-        (1, 3, (1, 1, 1), r"8 partitions over 3 workers: .* 1\.12 of the least time.*partitions=9 .*copies=2"),
+        (1, 3, (1, 1, 1), r"8 partitions over 3 workers: .* 1\.12 times the minimum.*partitions=9 .*copies=2"),
         (1, 5, (), r"8 partitions over 5 workers: .* 1\.25 .*partitions=10 "),
         (1, 4, (1, 1, 1, 1), ""),
         (1, 3, (3,), ""),  # all on one host, without homes

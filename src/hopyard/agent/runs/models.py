@@ -44,7 +44,7 @@ class BuiltModels:
 
     @property
     def has_earlier(self) -> bool:
-        """Whether a model that a recipe returned is still alive."""
+        """True while a model that a recipe returned earlier is alive."""
         return self._earlier.alive
 
     def keep(self, trial: int, built: Built) -> None:

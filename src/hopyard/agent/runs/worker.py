@@ -129,8 +129,8 @@ class Worker:
 
     def _new_costs(self) -> dict[str, int]:
         """Return the fields of an answer that say what the driver does not know yet of the worker's costs."""
-        fetched, peak = costs = self._costs.news()
-        self._costs.told(costs)
+        fetched, peak = costs = self._costs.unreported()
+        self._costs.mark_reported(costs)
         return {"fetched_bytes": fetched, "peak_bytes": peak}
 
     def _answers(self, unit: Unit, config: Config, begin: float) -> Sequence[Answer]:
@@ -185,10 +185,10 @@ class Worker:
             built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
         if exchange is not None and size > 1:
-            costs = self._costs.news()
+            costs = self._costs.unreported()
             parts, others = gathered(exchange, built.trainable, parts, costs if rank else (0, 0))
             if rank:
-                self._costs.told(costs)
+                self._costs.mark_reported(costs)
                 self._models.hold(unit.trial, ref, self._part)
                 return []
         before = time.perf_counter()

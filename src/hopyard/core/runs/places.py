@@ -2,8 +2,8 @@
 
 **Rules.** The partitions of each kind, training and validation, are cut into *blocks* of consecutive ones, as many as
 the engine has workers. A host works on the blocks that are at home there. It becomes the home of a block when a unit
-over it is first given out, or when it joins with most of its rows (`Placed`). A block has `copies` homes, and a
-host takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
+over it is first given out, or when it joins with most of its rows (`Placed`). A block has `copies` homes, and a host
+takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
 
 A block of which no home has a worker is *vacant*. Hosts below their share take vacant blocks at once, which is what a
 new host does. After `GRACE` seconds, in which a lost worker comes back, all hosts do, and divide the block among them.
@@ -12,8 +12,8 @@ Where no training block wants a home, a host below its share becomes another hom
 A home is a preference of the scheduler, never a condition of a unit: an agent fetches the rows that it lacks, so any
 agent can run any unit. `tiers` orders the blocks for a host; which of their trials it takes is `policy`'s choice.
 
-A later driver cuts the partitions anew only if it has more workers. Where partitions have no
-homes (`RunSpec.copies` is None, or all workers are on one host), there is one block of each kind, at home everywhere.
+A later driver cuts the partitions anew only if it has more workers. Where partitions have no homes (`RunSpec.copies`
+is None, or all workers are on one host), there is one block of each kind, at home everywhere.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Places:
 
     @property
     def settled(self) -> bool:
-        """Whether a gang over several hosts may be formed: no worker is to come that others of its host wait for."""
+        """True if a gang over several hosts may be formed: all workers are there, or have been missing for `GRACE`."""
         return not self.active or self._short is None or self._waited
 
     def block(self, kind: Kind, partition: int) -> int:
@@ -310,9 +310,9 @@ class Places:
         another host is home to it."""
         if host is None or self.at_home(host, kind, partition):
             return None
-        claimed = self._piece(host, kind, partition)
-        if not self._may(host, kind, partition):
+        if self.rank(host, kind, self._blocks[kind].of[partition]) < 0:
             return None
+        claimed = self._piece(host, kind, partition)
         return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
@@ -339,9 +339,6 @@ class Places:
         return blocks.bounds[min(at_home) if at_home else min(tiers[:1], default=0)]
 
     # ---------------------------------------------------------------- inside
-
-    def _may(self, host: str, kind: Kind, partition: int) -> bool:
-        return self.rank(host, kind, self._blocks[kind].of[partition]) >= 0
 
     def _piece(self, host: str, kind: Kind, partition: int) -> range:
         """Return the partitions that `claim` takes with this one: its block, or, where that is free for all hosts, this

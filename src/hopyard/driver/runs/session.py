@@ -296,7 +296,7 @@ def _workers_apart(engine: Engine, spec: RunSpec, new: bool) -> int:
     ratio, better = uneven(spec.partitions, engine.workers // (math.gcd(*by_host) or 1))
     if new and ratio > UNEVEN and spec.copies == 1 and spec.members == 1:
         log.warning(
-            "%d partitions over %d workers: an epoch takes %.2f of the least time, as each partition has one home; "
+            "%d partitions over %d workers: an epoch takes %.2f times the minimum, as each partition has one home; "
             "partitions=%d of the Dataset divides evenly, and parallel=hy.Hopper(copies=2) gives each two homes",
             *(spec.partitions, engine.workers, ratio, better),
         )
