@@ -160,14 +160,40 @@ class TestFeed:
             errors: Any = fork.SimpleQueue()
             process = fork.Process(target=read, args=(errors,))
             process.start()
+            process.join(60)
+            assert process.exitcode == 0, "it waits for a lock that was held as it was forked"
             assert "feed 'train'" in errors.get()
-            process.join()
             ctx.report({"rows": sum(len(batch["a"]) for batch in ctx.feed().batches(100))})
 
         program = launch(tmp_path, main)
         program.feed(ROWS)
         assert program.wait(60).status == "completed"
         assert sum(programs.values(program, "rows")) == 10_000
+
+    @pytest.mark.cold
+    def test_processes_forked_while_the_feed_opens(self, tmp_path: Path) -> None:
+        """Another thread imports what receives rows meanwhile: a fork must not keep that import's lock."""
+
+        def main(args: Any, ctx: Any) -> None:
+            import multiprocessing
+            import time
+
+            def read() -> None:
+                import hopyard.feeds.receiver  # noqa: F401
+
+            fork = multiprocessing.get_context("fork")
+            processes = [fork.Process(target=read) for _ in range(100)]
+            for process in processes:
+                process.start()
+                time.sleep(0.005)
+            for process in processes:
+                process.join(60)
+                assert process.exitcode == 0
+            ctx.report({"rows": sum(len(batch["a"]) for batch in ctx.feed().batches(100))})
+
+        program = launch(tmp_path, main)
+        program.feed(ROWS)
+        assert program.wait(60).status == "completed"
 
     def test_a_task_that_is_stopped_while_others_go_on(self, tmp_path: Path) -> None:
         """What it should be told of each of their blocks keeps its agent from nothing."""

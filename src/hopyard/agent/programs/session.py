@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging  # noqa: F401 - its lock is to be taken after ours as a process is forked, so its handler comes first
 import os
 import threading
 import traceback
@@ -37,7 +38,11 @@ class TaskSession:
         self.slot, self.incarnation = begin.task.slot, begin.incarnation
         self.pid = os.getpid()
         self.stopping = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        # A process that `main` forks while another thread imports would wait for that import's lock for ever.
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+        )
         self._feed_server: Any = None
 
     def listen(self) -> None:
