@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
@@ -21,15 +22,18 @@ exec {command}
 
 
 class Cluster:
-    """A master, and two workers of one core each.
+    """A master, and workers of one core each.
 
     Args:
         folder: takes logs and what Spark writes.
         hidden: what the workers see as an empty folder.
         network: gives each worker processes, an address and a name of its own; None: they share this host's.
+        names: of the workers' hosts.
     """
 
-    def __init__(self, folder: Path, hidden: Path, network: Network | None = None) -> None:
+    def __init__(
+        self, folder: Path, hidden: Path, network: Network | None = None, names: Sequence[str] = NAMES
+    ) -> None:
         self.folder, self.hidden, self.network = folder, hidden, network
         self.host = "127.0.0.1" if network is None else network.own
         self.url = f"spark://{self.host}:{free_port()}"
@@ -42,7 +46,7 @@ class Cluster:
         port = self.url.rpartition(":")[2]
         master = ["org.apache.spark.deploy.master.Master", "--host", self.host, "--port", port, "--webui-port", "0"]
         self.processes = [self._start("master", [SPARK, *master], self.host)]
-        for name in NAMES:
+        for name in names:
             self._worker(name)
 
     def _worker(self, name: str) -> None:

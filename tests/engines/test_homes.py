@@ -60,7 +60,7 @@ def test_rows_come_to_their_homes_once(hosts: Hosts, tmp_path: Path, count: int,
     assert digests(select(tmp_path / "again", **how)) == digests(local)
     longer = hy.resume(tmp_path / "run", epochs=3)
     rows = stored(table, hosts.fetched(table).values())
-    assert rows <= 1.1 or copies > 1, "another run has moved rows that were there"
+    assert rows <= copies + (0.1 if copies == 1 else 0.3), "another run has moved rows that were there"
     assert moved(table, tmp_path / "run") + moved(table, tmp_path / "again") == pytest.approx(rows)
     assert digests(longer) == digests(hy.resume(tmp_path / "local", epochs=3))
 

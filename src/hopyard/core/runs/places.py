@@ -2,7 +2,7 @@
 
 **Rules.** The partitions of each kind, training and validation, are cut into *blocks* of consecutive ones, as many as
 the engine has workers. A host works on the blocks that are at home there. It becomes the home of a block when a unit
-over it is first given out, or when it joins with most of its rows (`Placed`). A block has `copies` homes, and a host
+over it is first given out, or when it joins with rows of it (`Placed`). A block has `copies` homes, and a host
 takes `copies` blocks for each of its workers, its *share*, next to each other where it can.
 
 A block of which no home has a worker is *vacant*. Hosts below their share take vacant blocks at once, which is what a
@@ -230,8 +230,8 @@ class Places:
         return [host for host in homes if host in self._hosts[kind]] if present else homes
 
     def tiers(self, host: str | None, kind: Kind) -> Tiers:
-        """Return the blocks that a host works on, best first: those at home there, with vacant ones beside them that
-        are in its share; other blocks in its share; those that any host may take. None stands for a gang over several
+        """Return the blocks that a host works on, best first: those at home there, with vacant ones in its share of
+        which it has rows, or that are beside them; other blocks in its share; those that any host may take. None stands for a gang over several
         hosts, which works on all alike."""
         tiers = self._tiers[kind].get(host)
         if tiers is None:
@@ -316,14 +316,14 @@ class Places:
         return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
-        """Return the decision for the next block of which this host has most rows; None: there is none. A host that has
+        """Return the decision for the block of which this host has the largest part; None: there is none. A host that has
         all rows of the table waits for its first units, as any block will do for it."""
         for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
             shares = [self._has(host, kind, block) for block in range(blocks.count)]
             if min(shares) == 1 or not self._below(host, kind):
                 continue
             block = max(self._wanting(host, kind), key=shares.__getitem__, default=-1)
-            if block >= 0 and shares[block] > 0.5:
+            if block >= 0 and shares[block]:
                 first, end = blocks.bounds[block], blocks.bounds[block + 1]
                 return Placed(at=at, host=host, partitions=PartitionRange(kind, first, end))
         return None
@@ -430,7 +430,8 @@ class Places:
         least = len(self.homes(kind, wanting[0]))
         first = [block for block in wanting if len(self.homes(kind, block)) == least]
         beside = {(block + step) % blocks.count for block in here for step in (-1, 1)}
-        near = [block for block in first if block in beside] if here else first
+        known = [block for block in first if self._has(host, kind, block)]
+        near = known or ([block for block in first if block in beside] if here else first)
         taken = {*here, *near}
         return (
             (*here, *near),
