@@ -231,8 +231,8 @@ class Places:
 
     def tiers(self, host: str | None, kind: Kind) -> Tiers:
         """Return the blocks that a host works on, best first: those at home there, with vacant ones in its share of
-        which it has rows, or that are beside them; other blocks in its share; those that any host may take. None stands for a gang over several
-        hosts, which works on all alike."""
+        which it has rows, or that lie beside; other blocks in its share; those that any host may take. None stands for
+        a gang over several hosts, which works on all alike."""
         tiers = self._tiers[kind].get(host)
         if tiers is None:
             tiers = self._tiers[kind][host] = self._ordered(host, kind)
@@ -316,8 +316,8 @@ class Places:
         return Placed(at=at, host=host, partitions=PartitionRange(kind, claimed.start, claimed.stop))
 
     def adopt(self, host: str, at: float) -> Placed | None:
-        """Return the decision for the block of which this host has the largest part; None: there is none. A host that has
-        all rows of the table waits for its first units, as any block will do for it."""
+        """Return the decision for the block of which this host has the largest part; None: there is none. A host that
+        has all rows of the table waits for its first units, as any block will do for it."""
         for kind, blocks in self._blocks.items() if self.active and host in self._rows else ():
             shares = [self._has(host, kind, block) for block in range(blocks.count)]
             if min(shares) == 1 or not self._below(host, kind):
