@@ -285,20 +285,19 @@ class Scheduler:
         for number in newly_idle:
             if (assignment := self._go_on(self._slots[number])) is not None:
                 yield assignment
-        self._enqueue()
         if newly_idle:
+            self._enqueue()
             for number in newly_idle:
                 slot = self._slots[number]
                 if not slot.busy and (assignment := self._longest_waiting(slot)) is not None:
                     yield assignment
-            newly_idle.clear()
-        if ready_trials:
-            for trial in ready_trials:
-                if self.idle and not trial.lease and self.is_ready(trial):
-                    nearest = self._nearest(trial)
-                    if nearest is not None:
-                        yield self._train(nearest, trial)
-            ready_trials.clear()
+        for trial in ready_trials if self.idle else ():
+            if self.idle and self.is_ready(trial) and (nearest := self._nearest(trial)) is not None:
+                yield self._train(nearest, trial)
+        if not newly_idle:
+            self._enqueue()  # what has found no slot
+        newly_idle.clear()
+        ready_trials.clear()
         if new_validations:
             for trial, epoch in new_validations:
                 yield from self._validations_of(trial, epoch)
@@ -353,7 +352,7 @@ class Scheduler:
             ready = list(self._trials.values())
             validations = [(trial, epoch) for trial in ready for epoch, each in trial.epochs.items() if each.pending]
         for trial in ready:
-            if not trial.lease and self.is_ready(trial):
+            if self.is_ready(trial):
                 self._waiting.add(trial, self._places.block("train", self._next(trial)))
         for trial, epoch in validations:
             pending = self._unvalidated(trial, epoch)
@@ -383,9 +382,10 @@ class Scheduler:
         """Return the waiting trial with the longest remaining time, of those that are for this slot's host first."""
         if not self._places.active:
             return self._waiting.longest(EVERYWHERE)
-        for tier in self._tiers(slot, "train"):
-            if (trial := self._waiting.longest(tier)) is not None:
-                return trial
+        if self._waiting.heaps:
+            for tier in self._places.tiers(slot.home, "train"):
+                if tier and (trial := self._waiting.longest(tier)) is not None:
+                    return trial
         return None
 
     def _tiers(self, slot: SlotRecord, kind: Literal["train", "validate"]) -> Tiers:
@@ -401,12 +401,13 @@ class Scheduler:
     def _nearest(self, trial: TrialRecord) -> SlotRecord | None:
         """Return the idle slot for a trial that can train: the one that has it in memory, else the first that works on
         its next partition; None: there is none."""
+        block = self._places.block("train", self._next(trial))
         state = trial.states.get(trial.step)
         if state is not None and state.maker in self.idle:
             maker = self._slots[state.maker]
-            if maker.trains and maker.trial == trial.id and 0 <= self._rank(maker, "train", self._next(trial)) < BEYOND:
+            if maker.trains and maker.trial == trial.id and 0 <= self._places.rank(maker.home, "train", block) < BEYOND:
                 return maker
-        return self._idle_for("train", self._places.block("train", self._next(trial)))
+        return self._idle_for("train", block)
 
     def is_ready(self, trial: TrialRecord, slot: int = -1) -> bool:
         """Whether the trial's next training unit may be given out; `slot`: to this one, with the State in memory."""
