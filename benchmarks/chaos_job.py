@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from hopyard.testing.proxy import Proxied
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from faults.proxy import Proxied
 
 FEATURES = 20
 

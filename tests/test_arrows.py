@@ -24,7 +24,7 @@ LEVELS = [
     {"frameworks", "data", "store", "search", "engines", "views", "exchange"},
     {"training", "feeds"},
     {"agent"},
-    {"driver", "sim", "testing"},
+    {"driver", "sim"},
     {"demo", "spark"},
     {"compat", "doctor"},
     {"cli"},

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from faults.proxy import Proxied
 from hopyard.agent.connection import Connection, dial
 from hopyard.agent.progress import Progress
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
@@ -22,7 +23,6 @@ from hopyard.core.runs.events import Done
 from hopyard.driver.links import Gone
 from hopyard.driver.router import Router
 from hopyard.spec import RunSpec
-from hopyard.testing import Proxied
 from wires import Cards
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 A change that makes this fail breaks the resume of every run that is on a disk somewhere. Add a new pair of files when
 the format grows; never change an old one. (Until the first release they may be written anew: `freeze`.) `journal-1`
-is of a world of `hopyard.testing.chaos`: slots lost and replaced, system and user failures, validation, folds, drivers
+is of a world of `faults.world`: slots lost and replaced, system and user failures, validation, folds, drivers
 killed and resumed; `journal-2` of one that is given more epochs and a trial as well; `journal-3` and `journal-4` of
 synchronous and asynchronous successive halving; `journal-5` of slots on several hosts, whose partitions have homes.
 """
@@ -63,7 +63,7 @@ def test_an_old_journal_folds_to_the_same_state(path):
 def freeze(seed: int, name: str, hosts: bool = False) -> None:
     """Write a pair, from the world of this seed: a new one when the format grows; an old one anew only before the first
     release."""
-    from hopyard.testing.worlds import drawn
+    from faults.worlds import drawn
 
     world = drawn(seed, hosts=hosts)
     world.start()

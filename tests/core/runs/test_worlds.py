@@ -1,6 +1,6 @@
 """Bad worlds: whatever goes wrong, in whatever order, every promise of the machine holds after every step.
 
-What goes wrong and what must hold is in `hopyard.testing.chaos`. To look at many more worlds than a test run has time
+What goes wrong and what must hold is in `faults.world`. To look at many more worlds than a test run has time
 for: `HOPYARD_WORLDS=5000 pytest tests/core/runs/test_worlds.py`.
 """
 
@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from faults.promises import Broken
+from faults.world import Chaos
+from faults.worlds import drawn
 from hopyard.core.runs.events import Placed, decode
 from hopyard.spec import RunSpec
-from hopyard.testing.chaos import Chaos
-from hopyard.testing.promises import Broken
-from hopyard.testing.worlds import drawn
 
 WORLDS = int(os.environ.get("HOPYARD_WORLDS", "150"))
 

@@ -13,6 +13,7 @@ import pytest
 
 import hopyard as hy
 import programs
+from faults.proxy import Proxied
 from hopyard.core.delivery import Head
 from hopyard.core.facts import Lost
 from hopyard.core.messages import Examine, Setup, Work, unpack_down
@@ -20,7 +21,6 @@ from hopyard.core.programs.events import Begin, Ended, Halt, Running, decode
 from hopyard.core.programs.messages import Host
 from hopyard.core.runs.events import Done, Durable
 from hopyard.driver.router import Router
-from hopyard.testing import Proxied
 from jobs import CONFIGS, digests, journal, linear, select
 
 pytestmark = pytest.mark.slow

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from faults.agents import Agent
+from faults.promises import Content, at_the_end, between_events, hold, offset, sums_of
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     RULES,
@@ -54,8 +56,6 @@ from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.scheduler import Assignment
 from hopyard.spec import Fault, Part, PartitionRange, Ref, RunSpec, Unit, packed
-from hopyard.testing.agents import Agent
-from hopyard.testing.promises import Content, at_the_end, between_events, hold, offset, sums_of
 
 
 @dataclass

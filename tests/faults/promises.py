@@ -39,7 +39,7 @@ def offset(spec: RunSpec, trial: int) -> int:
 
 def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:
     """Return sums that this partition gives and no other; with an additive array, if `arrays`."""
-    value = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))  # noqa: S311
+    value = float(Random(f"{kind}/{trial}/{epoch}/{partition}").randrange(1 << 20))
     sums: Sums = {"loss": (value, 1.0 + partition)}
     if arrays:
         sums["bins"] = [value, value + 1, 2.0], 1.0 + partition

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from faults.promises import Content
 from hopyard.core.runs.events import Check, Dispatch, Durable, Event
 from hopyard.spec import Ref
-from hopyard.testing.promises import Content
 
 
 @dataclass(eq=False)

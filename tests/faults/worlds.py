@@ -7,15 +7,15 @@ from typing import Literal
 
 import msgspec
 
+from faults.world import Chaos
 from hopyard.spec import Gang, RunSpec, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience, Rule
-from hopyard.testing.chaos import Chaos
 
 
 def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
     """Return one of endlessly many bad worlds; with `gangs`, one in which two or three workers train together; with
     `hosts`, one in which slots are on several hosts, and partitions have homes."""
-    random = Random(seed)  # noqa: S311
+    random = Random(seed)
     partitions = random.choice([1, 2, 3, 4, 5])
     validation = random.choice([0, 0, 1, 2, 3])
     trials = random.choice([1, 2, 3, 5])

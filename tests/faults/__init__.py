@@ -1,0 +1,1 @@
+"""Trouble for tests and endurance runs: bad worlds for the machine (`chaos`), and a bad network (`proxy`)."""
