@@ -9,22 +9,25 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSES := 4
 CLASSES := $(VENV)/.spark-classes.jsa
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+DEMO := $(VENV)/.demo
 
-.PHONY: demo test quick most check lint types docs bench clean
+.PHONY: demo test test-all quick check lint types docs bench clean
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/hopyard demo
 
+# Every behaviour once.
 test: $(CLASSES)
-	$(PYTEST)
+	$(PYTEST) -m 'not long and not campaign'
+
+# Variants, examples and pages too; no worker is a fork that tests share, and all writes are synced, as in use.
+test-all: $(CLASSES)
+	$(PYTEST) --sync --cold
 
 quick: $(STAMP)
 	$(PYTEST) -m 'not spark and not tensorflow and not slow'
 
-most: $(CLASSES)
-	$(PYTEST) -m 'not long and not campaign'
-
-check: lint types most
+check: lint types test
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,11 +42,17 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/all.py
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	touch $@
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(DEMO) $@
 
 $(CLASSES): $(STAMP) tests/light_java.py
 	-$(BIN)/python tests/light_java.py  # without Java there is none, and no test of Spark

@@ -1,7 +1,7 @@
 """Every code block of README.md and of the pages in docs/ runs as it stands, page by page, in an empty folder.
 
 docs/log.md is a record of what was, so its blocks are not run. How a page says what a block needs is in pages.py.
-README.md runs in a process of its own, as a reader runs it. The other pages share one; in a campaign, each has its own.
+The pages share one process; in a campaign, each has its own. The first programs run as a reader pastes them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ WRITTEN = [
 ]
 PAGES = [page for page in WRITTEN if page != ROOT / "docs" / "log.md"]
 PAGE_SECONDS = 420
-NEEDS = {"spark": r"SparkSession|hy\.Spark\(|--engine spark", "tensorflow": "tensorflow|keras", "jax": "jax"}
+NEEDS = {
+    "spark": r"SparkSession|spark\.session|hy\.Spark\(|--engine spark",
+    "tensorflow": "tensorflow|keras",
+    "jax": "jax",
+}
 """Mark → by which words of a page it is known."""
+FIRST = [ROOT / "README.md", pytest.param(ROOT / "docs" / "spark.md", marks=pytest.mark.spark)]
+"""Pages whose first program needs nothing but an empty folder."""
 
 
 def named(page: Path) -> str:
@@ -122,15 +128,8 @@ def those_that_run() -> list[object]:
             code = "\n".join(block.code for block in pages.blocks(page) if block.runs)
         except pages.PageError:
             continue  # another test fails then
-        marks = [pytest.mark.timeout(PAGE_SECONDS + 30)]
-        if page.parent != ROOT:  # most start a Java, or TensorFlow in several processes
-            marks.append(pytest.mark.long)
-        needs = {
-            "spark": r"SparkSession|spark\.session|hy\.Spark\(|--engine spark",
-            "tensorflow": "tensorflow|keras",
-            "jax": "jax",
-        }
-        marks += [getattr(pytest.mark, mark) for mark, words in needs.items() if re.search(words, code)]
+        marks = [pytest.mark.timeout(PAGE_SECONDS + 30), pytest.mark.long]  # most start a Java, or TensorFlow
+        marks += [getattr(pytest.mark, mark) for mark, words in NEEDS.items() if re.search(words, code)]
         if code:  # who stops Spark comes last, so that one session is enough
             (last if "spark.stop()" in code else cases).append(pytest.param(page, marks=marks, id=named(page)))
     return cases + last
@@ -140,12 +139,23 @@ def those_that_run() -> list[object]:
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.campaign)], ids=["", "alone"])
 @pytest.mark.parametrize("page", those_that_run())
 def test_a_page_runs_from_its_first_block_to_its_last(page: Path, alone: bool, tmp_path: Path, reader: Reader) -> None:
-    if alone or page.parent == ROOT:
+    if alone:
         done = ran(page, tmp_path)
         assert done.returncode == 0, f"{named(page)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     else:
         ended, output = reader.run(page, tmp_path)
         assert ended, f"{named(page)}\n{output[-10000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", FIRST, ids=named)
+def test_the_first_program_of_a_page_runs_when_pasted(page: Path, tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert code
+    (tmp_path / "pasted.py").write_text(code[1])
+    command = [sys.executable, "pasted.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
