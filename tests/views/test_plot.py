@@ -66,6 +66,22 @@ def test_what_is_drawn() -> None:
     assert drawn.curves[3].places[-1] is None
 
 
+def test_axes_go_by_the_distributions_of_the_space() -> None:
+    space = hy.Space(lr=hy.loguniform(0.001, 0.01), width=hy.choice([64, 256, 1024]), depth=hy.randint(1, 5), act="a")
+    configs = [
+        {"lr": 0.002, "width": 1024, "depth": 2},
+        {"lr": 0.005, "width": 64, "depth": 4},
+        {"lr": 0.004, "width": 64, "depth": 3},
+    ]
+    lr, width, depth, _ = plot.picture(machine(configs), space.parameters).axes
+    assert [text for _, text in lr.marks] == ["0.001", "0.00178", "0.00316", "0.00562", "0.01"]
+    assert lr.marks[2][0] == pytest.approx(0.5), "the axis is logarithmic, though the values span one power of ten"
+    assert width.marks == [(0.0, "64"), (0.5, "256"), (1.0, "1024")]
+    assert depth.marks == [(0.0, "1"), (1 / 3, "2"), (2 / 3, "3"), (1.0, "4")]
+    open_axis = plot.picture(machine([{"n": 1000}, {"n": 5000}, {"n": 3000}])).axes[0]
+    assert [text for _, text in open_axis.marks] == ["1000", "2000", "3000", "4000", "5000"]
+
+
 def test_the_page_holds_all_needs_no_network_and_escapes() -> None:
     page = plot.html(machine(), "search <x>")
     assert "search &lt;x&gt;" in page and "<x>" not in page and "{{" not in page
@@ -153,6 +169,7 @@ def test_a_run_draws_its_rungs(tmp_path: Path) -> None:
     drawn = data(page.read_text())
     assert drawn["rungs"] == [[1.0, "4 → 2", 0], [2.0, "2 → 1", 0]]
     assert [each["far"] for each in drawn["curves"]] == [4.0, 2.0, 1.0, 1.0]
+    assert [text for _, text in drawn["axes"][0]["marks"]][::4] == ["0.001", "1"], "the bounds of the distribution"
     assert hy.load(run.directory).plot(tmp_path / "again.html").read_text() == page.read_text()
     with pytest.raises(SpecError, match=r"a\.jpg'\): .*\.html, \.png, \.pdf, \.svg$"):  # bug: it was HTML
         run.plot(tmp_path / "a.jpg")

@@ -9,21 +9,23 @@ from __future__ import annotations
 import html as escaping
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any
 
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.errors import UsageError
+from hopyard.space import Choice, RandInt
 from hopyard.text import one_line
 from hopyard.views import words
 
 DECADES = 1.5
-"""A parameter whose values, all above 0, span more powers of ten than this has a logarithmic axis."""
+"""A parameter of no known distribution whose values, all above 0, span more powers of ten has a logarithmic axis."""
 MOST = 16
 """Parameters that have an axis, at most: those that differ first."""
 MARKS = 8
@@ -94,14 +96,17 @@ class Picture:
     high: float
 
 
-def picture(machine: Machine) -> Picture:
-    """Return what is drawn of a run, as it stands."""
+def picture(machine: Machine, distributions: Mapping[str, Any] = MappingProxyType({})) -> Picture:
+    """Return what is drawn of a run, as it stands; `distributions` are those of its space, by parameter."""
     spec, trials = machine.spec, words.ranked(machine)
     metric = spec.metric or ("val_loss" if spec.validation else "loss")
     names = words.differing(machine)
     best = {trial.id: trial.value(metric) for trial in trials}
     finite = sorted(value for value in best.values() if value is not None and math.isfinite(value))
-    scales = [_scale(name, [trial.config[name] for trial in trials if name in trial.config]) for name in names[:MOST]]
+    scales = [
+        _scale(name, [trial.config[name] for trial in trials if name in trial.config], distributions.get(name))
+        for name in names[:MOST]
+    ]
     axis, place = _scale(metric, finite)
 
     def curve(trial: TrialRecord) -> Curve:
@@ -147,9 +152,11 @@ def picture(machine: Machine) -> Picture:
     )
 
 
-def html(machine: Machine, title: str = "Hopyard search") -> str:
+def html(
+    machine: Machine, title: str = "Hopyard search", distributions: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     """Return a complete page."""
-    drawn = picture(machine)
+    drawn = picture(machine, distributions)
     page = files(__package__).joinpath("plot.html").read_text(encoding="utf-8")
     data = json.dumps(asdict(drawn), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     parts = {
@@ -160,7 +167,7 @@ def html(machine: Machine, title: str = "Hopyard search") -> str:
     return words.filled(page, parts)
 
 
-def png(machine: Machine, path: str | Path) -> None:
+def png(machine: Machine, path: str | Path, distributions: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Write the same as a picture; the suffix of the path sets the format (png, pdf, svg).
 
     Raises:
@@ -173,7 +180,7 @@ def png(machine: Machine, path: str | Path) -> None:
             f"{path}: a picture needs matplotlib, which is not installed: pip install hopyard[plot]; a path that ends "
             "in .html needs nothing"
         ) from error
-    drawn = picture(machine)
+    drawn = picture(machine, distributions)
     draw(Figure(layout="constrained"), drawn, _summary(machine, drawn)).savefig(path, dpi=150)
 
 
@@ -220,27 +227,39 @@ def _rungs_of(machine: Machine) -> list[tuple[float, str, int]]:
     return rungs
 
 
-def _scale(name: str, values: Sequence[Any]) -> tuple[Axis, Callable[[Any], float]]:
-    """Return an axis for these values, and the function value → place in [0, 1] on it."""
+def _scale(name: str, values: Sequence[Any], distribution: Any = None) -> tuple[Axis, Callable[[Any], float]]:
+    """Return an axis for these values, drawn from this distribution, and the function value → place in [0, 1] on it."""
+    values = [*values, *(distribution.values if isinstance(distribution, Choice) else ())]
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if not values or len(numbers) < len(values):
-        texts = sorted({words.value(value) for value in values})
+    numeric = 0 < len(numbers) == len(values)
+    if isinstance(distribution, Choice) or not numeric:
+        listed = sorted(set(numbers)) if numeric else sorted({words.value(value) for value in values})
+        texts = list(dict.fromkeys(_tick(value) if numeric else value for value in listed))
         places = {text: 0.5 if len(texts) == 1 else n / (len(texts) - 1) for n, text in enumerate(texts)}
         every = max(1, -(-len(texts) // MARKS))
-        return Axis(name, [(places[text], text) for text in texts[::every]]), lambda value: places[words.value(value)]
-    low, high = float(min(numbers)), float(max(numbers))
-    log = low > 0 and math.log10(high / low) > DECADES
+        marks = [(places[text], text) for text in texts[::every]]
+        return Axis(name, marks), lambda value: places[_tick(value) if numeric else words.value(value)]
+    low, high = min(numbers), max(numbers)
+    if distribution is not None:
+        bound = distribution.high - 1 if isinstance(distribution, RandInt) else distribution.high
+        low, high = min(low, distribution.low), max(high, bound)
+    log = getattr(distribution, "log", low > 0 and math.log10(high / low) > DECADES)
     first, last = (math.log(low), math.log(high)) if log else (low, high)
 
     def place(value: Any) -> float:
-        at = math.log(value) if log else float(value)
+        at = math.log(value) if log else value
         return 0.5 if last == first else min(1.0, max(0.0, (at - first) / (last - first)))
 
-    shares = (0.0, 0.25, 0.5, 0.75, 1.0) if last > first else (0.5,)
-    marks = [first + share * (last - first) for share in shares]
-    return Axis(
-        name, [(share, f"{math.exp(at) if log else at:.3g}") for share, at in zip(shares, marks, strict=True)]
-    ), place
+    marks = [first + share * (last - first) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ticks = [math.exp(at) if log else at for at in marks]
+    if all(isinstance(value, int) for value in numbers):
+        ticks = [round(tick) for tick in ticks]
+    return Axis(name, [(place(tick), _tick(tick)) for tick in dict.fromkeys(ticks)]), place
+
+
+def _tick(value: float) -> str:
+    """Return a number for an axis: whole ones as such, others with three digits."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 or isinstance(value, int) else f"{value:.3g}"
 
 
 def _cut(text: str, most: float) -> str:

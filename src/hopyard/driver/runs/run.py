@@ -27,9 +27,10 @@ from hopyard.driver.runs.fold import Fold, Moment
 from hopyard.driver.runs.handle import Handle
 from hopyard.driver.runs.resume.again import value_digest
 from hopyard.driver.runs.trial import ModelSource, Trial
-from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
+from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
+from hopyard.space import Distribution, Space
 from hopyard.spec import Config, RunSpec
 from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
@@ -324,11 +325,21 @@ class Run:
 
         target = Path(checks.path("path", path)) if path is not None else self._layout.plot
         with _written("plot", path), self._now() as (machine, _):
+            distributions = self._distributions()
             if _is_picture("plot", target):
-                plot.png(machine, target)
+                plot.png(machine, target, distributions)
             else:
-                target.write_text(plot.html(machine, self.directory.name), encoding="utf-8")
+                target.write_text(plot.html(machine, self.directory.name, distributions), encoding="utf-8")
         return target
+
+    def _distributions(self) -> dict[str, Any]:
+        """Return those of the space, by parameter. None is known of a function, nor where the pickle is not opened."""
+        try:
+            space = self._inputs.space
+        except HopyardError:
+            return {}
+        parameters = space.parameters if isinstance(space, Space) else {}
+        return {name: value for name, value in parameters.items() if isinstance(value, Distribution)}
 
     def to_pandas(self) -> Any:
         """Return one row per trial as a DataFrame: `trial`, `status`, `epoch` (the best one, from 1), `seconds`, the
