@@ -25,7 +25,7 @@ from hopyard.certificate import prove_same, tls
 from hopyard.store.bulk.seals import Seals
 from hopyard.store.bulk.tls import TlsSocket
 from hopyard.store.room import room
-from hopyard.system.network import keep_alive, parted
+from hopyard.system.network import keep_alive, parted, read, read_into
 
 ASK, GO, WAIT, DATA, END, REPLY = b"A", b"G", b"W", b"D", b"E", b"R"
 """Kinds of frames: a request; send its bytes; it waits for its turn or is worked on; a chunk of bytes; the seal of the
@@ -93,9 +93,9 @@ def dial(address: str, credentials: Credentials) -> Connection:
         if address.startswith("tls://"):
             sock = _secure(sock, credentials, server_side=False, seconds=STALL_SECONDS)
         sock.settimeout(STALL_SECONDS)
-        theirs, mine = _read(sock, _NONCE), os.urandom(_NONCE)
+        theirs, mine = read(sock, _NONCE), os.urandom(_NONCE)
         _send(sock, mine + credentials.mac(b"client", theirs, mine))
-        if not hmac.compare_digest(_read(sock, _MAC), credentials.mac(b"server", mine, theirs)):
+        if not hmac.compare_digest(read(sock, _MAC), credentials.mac(b"server", mine, theirs)):
             raise ConnectionError("who answers there does not know the token of this run")
     except BaseException:
         sock.close()
@@ -120,7 +120,7 @@ def admit(sock: Socket, credentials: Credentials, *, secure: bool) -> Connection
             sock = _secure(sock, credentials, server_side=True, seconds=HANDSHAKE_SECONDS)
         mine = os.urandom(_NONCE)
         _send(sock, mine)
-        answer = _read(sock, _NONCE + _MAC, deadline)
+        answer = read(sock, _NONCE + _MAC, deadline)
         theirs, mac = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(mac, credentials.mac(b"client", mine, theirs)):
             raise ConnectionError("who dialled does not know the token of this run")
@@ -181,7 +181,7 @@ class Connection:
         while True:
             kind, size = self._head()
             if kind in kinds:
-                return kind, _read(self._socket, size)
+                return kind, read(self._socket, size)
             if kind != WAIT or size:
                 raise ConnectionError(f"a frame {kind!r} of {size} bytes came in place of {b' or '.join(kinds)!r}")
             self.moved(0)
@@ -218,7 +218,7 @@ class Connection:
                 part = view[at : at + count]
                 for start in range(0, count, _PIECE):
                     piece = part[start : start + _PIECE]
-                    _read_into(self._socket, piece)
+                    read_into(self._socket, piece)
                     seal.update(piece)  # while the processor's cache has it
                     self._body_at = monotonic()
                 at += count
@@ -279,7 +279,7 @@ class Connection:
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def _head(self) -> tuple[bytes, int]:
-        kind, size = _HEAD.unpack(_read(self._socket, _HEAD.size))
+        kind, size = _HEAD.unpack(read(self._socket, _HEAD.size))
         if size > CHUNK:
             raise ConnectionError(f"a frame of {size} bytes was announced; at most {CHUNK} are allowed")
         return kind, size
@@ -289,22 +289,3 @@ def _send(sock: Socket, data: bytes | memoryview) -> None:
     view, at = memoryview(data), 0
     while at < len(view):  # not sendall, whose time-out is for all of it
         at += sock.send(view[at : at + _PIECE])
-
-
-def _read(sock: Socket, size: int, deadline: float | None = None) -> bytes:
-    data = bytearray(size)
-    _read_into(sock, memoryview(data), deadline)
-    return bytes(data)
-
-
-def _read_into(sock: Socket, view: memoryview, deadline: float | None = None) -> None:
-    at = 0
-    while at < len(view):
-        if deadline is not None:
-            if (left := deadline - monotonic()) <= 0:
-                raise TimeoutError(f"{at} of {len(view)} bytes came in time")
-            sock.settimeout(left)
-        count = sock.recv_into(view[at:])
-        if not count:
-            raise ConnectionError("the line ended")
-        at += count

@@ -94,9 +94,8 @@ class Server:
         port = int(self._listener.getsockname()[1])
         self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
         self._lock = threading.Lock()
-        self._strangers: dict[int, socket.socket] = {}
-        """Number → a second descriptor of the connection, by which it can be ended; the oldest first."""
-        self._accepted_count = 0
+        self._strangers: dict[socket.socket, None] = {}
+        """Connections that were not let in yet; the oldest first."""
         self._connections: dict[Connection, bool] = {}
         """Connections that were let in → whether a request is being answered."""
         self._turns: dict[Connection, Turns] = {}
@@ -115,8 +114,8 @@ class Server:
         os.write(self._waker, b"x")
         self._thread.join()
         with self._lock:
-            while self._strangers:
-                _shut(self._strangers.popitem()[1])
+            for stranger in self._strangers:
+                _shut(stranger)
             for connection, answering in self._connections.items():
                 if not answering:
                     connection.shut()
@@ -155,7 +154,6 @@ class Server:
     def _let_in(self) -> None:
         try:
             sock, _ = self._listener.accept()
-            duplicate = sock.dup()
         except BlockingIOError:
             return
         except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
@@ -164,24 +162,24 @@ class Server:
             return
         with self._lock:
             if len(self._strangers) >= STRANGERS:
-                _shut(self._strangers.pop(next(iter(self._strangers))))
-            self._accepted_count += 1
-            number = self._accepted_count
-            self._strangers[number] = duplicate
-            thread = threading.Thread(target=self._serve, args=(sock, number), name="hopyard-bulk-line", daemon=True)
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _shut(oldest)
+            self._strangers[sock] = None
+            thread = threading.Thread(target=self._serve, args=(sock,), name="hopyard-bulk-line", daemon=True)
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads
             with self._lock:
                 self._threads.discard(thread)
-                _shut(self._strangers.pop(number))
+                self._strangers.pop(sock, None)
             sock.close()
             log.warning("a connection cannot be let in: %s", error)
 
     # ---------------------------------------------------------------- one thread for each connection
 
-    def _serve(self, sock: socket.socket, number: int) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         connection = None
         try:
             try:
@@ -191,8 +189,7 @@ class Server:
                 return
             finally:
                 with self._lock:
-                    if duplicate := self._strangers.pop(number, None):
-                        duplicate.close()
+                    self._strangers.pop(sock, None)
                     if connection is not None:
                         self._connections[connection] = False
             with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -287,5 +284,5 @@ def _attempt(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, An
 
 
 def _shut(sock: socket.socket) -> None:
-    with sock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
