@@ -142,7 +142,7 @@ def _secure(sock: Socket, credentials: Credentials, *, server_side: bool, second
 
 
 class Connection:
-    """One admitted end. One thread at a time uses it; `pulse`, `still`, `gone` and `shut` may be called from any.
+    """One admitted end. One thread at a time uses it; `pulse`, `gone` and `shut` may be called from any.
 
     Args:
         sock: the connected socket.
@@ -156,8 +156,6 @@ class Connection:
         self._sent, self._received = sent or Seals(), received or Seals()
         self._lock = threading.Lock()
         self._working = False
-        self._body_at: float | None = None
-        """When bytes of the body that is on its way last moved; None: there is none."""
         self.moved: Callable[[int], None] = lambda count: None
         """Called with the bytes of each piece that went or came; 0: a pulse of the other end, which is at work."""
         self.room: Callable[[int], memoryview] = room
@@ -190,17 +188,15 @@ class Connection:
         """Send chunks and their seal. `data` may change meanwhile, as memory that is used again: after the last chunk
         `intact` tells whether it did, and the other end learns it from an empty seal."""
         seal = self._sent.next()
-        with self._body():
-            for at in range(0, len(data), CHUNK):
-                part = data[at : at + CHUNK]
-                _send(self._socket, _HEAD.pack(DATA, len(part)))
-                for start in range(0, len(part), _PIECE):
-                    piece = part[start : start + _PIECE]
-                    seal.update(piece)
-                    _send(self._socket, piece)
-                    self._body_at = monotonic()
-                    self.moved(len(piece))
-            self.send(END, seal.digest() if intact() else b"")
+        for at in range(0, len(data), CHUNK):
+            part = data[at : at + CHUNK]
+            _send(self._socket, _HEAD.pack(DATA, len(part)))
+            for start in range(0, len(part), _PIECE):
+                piece = part[start : start + _PIECE]
+                seal.update(piece)
+                _send(self._socket, piece)
+                self.moved(len(piece))
+        self.send(END, seal.digest() if intact() else b"")
 
     def receive_body(self, size: int) -> memoryview:
         """Receive `size` bytes, and compare them with their seal.
@@ -210,38 +206,23 @@ class Connection:
             ConnectionError: the connection ended, or the bytes are not those that were sent.
         """
         view, seal, at = self.room(size), self._received.next(), 0
-        with self._body():
-            while at < size:
-                kind, count = self._head()
-                if kind != DATA or not 0 < count <= size - at:
-                    raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
-                part = view[at : at + count]
-                for start in range(0, count, _PIECE):
-                    piece = part[start : start + _PIECE]
-                    read_into(self._socket, piece)
-                    seal.update(piece)  # while the processor's cache has it
-                    self._body_at = monotonic()
-                at += count
-                self.moved(count)
-            _, theirs = self.receive(END)
+        while at < size:
+            kind, count = self._head()
+            if kind != DATA or not 0 < count <= size - at:
+                raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
+            part = view[at : at + count]
+            for start in range(0, count, _PIECE):
+                piece = part[start : start + _PIECE]
+                read_into(self._socket, piece)
+                seal.update(piece)  # while the processor's cache has it
+            at += count
+            self.moved(count)
+        _, theirs = self.receive(END)
         if not theirs:
             raise FileNotFoundError("its memory was used again")
         if not hmac.compare_digest(theirs, seal.digest()):
             raise ConnectionError(f"{size} bytes were damaged on their way")
         return view
-
-    def still(self) -> float:
-        """Return for how many seconds no byte of a body that is on its way has moved; 0.0: none is on its way."""
-        at = self._body_at
-        return 0.0 if at is None else monotonic() - at
-
-    @contextlib.contextmanager
-    def _body(self) -> Iterator[None]:
-        self._body_at = monotonic()
-        try:
-            yield
-        finally:
-            self._body_at = None
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 PULSE_SECONDS = 5.0
 STRANGERS = 64
 """How many connections at once may not have shown yet that they belong to the run; one more ends the oldest."""
-HELD_SECONDS = 10.0
-"""How long a client that sends and receives no byte keeps its turn, once others wait for it. It may ask again."""
 LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Bytes that a request may bring: what it brings is in memory here."""
 CLOSE_SECONDS = 10.0
@@ -98,8 +96,6 @@ class Server:
         """Connections that were not let in yet; the oldest first."""
         self._connections: dict[Connection, bool] = {}
         """Connections that were let in → whether a request is being answered."""
-        self._turns: dict[Connection, Turns] = {}
-        """Connection → the turns of which it has one."""
         self._threads: set[threading.Thread] = set()
         self._open = True
         self._refused = 0
@@ -143,13 +139,9 @@ class Server:
                 if time.monotonic() >= pulse:
                     pulse = time.monotonic() + PULSE_SECONDS
                     with self._lock:
-                        connections, holders = list(self._connections), list(self._turns.items())
+                        connections = list(self._connections)
                     for connection in connections:
                         connection.pulse()
-                    for connection, turns in holders:
-                        if connection.still() >= HELD_SECONDS and turns.awaited:
-                            log.warning("a worker that moves no byte lost its turn; it may ask again")
-                            connection.shut()
 
     def _let_in(self) -> None:
         try:
@@ -227,7 +219,6 @@ class Server:
         finally:
             with self._lock:
                 self._connections[connection] = False
-                self._turns.pop(connection, None)
 
     def _answer(self, connection: Connection, ask: Ask, turn: contextlib.ExitStack) -> tuple[Reply, Any]:
         """Return the reply and its bytes. `turn` is released when they are sent."""
@@ -240,8 +231,6 @@ class Server:
         def prepare() -> None:
             if service.turns is not None:
                 turn.enter_context(service.turns.one(ask.seconds, connection.gone))
-                with self._lock:
-                    self._turns[connection] = service.turns
 
         reply, _ = _attempt(connection, prepare)
         if reply.fault:
