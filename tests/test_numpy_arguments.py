@@ -26,6 +26,7 @@ import torch
 
 import hopyard as hy
 from hopyard.agent.programs.context import ProgramContext
+from hopyard.data.partitions.prepare import LocalRows
 from hopyard.data.sources.tfrecord import TFRecordFiles
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.program import Program
@@ -152,8 +153,9 @@ def suggested(method: str) -> Callable[..., Any]:
 def dataset(make: Callable[..., Any], *rows: Any) -> Callable[..., Any]:
     def call(**named: Any) -> Any:
         data = make(*rows, **named)
-        binary = data.rows.source.binary if isinstance(data.rows.source, TFRecordFiles) else ()
-        return data.options, data.cache_bytes, binary
+        local = isinstance(data.rows, LocalRows)
+        binary = data.rows.source.binary if local and isinstance(data.rows.source, TFRecordFiles) else ()
+        return data.rows.options, data.cache_bytes, binary
 
     return call
 

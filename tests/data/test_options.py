@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from hopyard.data.dataset import Dataset
+from hopyard.data.partitions.prepare import LocalRows
 from hopyard.errors import SpecError
 
 FRAME = pd.DataFrame({"a": np.arange(40.0), "b": ["x", "y"] * 20, "c": [1, 2] * 20, "y": [0, 1] * 20})
@@ -38,7 +39,8 @@ PLAIN: dict[str, Any] = {"features": ["a", "c"], "label": "y", "partitions": 2}
 )
 def test_values_of_numpy_and_pandas_are_as_python_s(tmp_path: Path, given: Any, plain: Any) -> None:
     one, other = (Dataset.pandas(FRAME, **{**PLAIN, **options}) for options in (given, plain))
-    assert one.options == other.options
+    assert isinstance(one.rows, LocalRows) and isinstance(other.rows, LocalRows)
+    assert one.rows.options == other.rows.options
     first, second = one.prepare(tmp_path), other.prepare(tmp_path)
     assert (first.key, first.digest) == (second.key, second.digest)
 

@@ -13,20 +13,21 @@ import pyarrow as pa
 from hopyard.checks import column_name, expanded, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
-from hopyard.data.from_spark.job import from_spark
+from hopyard.data.from_spark.job import DataFrameSource, from_spark
 from hopyard.data.from_spark.source import MaterializedSource, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
-from hopyard.data.partitions.prepare import InputRows, prepare
+from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import parquet, tfrecord
 from hopyard.data.sources.memory import Arrays, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
-from hopyard.data.sources.source import Source, SupportsPrepare
+from hopyard.data.sources.source import Source
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import checked, is_frame
+from hopyard.text import shown
 
 
 class SplitOptions(TypedDict, total=False):
@@ -56,13 +57,11 @@ class ColumnOptions(TypedDict, total=False):
     impute: Mapping[str, Any] | None
 
 
-class ItemOptions(ArrayOptions, ColumnOptions, total=False):
+class ItemOptions(ArrayOptions, ColumnOptions):
     """Keywords for items, which may have names or not."""
 
-    features: Any
 
-
-class TableOptions(ArrayOptions, ColumnOptions):
+class TableOptions(ItemOptions):
     """Keywords for files and tables."""
 
     features: Any
@@ -100,11 +99,7 @@ class Dataset:
         3
     """
 
-    rows: InputRows
-    options: BuildOptions | None
-    """None: the source has its own, and prepares itself."""
-    second: InputRows | None = None
-    """Rows that validate, where they come from a second data set."""
+    rows: LocalRows | DataFrameSource | MaterializedSource
     cache_bytes: int = CACHE_BYTES
 
     def __post_init__(self) -> None:
@@ -205,16 +200,17 @@ class Dataset:
 
     @classmethod
     @takes(ItemOptions)
-    def torch(cls, items: Any, **options: Unpack[ItemOptions]) -> Dataset:
+    def torch(cls, items: Any, *, features: Any = None, **options: Unpack[ItemOptions]) -> Dataset:
         """Any map-style data set (`len(it)`, `it[i]`), read once: what it does at random is then done once as well.
 
         Args:
             items: each item is x, (x, y) or (x, y, weight), where x and y are tensors, arrays, numbers or dicts;
                 or a dict of columns, which `features`, `label` and `weight` then name.
+            features: as of the other constructors, where the items are dicts.
         """
-        source, features, label, weight = from_items(items, options["features"], options["label"], options["weight"])
-        options.update({"features": features, "label": label, "weight": weight})
-        return cls._of(source, None, **options)
+        source, features, label, weight = from_items(items, features, options["label"], options["weight"])
+        options.update({"label": label, "weight": weight})
+        return cls._of(source, None, features=features, **options)
 
     @classmethod
     @takes(FrameOptions)
@@ -253,7 +249,7 @@ class Dataset:
         validation = _column_or_share(validation, lambda: df.columns)
         build = _build_options(options, validation, "a DataFrame", second=len(frames) > 1, assign="round_robin")
         source = from_spark(frames, build, options["transform"], path=path, name=name, cache=str(default_root()))
-        return cls(InputRows(source, options["transform"]), None, None, options["cache_bytes"])
+        return cls(source, options["cache_bytes"])
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], *, cache_bytes: int = CACHE_BYTES) -> Dataset:
@@ -268,32 +264,19 @@ class Dataset:
         """
         source = MaterializedSource(absolute(path("url", url, "a path or URL")))
         source.prepare(whole("cache_bytes", cache_bytes, 0))
-        return cls(InputRows(source), None, None, cache_bytes)
+        return cls(source, cache_bytes)
 
     @classmethod
-    @takes(ItemOptions)
-    def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[ItemOptions]) -> Dataset:
+    @takes(TableOptions)
+    def _of(cls, source: Source, schema: pa.Schema | None, **options: Unpack[TableOptions]) -> Dataset:
         """Return a Dataset of rows that this process reads. `schema`: that before any transform, if it is known."""
         build = _own_options(options, [] if schema is None else schema.names)
-        second = options["validation"] if isinstance(options["validation"], Dataset) else None
-        if second is not None:
-            second._check_validates(build)
+        validation = options["validation"]
+        second = _validating(validation.rows, build) if isinstance(validation, Dataset) else None
         rows = InputRows(source, options["transform"])
         if schema is not None and rows.transform is None:
             infer_fields(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
-        return cls(rows, build, None if second is None else second.rows, options["cache_bytes"])
-
-    def _check_validates(self, first: BuildOptions) -> None:
-        """Raise SpecError unless these rows can be the validation rows of `first`."""
-        if self.options is None:
-            assert self.url is not None
-            refuse(self.url)
-        for name in ("inputs", "targets", "weight", "encode", "key", "impute"):
-            mine, theirs = getattr(first.spec, name), getattr(self.options.spec, name)
-            if mine != theirs:
-                raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
-        if self.options.validates:
-            raise SpecError("validation= is a Dataset that has a validation= itself; leave that out")
+        return cls(LocalRows(rows, build, second), options["cache_bytes"])
 
     @property
     def transform(self) -> Transform | None:
@@ -303,8 +286,7 @@ class Dataset:
     @property
     def url(self) -> str | None:
         """The path or URL where a data set of Dataset.spark or Dataset.open is, or will be."""
-        source = self.rows.source
-        return source.url if isinstance(source, SupportsPrepare) else None
+        return self.rows.url
 
     def prepare(self, cache: Path | str | None = None) -> Manifest:
         """Makes the partitions, or finds them in the cache; the entry stays for as long as the Manifest object lives.
@@ -317,10 +299,7 @@ class Dataset:
             ResourceError: the disk is full, or the directory cannot be written; nothing is left behind.
         """
         root = None if cache is None else expanded(path("cache", cache))
-        if isinstance(self.rows.source, SupportsPrepare):
-            return self.rows.source.prepare(self.cache_bytes, "" if root is None else str(root))
-        assert self.options is not None
-        return prepare(self.rows, self.second, self.options, root or default_root(), self.cache_bytes)
+        return self.rows.prepare(self.cache_bytes, root)
 
     def __copy__(self) -> Dataset:
         return self
@@ -330,7 +309,20 @@ class Dataset:
         return self
 
 
-def _own_options(options: ItemOptions | TableOptions, names: Sequence[str]) -> BuildOptions:
+def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: BuildOptions) -> InputRows:
+    """Return rows as validation rows of a data set with the options `first`. Raise SpecError unless they can be."""
+    if not isinstance(rows, LocalRows):
+        refuse(rows.url)
+    for name in ("inputs", "targets", "weight", "encode", "key", "impute"):
+        mine, theirs = getattr(first.spec, name), getattr(rows.options.spec, name)
+        if mine != theirs:
+            raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
+    if rows.options.validates:
+        raise SpecError("validation= is a Dataset that has a validation= itself; leave that out")
+    return rows.rows
+
+
+def _own_options(options: TableOptions, names: Sequence[str]) -> BuildOptions:
     """Return the options of rows that this process reads; `names`: their columns, as far as they are known."""
     second = isinstance(options["validation"], Dataset)
     validation = _column_or_share(options["validation"], lambda: names)
@@ -347,7 +339,7 @@ def _column_or_share(validation: Any, names: Callable[[], Sequence[str]]) -> Any
 
 
 def _build_options(
-    options: ItemOptions | TableOptions | FrameOptions,
+    options: TableOptions | FrameOptions,
     validation: Any,
     alternative: str,
     *,
@@ -355,6 +347,8 @@ def _build_options(
     assign: Assign,
 ) -> BuildOptions:
     """Return the options of the keywords; `second`: whether `validation` is `alternative`, a source of its own."""
+    if (transform := options["transform"]) is not None and not callable(transform):
+        raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
     validation = validation if second else scalar(validation)
     column = validation if isinstance(validation, str) else None
     share = 0.0

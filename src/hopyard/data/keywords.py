@@ -85,14 +85,8 @@ OPTIONS = {
 
 def takes(options: type) -> Callable[[F], F]:
     """Lets a function that ends with `**options` take the keywords of a TypedDict: its signature and docstring show
-    them, wrong ones are a TypeError, and it gets the default of each that is left out. What is not required by the
-    TypedDict, though OPTIONS has no default, is None.
+    them, wrong ones are a TypeError, and it gets the default of each that is left out.
     """
-
-    def default(name: str) -> Any:
-        value = OPTIONS[name].default
-        required = name in options.__required_keys__  # type: ignore[attr-defined]
-        return None if value is Parameter.empty and not required else value
 
     def decorate(function: F) -> F:
         own_signature = signature(function)
@@ -102,7 +96,7 @@ def takes(options: type) -> Callable[[F], F]:
             Parameter(
                 name,
                 Parameter.KEYWORD_ONLY,
-                default=default(name),
+                default=OPTIONS[name].default,
                 annotation=options.__annotations__[name].__forward_arg__,
             )
             for name in names

@@ -29,7 +29,7 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions.cache import pin
 from hopyard.data.partitions.mapped import open_partition
-from hopyard.data.partitions.prepare import entry_key
+from hopyard.data.partitions.prepare import LocalRows, entry_key
 from hopyard.data.sources import paths as files_room
 from hopyard.errors import DataError, SpecError
 
@@ -40,8 +40,8 @@ def arrays(seed: int = 0, rows: int = 1000, **options: Any) -> Dataset:
 
 
 def key_of(data: Dataset) -> str | None:
-    assert data.options is not None
-    return entry_key([data.rows], data.options)
+    assert isinstance(data.rows, LocalRows)
+    return entry_key([data.rows.rows], data.rows.options)
 
 
 def entries(root: Path) -> set[str]:

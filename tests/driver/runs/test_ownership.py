@@ -25,7 +25,6 @@ from hopyard.data.from_spark import job as materialise
 from hopyard.data.from_spark.source import MaterializedSource
 from hopyard.data.from_spark.task import Drawing
 from hopyard.data.options import BuildOptions, columns
-from hopyard.data.partitions.prepare import InputRows
 from hopyard.data.shared.needed import needed
 from hopyard.driver.runs import start
 from hopyard.driver.runs.about import about_of, states_url
@@ -653,7 +652,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
         kept = MaterializedSource(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
         options = BuildOptions(spec, 4, validates=True, fraction=0.25)
         source = materialise.DataFrameSource((rows,), options, None, kept, ({},), None)
-        return hy.Dataset(InputRows(source), None, None, 1 << 30)
+        return hy.Dataset(source, 1 << 30)
 
     return make
 

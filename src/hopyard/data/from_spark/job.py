@@ -18,11 +18,11 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -57,7 +57,6 @@ from hopyard.data.rows.copies import first_copies
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import Directory
 from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types
@@ -77,7 +76,7 @@ validate would be ones that none of the group's training rows has."""
 
 @dataclass(frozen=True, slots=True)
 class DataFrameSource:
-    """A source that is a DataFrame until it is materialised, and `materialized` from then on, which is also its pickle.
+    """Rows that are a DataFrame until they are materialised, and `materialized` from then on, also in a pickle.
 
     Attributes:
         frames: that of the training rows; and that of the validation rows, if they have their own.
@@ -87,8 +86,6 @@ class DataFrameSource:
         columns: for each frame, the types of the columns that are read, as Spark names them.
         name: the user's name, by which the rows are found again, or None.
     """
-
-    volatile: ClassVar[bool] = False
 
     frames: tuple[Any, ...]
     options: BuildOptions
@@ -105,23 +102,21 @@ class DataFrameSource:
         """The path or URL of the folder, which may not exist yet."""
         return self.materialized.url
 
-    def identity(self) -> str:
-        """Return the URL."""
-        return self.materialized.url
+    @property
+    def transform(self) -> Transform | None:
+        """The user's transform, if any."""
+        return self.materialized.transform
 
-    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+    @property
+    def source(self) -> NoReturn:
         """Raises SpecError: the driver does not read the rows."""
-        refuse(self.materialized.url)
+        refuse(self.url)
 
-    def provenance(self) -> list[SourceInfo]:
-        """Return nothing: the manifest has the sources."""
-        return []
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle is that of the materialised rows, which need neither frames nor session."""
+        return replace, (self.materialized,)
 
-    def detached(self, identity: str | None) -> MaterializedSource:
-        """Return the materialised source, which has neither frames nor session."""
-        return self.materialized
-
-    def prepare(self, limit: int, cache: str = "") -> Manifest:
+    def prepare(self, limit: int, cache: Path | None = None) -> Manifest:
         """Return the manifest; materialises the rows first when there is none. Arguments and errors as those of
         `MaterializedSource.prepare`.
 
@@ -197,7 +192,6 @@ class DataFrameSource:
         index = Index(
             options.partitions, width(spec), [report.segment for report in reports if report.segment is not None]
         )
-        _check_visible(folder, reports)
         manifest = _manifest(replace(options, spec=spec), fields, reports, index)
         manifest.sources = sources
         return index, manifest
@@ -238,7 +232,7 @@ def from_spark(
     seed = options.seed if options.fraction else 0
     settings = [FORMAT, "drawn by features", len(frames), spec, options.fraction, options.partitions, seed]
     settings.append("" if name is None else identity(transform))
-    materialized = folder_for(frames[0], settings, path, name, cache)
+    materialized = folder_for(frames[0], settings, transform, path, name, cache)
     return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
 
 
@@ -460,20 +454,6 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
                         f"pad or cut them first"
                     )
     return first.fields
-
-
-def _check_visible(folder: Directory, reports: list[TaskReport]) -> None:
-    """Raise SpecError unless this process sees what the tasks wrote."""
-    with reaching(folder.url, "read"):
-        sizes = folder.sizes()
-    for report in reports:
-        if report.segment is not None and sizes.get(report.segment.name) != report.segment.bytes:
-            size = sizes.get(report.segment.name)
-            raise SpecError(
-                f"path: host {report.host} wrote {report.segment.bytes} bytes to {folder.url}/{report.segment.name}, "
-                f"and this process sees {'no such file' if size is None else f'{size} bytes'} there; path= must be a "
-                f"place that driver and executors share: a path on NFS, or a URL of HDFS, S3 and the like"
-            )
 
 
 def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskReport], index: Index) -> Manifest:

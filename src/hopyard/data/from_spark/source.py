@@ -8,19 +8,19 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from blake3 import blake3
 
 from hopyard import checks
-from hopyard.data.manifest import FILE, FORMAT, Manifest, SourceInfo
+from hopyard.data.encoding.transform import Transform
+from hopyard.data.manifest import FILE, FORMAT, Manifest
 from hopyard.data.partitions.cache import pin
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.data.sources.source import Piece
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import on_this_host
@@ -31,38 +31,27 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class MaterializedSource:
-    """A source that has been written as partitions. Its pickle is its URL.
+    """Rows that have been written as partitions.
 
     Attributes:
         url: that of the folder, absolute.
         cached: whether the folder is an entry of this user's cache: then it is pinned while it is used, as any entry.
         what: names what it was made from, for messages; empty: not known.
+        transform: the user's transform, through which they went, if it is known.
     """
-
-    volatile: ClassVar[bool] = False
 
     url: str
     cached: bool = False
     what: str = ""
+    transform: Transform | None = None
 
     def __repr__(self) -> str:
         return self.url
 
-    def identity(self) -> str:
-        """Return the URL."""
-        return self.url
-
-    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        """Raises SpecError: its rows are encoded already."""
+    @property
+    def source(self) -> NoReturn:
+        """Raises SpecError: the rows are encoded already, so they cannot be read as rows."""
         refuse(self.url)
-
-    def provenance(self) -> list[SourceInfo]:
-        """Return nothing: the manifest has the sources."""
-        return []
-
-    def detached(self, identity: str | None) -> MaterializedSource:
-        """Return itself."""
-        return self
 
     def find(self) -> Manifest | None:
         """Return the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
@@ -94,12 +83,12 @@ class MaterializedSource:
             weakref.finalize(manifest, pinned.close)
         return manifest
 
-    def prepare(self, limit: int, cache: str = "") -> Manifest:
+    def prepare(self, limit: int, cache: Path | None = None) -> Manifest:
         """Return the manifest, for this process.
 
         Args:
             limit: bytes that a host's cache may take.
-            cache: directory for the partitions that a host fetches; empty: the cache of the user there.
+            cache: directory for the partitions that a host fetches; None: the cache of the user there.
 
         Raises:
             DataError: there is none.
@@ -111,7 +100,7 @@ class MaterializedSource:
                 f"no data set at {self.url}: there is no {FILE}, which is written last;"
                 f"{hint if self.what else ''} give the URL that Dataset.spark(…, path=…).url names, or make it again"
             )
-        manifest.path = cache
+        manifest.path = "" if cache is None else str(cache)
         manifest.stored = msgspec.structs.replace(manifest.stored, url=self.url, limit=limit)  # it may have moved
         return manifest
 
@@ -125,13 +114,19 @@ def refuse(url: str) -> NoReturn:
 
 
 def folder_for(
-    df: Any, settings: Sequence[Any], path: str | os.PathLike[str] | None, name: str | None, cache: str
+    df: Any,
+    settings: Sequence[Any],
+    transform: Transform | None,
+    path: str | os.PathLike[str] | None,
+    name: str | None,
+    cache: str,
 ) -> MaterializedSource:
     """Return the source of the folder for the rows of these frames.
 
     Args:
         df: a DataFrame of the session that writes them.
         settings: all that decides what is written, except the rows, as plain values.
+        transform: the user's.
         path: directory for such folders; None: the cache, which is the executors' too when they run on this host.
         name: the user's name; equal names and equal `settings` give the same folder. None: a new one each time.
         cache: directory of the user's cache.
@@ -157,4 +152,4 @@ def folder_for(
     if name is not None:
         folder = f"{name}-{blake3(msgspec.json.encode([name, *settings])).hexdigest()[:32]}"
     root = cache if path is None else absolute(path)
-    return MaterializedSource(f"{root}/spark-{folder}", path is None, "the DataFrame")
+    return MaterializedSource(f"{root}/spark-{folder}", path is None, "the DataFrame", transform)

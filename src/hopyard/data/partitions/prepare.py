@@ -6,9 +6,10 @@ import shutil
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -21,14 +22,13 @@ from hopyard.data.encoding.transform import Transform, identity, transformed, va
 from hopyard.data.manifest import FORMAT, Manifest
 from hopyard.data.options import BuildOptions
 from hopyard.data.partitions.builder import LabelledBatch, build
-from hopyard.data.partitions.cache import find_or_make, making, scratch, usable
+from hopyard.data.partitions.cache import default_root, find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import name_rows
 from hopyard.data.sources.memory import Reader
 from hopyard.data.sources.source import Source
-from hopyard.errors import DataError, SpecError
+from hopyard.errors import DataError
 from hopyard.formats.arrow import require
-from hopyard.text import shown
 
 
 class InputRows:
@@ -37,8 +37,6 @@ class InputRows:
     """
 
     def __init__(self, source: Source, transform: Transform | None = None) -> None:
-        if transform is not None and not callable(transform):
-            raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
         self.source, self.transform = source, transform
         self._digest: str | None = None
         """The digest of the source's rows as they were when `identity` was first called."""
@@ -97,38 +95,61 @@ def _restored(source: Source, transform: Transform | None, digest: str | None, c
     return rows
 
 
-def prepare(rows: InputRows, second: InputRows | None, options: BuildOptions, root: Path, limit: int) -> Manifest:
-    """Return the manifest of the entry for these rows, which is built unless the cache at `root` has it.
+@dataclass(frozen=True, slots=True)
+class LocalRows:
+    """Rows that this process reads, and how they are cut.
 
-    Args:
+    Attributes:
         rows: those that train, and also validate if `options` says so.
-        second: those that validate, where they are a source of their own.
         options: how they are cut.
-        root: directory of the cache.
-        limit: bytes that it may take.
-
-    Raises:
-        DataError, ResourceError: as `Dataset.prepare`.
+        second: those that validate, where they are a source of their own.
     """
-    all_rows = [rows] if second is None else [rows, second]
-    with usable(root):
-        root.mkdir(parents=True, exist_ok=True)
-    if (key := entry_key(all_rows, options)) is not None:
-        return find_or_make(root, key, partial(_build, all_rows=all_rows, options=options, key=key), limit)
-    name = f"stream{uuid.uuid4().hex}"
-    with usable(root), making(root, name), scratch(root, name) as directory:
-        manifest = _build(directory, all_rows, options)
-        key = entry_key(all_rows, options)
-        assert key is not None
 
-        def move(empty: Path) -> Manifest:
-            empty.rmdir()
-            directory.rename(empty)
-            return manifest
+    rows: InputRows
+    options: BuildOptions
+    second: InputRows | None = None
+    url: ClassVar[None] = None
 
-        result = find_or_make(root, key, move, limit)
-    (root / "locks" / f"{name}.make").unlink(missing_ok=True)
-    return result
+    @property
+    def source(self) -> Source:
+        """The source of the rows."""
+        return self.rows.source
+
+    @property
+    def transform(self) -> Transform | None:
+        """The user's transform, if any."""
+        return self.rows.transform
+
+    def prepare(self, limit: int, root: Path | None = None) -> Manifest:
+        """Return the manifest of the entry for these rows, which is built unless the cache has it.
+
+        Args:
+            limit: bytes that the cache may take.
+            root: directory of the cache; None: the user's.
+
+        Raises:
+            DataError, ResourceError: as `Dataset.prepare`.
+        """
+        all_rows = [self.rows] if self.second is None else [self.rows, self.second]
+        root, options = root or default_root(), self.options
+        with usable(root):
+            root.mkdir(parents=True, exist_ok=True)
+        if (key := entry_key(all_rows, options)) is not None:
+            return find_or_make(root, key, partial(_build, all_rows=all_rows, options=options, key=key), limit)
+        name = f"stream{uuid.uuid4().hex}"
+        with usable(root), making(root, name), scratch(root, name) as directory:
+            manifest = _build(directory, all_rows, options)
+            key = entry_key(all_rows, options)
+            assert key is not None
+
+            def move(empty: Path) -> Manifest:
+                empty.rmdir()
+                directory.rename(empty)
+                return manifest
+
+            result = find_or_make(root, key, move, limit)
+        (root / "locks" / f"{name}.make").unlink(missing_ok=True)
+        return result
 
 
 def entry_key(all_rows: list[InputRows], options: BuildOptions, again: bool = False) -> str | None:

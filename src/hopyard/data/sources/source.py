@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from hopyard.data.manifest import Manifest, SourceInfo
+from hopyard.data.manifest import SourceInfo
 
 ROWS = 65_536
 """Most rows of a batch."""
@@ -42,23 +42,4 @@ class Source(Protocol):
 
     def detached(self, identity: str | None) -> Source:
         """Return the source that goes into a pickle."""
-        ...
-
-
-@runtime_checkable
-class SupportsPrepare(Protocol):
-    """A source that has, or writes, partitions itself, in a folder of its own."""
-
-    @property
-    def url(self) -> str:
-        """The path or URL of the folder."""
-        ...
-
-    def prepare(self, limit: int, cache: str = "") -> Manifest:
-        """Return the manifest, for this process.
-
-        Args:
-            limit: bytes that a host's cache may take.
-            cache: directory for the partitions that a host fetches; empty: the cache of the user there.
-        """
         ...
