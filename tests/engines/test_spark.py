@@ -48,6 +48,11 @@ from jobs import (
 pytestmark = pytest.mark.spark
 
 
+@pytest.fixture(scope="module")
+def spark(executors: Any) -> Any:
+    return executors
+
+
 @pytest.fixture
 def engine(spark: Any) -> hy.Spark:
     return hy.Spark(spark, workers=2)

@@ -27,6 +27,11 @@ NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
 """A card that leads to a port where nobody listens: an agent with it dials, and waits."""
 
 
+@pytest.fixture(scope="module")
+def spark(executors: Any) -> Any:
+    return executors
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> LaunchInfo:
     return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
