@@ -42,7 +42,7 @@ def network(config: dict[str, Any]) -> Any:
 
 def average_small_pieces(kill: bool) -> None:
     """Average in more pieces than are under way at a time; if asked, be killed in the middle of the second average."""
-    blocks.PIECE_BYTES = 1 << 19
+    setattr(blocks, "PIECE_BYTES", 1 << 19)  # noqa: B010
     if not kill:
         return
     go_on, calls = blocks._Piece.average, itertools.count()
@@ -52,7 +52,7 @@ def average_small_pieces(kill: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         go_on(*arguments)
 
-    blocks._Piece.average = killed  # type: ignore[method-assign]
+    setattr(blocks._Piece, "average", killed)  # noqa: B010
 
 
 class Troubled(hy.torch.Model):

@@ -21,7 +21,7 @@ Memory = Callable[[int, torch.dtype], torch.Tensor]
 
 
 def flattened(
-    tensors: Sequence[torch.Tensor], memory: Memory, multiple: int = 1
+    tensors: list[torch.Tensor], memory: Memory, multiple: int = 1
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Copy tensors of one dtype into flat memory, after one number more.
 

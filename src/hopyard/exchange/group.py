@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -168,8 +169,7 @@ class Group:
         """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
         self._reduced += flat.nbytes
         pieces = torch.split(flat, PIECE_BYTES // flat.element_size())
-        begun = [self._guarded(lambda piece=piece: self._alive().allreduce(piece)) for piece in pieces]
-        for work in begun:
+        for work in [self._guarded(partial(self._alive().allreduce, piece)) for piece in pieces]:
             self._guarded(work.wait)
 
     def average(self, flat: torch.Tensor, rows: float) -> None:
