@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.engines.spark import Executors, Spark
+from hopyard.engines.spark.engine import Executors, Spark
 from hopyard.engines.supervisors import roster as module
 from hopyard.ports import LaunchInfo
 from jobs import alive, gone, until
@@ -60,7 +60,7 @@ class Placed:
 @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long)], ids=["all cores taken", "a core to spare"])
 def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.5)
-    monkeypatch.setattr("hopyard.engines.spark_jobs.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("hopyard.engines.spark.jobs.AGAIN_SECONDS", 0.1)
     made = Placed(request.param, tmp_path)
     for slot in range(2):
         made.agents.start(slot)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.engines import spark_jobs
+from hopyard.engines.spark import jobs as spark_jobs
 from hopyard.engines.supervisors import host, pool, roster
 from hopyard.engines.supervisors.messages import (
     Began,
@@ -409,7 +409,7 @@ def test_a_run_without_any_worker_says_once_what_it_waits_for(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: nothing for two minutes."""
-    monkeypatch.setattr(f"hopyard.engines.{way}.NONE_SECONDS", -1.0)
+    monkeypatch.setattr(f"hopyard.engines.{way}.engine.NONE_SECONDS", -1.0)
     monkeypatch.setattr(spark_jobs, "COMING_SECONDS", 0.0)
     write(tmp_path / "ticket", new("127.0.0.1", free_port()))
     engine: Any = hy.Spark(Session(0), workers=1, host="127.0.0.1")

@@ -228,8 +228,8 @@ def all_of(agents: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
-    from hopyard.engines.hosts import HostAgents
-    from hopyard.engines.spark import Executors
+    from hopyard.engines.hosts.engine import HostAgents
+    from hopyard.engines.spark.engine import Executors
     from hopyard.engines.split import Split
 
     assert all_of(Processes) == all_of(HostAgents) == all_of(Agents)

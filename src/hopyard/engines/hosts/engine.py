@@ -19,8 +19,8 @@ from typing import Any
 from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
-from hopyard.engines.login import Login, Logins
-from hopyard.engines.ssh import (
+from hopyard.engines.hosts.login import Login, Logins
+from hopyard.engines.hosts.ssh import (
     FRAMEWORKS,
     Surveyed,
     address_for,

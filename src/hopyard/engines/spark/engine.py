@@ -1,7 +1,7 @@
-"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`spark_task.py`).
+"""Agents on the executors of a Spark session: a job of one task for each, whose supervisor runs it (`task.py`).
 
 Spark places and isolates; Hopyard adds no daemon. Works with a classic session, by an RDD, and with Spark Connect, by
-`mapInArrow` (`spark_jobs.py`).
+`mapInArrow` (`jobs.py`).
 
 Cores can be released: jobs end while their agents go on, so that other jobs of the session find room, and come back
 after those. In between Spark may place anything beside an agent, also on its GPU; where it allocates dynamically, an
@@ -24,7 +24,7 @@ from typing import Any
 from hopyard.checks import flag, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
-from hopyard.engines.spark_jobs import RELEASE_SECONDS, Jobs, Settings
+from hopyard.engines.spark.jobs import RELEASE_SECONDS, Jobs, Settings
 from hopyard.engines.split import Split
 from hopyard.engines.warm import Startable, Warm
 from hopyard.errors import ResourceError, SpecError

@@ -1,4 +1,4 @@
-"""The Spark jobs that hold the places of supervisors: one task each (`spark_task.py`).
+"""The Spark jobs that hold the places of supervisors: one task each (`task.py`).
 
 Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or twice, is one
 more supervisor, never one more agent of a slot. Supervisors that outlive a run stand by without their tasks, so that
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hopyard.certificate import make_certificate
-from hopyard.engines.spark_task import supervise, supervise_in_rdd
+from hopyard.engines.spark.task import supervise, supervise_in_rdd
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import UNREACHED

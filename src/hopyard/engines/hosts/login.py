@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from hopyard.engines.hosts.ssh import Target, explained, remote
 from hopyard.engines.processes import kill_group
-from hopyard.engines.ssh import Target, explained, remote
 from hopyard.engines.supervisors.host import UNREACHED_CODE
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
