@@ -22,8 +22,8 @@ import hopyard as hy
 from gang_jobs import network
 from hopyard.core.runs.events import Dispatch, Durable, Joined, Left
 from hopyard.driver.pickling import dump
-from hopyard.engines.spark.engine import _OPEN, Executors
-from hopyard.engines.spark.jobs import explained
+from hopyard.engines.spark.jobs import _OPEN, explained
+from hopyard.engines.supervised import SupervisedAgents
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from hopyard.spec import Unit
@@ -210,7 +210,7 @@ def test_what_an_agent_prints_is_in_its_log(tmp_path: Path, engine: hy.Spark) ->
 def test_more_workers_than_slots(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hopyard.engines.spark.engine.FEWER_SECONDS", 0.0)
+    monkeypatch.setattr("hopyard.engines.supervised.FEWER_SECONDS", 0.0)
     configs = [{"lr": 0.1, "at": 2, "do": "sleep"}] * 4
     with caplog.at_level(logging.WARNING):
         run = select(tmp_path / "run", slow, configs, engine=hy.Spark(spark, workers=5))
@@ -285,12 +285,12 @@ def test_a_run_waits_for_those_of_its_process(
     """Bug: it was given up after start_timeout, though a run of the same process had the slots and would end."""
     hours = [0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * hours[0])
-    monkeypatch.setattr("hopyard.engines.spark.engine.time", clock)
+    monkeypatch.setattr("hopyard.engines.supervised.time", clock)
     first = trouble(tmp_path, f"wait for {tmp_path / 'file'}")
     runs = [select(tmp_path / "first", troubled, first, engine=hy.Spark(spark, workers=2), wait=False)]
     until((tmp_path / "once").exists)
     until(lambda: sum(isinstance(line, Joined) for line in journal(tmp_path / "first")) == 2)
-    with caplog.at_level(logging.WARNING, "hopyard.engines.spark.engine"):
+    with caplog.at_level(logging.WARNING, "hopyard.engines.supervised"):
         runs += [select(tmp_path / name, engine=hy.Spark(spark, workers=2), wait=False) for name in ("second", "third")]
         until(lambda: len(_OPEN) == 3)
         hours[0] = 1
@@ -491,7 +491,7 @@ class Bare:
         card = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **keys}).encode()
         self.spark = spark
         agents = hy.Spark(spark, workers=2).open(LaunchInfo(lambda slot: card, lambda slot: folder / f"{slot}.log"))
-        assert isinstance(agents, Executors)
+        assert isinstance(agents, SupervisedAgents)
         self.agents = agents
         self.supervisors = self.agents._supervisors
         for slot in (0, 1):

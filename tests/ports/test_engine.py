@@ -228,9 +228,8 @@ def all_of(agents: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
-    from hopyard.engines.hosts.engine import HostAgents
-    from hopyard.engines.spark.engine import Executors
     from hopyard.engines.split import Split
+    from hopyard.engines.supervised import SupervisedAgents
 
-    assert all_of(Processes) == all_of(HostAgents) == all_of(Agents)
-    assert all_of(Executors) == all_of(Split) == all_of(ReleasesCores)
+    assert all_of(Processes) == all_of(Agents)
+    assert all_of(SupervisedAgents) == all_of(Split) == all_of(ReleasesCores)
