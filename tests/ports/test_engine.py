@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+import pages
+from example_modules import EXAMPLES, example
 from hopyard.engines.local import Processes
 from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
 from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
 from jobs import alive, free_port, gone
+from played_spark import Session
 
 pytestmark = pytest.mark.cold
 
@@ -32,9 +35,11 @@ def launch(tmp_path: Path) -> LaunchInfo:
     return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
+SubprocessEngine = example("subprocess_engine").SubprocessEngine
 CORES = len(os.sched_getaffinity(0))
 BY_HOST = {"hosts": (CORES, 1), "hosts, started": (1, 1), "hosts, by hand": ()}
 """Workers of each host, of engines that have more than one."""
+OWN = ["subprocesses", "subprocesses, started"]
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
 
 
@@ -52,9 +57,17 @@ def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hy.Hosts
         yield engine
 
 
-@pytest.fixture(params=["local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
+@pytest.fixture(scope="module")
+def started_example() -> Iterator[Any]:
+    with SubprocessEngine(workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture(params=[*OWN, "local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
+        "subprocesses": lambda: SubprocessEngine(workers=2),
+        "subprocesses, started": lambda: request.getfixturevalue("started_example"),
         "local": lambda: hy.Local(workers=2, devices=None),
         "local, started": lambda: request.getfixturevalue("started"),
         "hosts, started": lambda: request.getfixturevalue("started_hosts"),
@@ -69,9 +82,9 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
     assert engine.threads == 1
     assert engine.env == {}
     if "by hand" not in request.param:  # there the ticket has fixed ports
-        assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
+        assert engine.address == ("127.0.0.1", 0)
     assert engine.start_timeout == 120.0
-    assert engine.apart == (engine.name != "local")
+    assert engine.apart == (engine.name not in ("local", "subprocesses"))
     assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
     assert engine.driver_workers == int("beside" in request.param)
     assert is_engine(engine) and starts_agents(engine)
@@ -86,6 +99,11 @@ def ticket(folder: Path) -> Path:
     return folder / "ticket"
 
 
+def test_the_page_on_engines_shows_the_one_that_is_tested_here() -> None:
+    page = EXAMPLES.parent / "docs" / "add-an-engine.md"
+    assert pages.blocks(page)[0].code == (EXAMPLES / "subprocess_engine.py").read_text()
+
+
 def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
     engine = hy.Inline(threads=2)
     assert is_engine(engine) and not starts_agents(engine)
@@ -93,9 +111,11 @@ def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
     assert not is_engine(hy.Inline) and not is_engine("local") and not is_engine(None)
 
 
-def test_ports_of_the_driver_follow_each_other(spark: Any) -> None:
-    engine = hy.Spark(spark, workers=1, port=7000)
-    assert (engine.address[1], engine.supervisors_port, engine.states_port) == (7000, 7001, 7002)
+def test_supervisors_dial_the_port_after_that_of_agents(launch: LaunchInfo) -> None:
+    engine = hy.Spark(Session(1), workers=1, host="127.0.0.1", port=free_port() - 1)
+    agents: Any = engine.open(launch)
+    assert agents._supervisors.port == engine.address[1] + 1
+    agents.close()
 
 
 def test_nobody_is_there_before_the_start(agents: Agents) -> None:

@@ -179,16 +179,6 @@ class Hosts(Startable):
             self._found_address = self._own_address()
         return self._address or self._found_address, self._port
 
-    @property
-    def supervisors_port(self) -> int:
-        """The port that supervisors dial."""
-        return self.address[1] + 1 if self.address[1] else 0
-
-    @property
-    def states_port(self) -> int:
-        """The port at which States are stored and read."""
-        return self.address[1] + 2 if self.address[1] else 0
-
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.
 

@@ -115,16 +115,6 @@ class Spark(Startable):
         """(host, port) that executors dial."""
         return self.host or _driver_host(_active_session(self.session)), self.port
 
-    @property
-    def supervisors_port(self) -> int:
-        """The port that supervisors dial."""
-        return self.port + 1 if self.port else 0
-
-    @property
-    def states_port(self) -> int:
-        """The port at which States are stored and read."""
-        return self.port + 2 if self.port else 0
-
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.
 
