@@ -84,7 +84,7 @@ def renew(places: Any) -> None:
 
 
 def test_places_go_from_one_run_to_the_next() -> None:
-    warm = Warm()
+    warm: Any = Warm()
     cold = warm.take(Places, renew)
     assert not cold.supervisors.lasting
     warm.give_back(cold)
@@ -107,7 +107,7 @@ def test_places_go_from_one_run_to_the_next() -> None:
 
 
 def test_a_run_that_goes_on_when_its_engine_is_stopped_ends_its_places(caplog: pytest.LogCaptureFixture) -> None:
-    warm = Warm()
+    warm: Any = Warm()
     warm.start()
     places = warm.take(Places, renew)
     with caplog.at_level(logging.WARNING):
@@ -132,7 +132,7 @@ def test_nobody_waits_for_places_that_take_long_to_close() -> None:
             assert may_end.wait(20)
             super().close()
 
-    warm = Warm()
+    warm: Any = Warm()
     warm.start()
     slow = warm.take(Slow, renew)
     warm.give_back(slow)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,19 +22,22 @@ from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
 from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
-from jobs import alive, free_port, gone
+from jobs import alive, free_port, gone, until
 from played_spark import Session
+from played_supervisors import children, command
 
 pytestmark = pytest.mark.cold
 
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
-NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
-"""A card that leads to a port where nobody listens: an agent with it dials, and waits."""
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> LaunchInfo:
-    return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
+def launch(tmp_path: Path) -> Iterator[LaunchInfo]:
+    """Its card leads to a port where nobody answers: an agent with it dials, and waits."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        card = {"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS}
+        text = json.dumps(card).encode() + b"\n"
+        yield LaunchInfo(lambda slot: text, lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
 SubprocessEngine = example("subprocess_engine").SubprocessEngine
@@ -125,7 +130,7 @@ def test_nobody_is_there_before_the_start(agents: Agents) -> None:
 
 @pytest.mark.slow
 def test_starting_waits_for_no_agent_and_nothing_is_lost(agents: Agents) -> None:
-    agents.start(0)  # one that never comes up: it dials a port where nobody listens
+    agents.start(0)  # one that never comes up: nobody answers it
     assert agents.lost() == []
     assert agents.device(0) == "cpu"
 
@@ -136,6 +141,38 @@ def test_ended_for_good_is_not_lost(agents: Agents) -> None:
     agents.end(0)
     agents.end(5)
     assert agents.lost() == []
+
+
+def workers_below(process: int) -> set[int]:
+    """Workers and their companions among the descendants of a process; forks have the command of their template."""
+    below, template = set(), b"\0template\0" in command(process)
+    for child in children(process):
+        if b"hopyard.agent" in command(child) and (template or b"\0template\0" not in command(child)):
+            below.add(child)
+        below |= workers_below(child)
+    return below
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_lost_once_and_the_next_one_ends_with_the_run(
+    agents: Agents, request: pytest.FixtureRequest
+) -> None:
+    if "by hand" in request.node.callspec.id:
+        pytest.skip("nobody joins")
+
+    def up() -> set[int]:
+        agents.start(0)
+        return until(lambda: agents.lost() == [] and not agents.waits(0) and workers_below(os.getpid()))
+
+    for pid in up():
+        os.kill(pid, signal.SIGKILL)
+    assert select.select(agents.watch(), [], [], 20)[0]
+    ((slot, reason),) = until(agents.lost)
+    assert slot == 0 and "was killed by SIGKILL" in reason
+    assert agents.lost() == []
+    pids = up()
+    agents.close()
+    assert gone(sorted(pids))
 
 
 def test_who_releases_cores_goes_on(agents: Agents) -> None:

@@ -17,15 +17,7 @@ from typing import Any
 from hopyard.checks import one_of, path, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.hosts.login import Login, Logins
-from hopyard.engines.hosts.ssh import (
-    FRAMEWORKS,
-    Surveyed,
-    address_for,
-    command_of,
-    default_python,
-    survey,
-    targets,
-)
+from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, default_python, survey, targets
 from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.pool import Supervisors

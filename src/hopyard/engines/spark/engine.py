@@ -82,13 +82,9 @@ class Spark(Startable):
             hasattr(self.session, name) for name in ("range", "conf", "createDataFrame")
         ):
             raise SpecError(f"Spark(…) must be given a SparkSession, got {type(self.session).__name__}")
-        for name, least, most in (
-            ("workers", 1, None),
-            ("threads", 1, None),
-            ("port", 0, 65533),
-            ("driver_workers", 0, None),
-        ):
-            object.__setattr__(self, name, whole(f"Spark({name}=)", getattr(self, name), least, most))
+        for name, least in (("workers", 1), ("threads", 1), ("driver_workers", 0)):
+            object.__setattr__(self, name, whole(f"Spark({name}=)", getattr(self, name), least))
+        object.__setattr__(self, "port", whole("Spark(port=)", self.port, 0, 65533))
         if self.driver_workers >= self.workers:
             raise SpecError(
                 f"Spark(driver_workers=…) must be less than workers={self.workers}, got {self.driver_workers}; for "

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -40,8 +40,6 @@ COMING_SECONDS = 1.0
 """At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 END_SECONDS = 10.0
 """How long jobs that were cancelled may take to end."""
-
-
 MORE = (
     "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
     "task (spark.task.cpus) would give them one"
@@ -195,7 +193,8 @@ class Jobs(Placement):
         """End all agents and supervisors, and give the slots back to Spark."""
         held = self._end_run()
         self.supervisors.dismiss()
-        self._end_jobs(held, self.supervisors.close)
+        self._end_jobs(held)
+        self.supervisors.close()
 
     def _end_run(self) -> set[int]:
         """Submit no job from now on; return those that have a supervisor."""
@@ -205,20 +204,14 @@ class Jobs(Placement):
             _OPEN.pop(self, None)
         return self.supervisors.jobs
 
-    def _end_jobs(self, held: set[int], then: Callable[[], None] = lambda: None) -> None:
+    def _end_jobs(self, held: set[int]) -> None:
         """Wait for the end of all jobs, whose supervisors were ordered to let their tasks go; cancel those that Spark
-        has no slot for, or that take too long.
-
-        Args:
-            held: jobs that have a supervisor.
-            then: called before those that were cancelled are waited for.
-        """
+        has no slot for, and those of `held`, which have a supervisor, that take too long."""
         with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
             self._lock.wait_for(lambda: held.isdisjoint(self._jobs.keys() - self._cancelled), RELEASE_SECONDS)
         if self._jobs:
             self._interrupt(self._tag)
-        then()
         deadline = time.monotonic() + END_SECONDS
         while (jobs := list(self._jobs.values())) and time.monotonic() < deadline:
             jobs[0].join(0.5)
