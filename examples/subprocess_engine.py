@@ -1,6 +1,6 @@
 """An engine of one's own: its supervisors are subprocesses of this process. For another cluster, change `Subprocesses`.
 
-docs/add-an-engine.md explains it line by line.
+docs/add-an-engine.md explains it.
 """
 
 import subprocess
