@@ -16,7 +16,7 @@ CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS})
 """Of agents that dial nobody."""
 TASK = """
 import json, sys
-from hopyard.engines.spark_task import hold
+from hopyard.engines.spark.task import hold
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.ticket import Ticket
 port, token, card, executor = json.loads(sys.stdin.readline())

@@ -549,12 +549,8 @@ class AgentEngine(Engine, Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
-        ...
-
-    @property
-    def states_port(self) -> int:
-        """Port to listen on for agents that store States through this process; 0: any that is free."""
+        """(host by which its agents reach this process, port to listen on; 0: any that is free). Supervisors dial the
+        next port; the one after that is for States."""
         ...
 
     @property

@@ -493,7 +493,7 @@ def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, 
     seen = []
     session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
     monkeypatch.setattr("hopyard.spark.local.session.session", lambda **how: seen.append(how) or session)
-    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.engines.spark.engine.Spark", lambda found, workers: (found, workers))
     monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "completed"))
     done = call("launch", "--engine", "spark", "--roles", "worker=2", script(""))
     assert done.exit_code == 0
@@ -512,7 +512,7 @@ def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
     session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
     builders = "pyspark.sql.SparkSession.Builder.getOrCreate"
     monkeypatch.setattr(builders, lambda self: seen.append(self._options.get("spark.master")) or session)
-    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.engines.spark.engine.Spark", lambda found, workers: (found, workers))
     monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "stopped"))
     given = ["--master", "yarn"] if by == "--master" else []
     assert call("launch", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 1

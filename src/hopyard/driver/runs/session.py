@@ -376,11 +376,11 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     with store_errors(job.states.store):
         sign(job.states.store, run)
     stack.callback(unsign, job.states.store, run)
-    host, _ = engine.address
+    host, port = engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
     services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), Turns(GETS), largest=0)
-    server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=job.encrypt)
+    server = Server(host, Credentials(token, certificate), services, port=port and port + 2, encrypt=job.encrypt)
     stack.callback(server.close)
     return Bulk(server.address, token, certificate, job.encrypt)
 

@@ -20,7 +20,7 @@ from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.runs.api import fit, select
 from hopyard.driver.runs.run import Run
-from hopyard.engines.spark import Spark
+from hopyard.engines.spark.engine import Spark
 from hopyard.errors import PreflightError, RunDirectoryError, SpecError
 from hopyard.search.listed import Configs
 from hopyard.spark.ml.dataset import Prepared, Rows

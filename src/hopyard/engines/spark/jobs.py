@@ -1,4 +1,4 @@
-"""The Spark jobs that hold the places of supervisors: one task each (`spark_task.py`).
+"""The Spark jobs that hold the places of supervisors: one task each (`task.py`).
 
 Jobs that end are submitted again as long as a slot wants a supervisor; a task that Spark runs again, or twice, is one
 more supervisor, never one more agent of a slot. Supervisors that outlive a run stand by without their tasks, so that
@@ -13,16 +13,18 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
-from hopyard.certificate import make_certificate
-from hopyard.engines.spark_task import supervise, supervise_in_rdd
-from hopyard.engines.supervisors.messages import Prepare
+from hopyard.engines.spark.task import supervise, supervise_in_rdd
+from hopyard.engines.supervised import Placement
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import UNREACHED
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
 from hopyard.sparkapi.session import is_connect, is_stopped
 
@@ -38,62 +40,30 @@ COMING_SECONDS = 1.0
 """At the end: how long tasks that begin may take to dial in, before those that Spark has no slot for are cancelled."""
 END_SECONDS = 10.0
 """How long jobs that were cancelled may take to end."""
+MORE = (
+    "more executors (spark.executor.instances, spark.cores.max, spark.dynamicAllocation.maxExecutors) or fewer cores a "
+    "task (spark.task.cpus) would give them one"
+)
+_OPEN: weakref.WeakKeyDictionary[Jobs, None] = weakref.WeakKeyDictionary()
+"""Those of this process that have a run, the one whose run was opened first at the front."""
+_OPEN_LOCK = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the agents of an engine have in common.
-
-    Attributes:
-        host, port: see `Supervisors`.
-        threads: intra-op threads of each agent.
-        env: more environment for them.
-        workers: how many.
-        release_cores: whether others have the cores, once each slot has an agent.
-    """
-
-    host: str
-    port: int
-    threads: int
-    env: dict[str, str]
-    workers: int
-    release_cores: bool
-
-    def prepare(self, launch: LaunchInfo, warm: bool) -> Prepare:
-        """Return what the agents of a run get."""
-        return Prepare(launch.card(0).decode(), self.threads, self.env, launch.frameworks, warm)
-
-
-class Jobs:
-    """Owner of the jobs, and of the supervisors that they hold.
+class Jobs(Placement):
+    """Owner of the jobs, one for each supervisor.
 
     Args:
         session: runs them.
-        settings: of the agents.
-        launch: of the first run.
-        lasting: whether supervisors stay for later runs. Then what their agents get comes by their connections, in TLS
-            whose certificate is in the ticket; else it is in the ticket itself.
+        release_cores: how many slots others have the cores of for good, once each slot has an agent.
+        supervisors: those that the jobs hold.
+        ticket: of these.
     """
 
-    def __init__(self, session: Any, settings: Settings, launch: LaunchInfo, *, lasting: bool) -> None:
-        self._session, self._settings = session, settings
-        self.lasting = lasting
-        """Whether there may be another run."""
-        token, prepare = secrets.token_hex(16), settings.prepare(launch, lasting)
-        certificate = make_certificate() if lasting else ""
-        self.supervisors = Supervisors(
-            settings.host,
-            settings.port,
-            token,
-            launch.log,
-            certificate=certificate,
-            prepare=prepare if lasting else None,
-            expected=settings.workers,
-            lasting=lasting,
-        )
-        port = self.supervisors.port
-        self._ticket = Ticket(settings.host, port, token, None if lasting else prepare, certificate=certificate)
-        self._tag = f"hopyard-{secrets.token_hex(4)}"
+    remedy = f"for a slot of Spark: {MORE}"
+
+    def __init__(self, session: Any, release_cores: int, supervisors: Supervisors, ticket: Ticket) -> None:
+        self._session, self._ticket, self.supervisors = session, ticket, supervisors
+        self._released = range(release_cores)
         self._lock = threading.Condition()
         """Notified when a job has ended."""
         self._jobs: dict[int, threading.Thread] = {}
@@ -102,14 +72,62 @@ class Jobs:
         """Jobs that hold no slot any more, and do not end."""
         self._leaving: dict[int, int] = {}
         """Job whose core is being released → the slot that it held."""
-        self._failures = 0
-        self._open = True
+        self._open = False
         """Whether there is a run: else no job is submitted."""
 
     @property
     def usable(self) -> bool:
         """Whether another run can have agents there."""
         return self.supervisors.usable and not is_stopped(self._session)
+
+    def begin(self, launch: LaunchInfo) -> None:
+        """Begin a run."""
+        with self._lock:
+            self._open, self._failures = True, 0
+            self._tag = f"hopyard-{secrets.token_hex(4)}"  # jobs of the last one may still be cancelled
+        self._logs, self._open_ended = launch.log(0).parent, launch.open_ended
+        self._placed = False
+        """Whether each slot has had an agent."""
+        with _OPEN_LOCK:
+            _OPEN[self] = None
+
+    def place(self) -> None:
+        """Submit jobs for slots, unless other runs that were opened earlier still wait for theirs. Two gangs would wait
+        forever if each had a part of the slots."""
+        if not self._placed and self.supervisors.occupied and not self.supervisors.missing:
+            self._placed = True
+            if self._released:
+                self.supervisors.release_cores(self._released)
+        if not self._waiting():
+            self.submit()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether other runs of this process wait for slots or hold some, and end by themselves."""
+        return not all(other._open_ended for other in (*self._waiting(), *self._holders()))
+
+    def absence(self, when: str) -> str:
+        """Return the sentence that no worker has a slot, and who of this process has some."""
+        holders = self._holders()
+        taken = ", ".join(sorted(f"those of {other._logs} hold {count}" for other, count in holders.items()))
+        taken = taken and f". Of this process, {taken}"
+        if any(other._open_ended for other in holders):
+            taken += ": stop programs that nobody needs (hy.Program.running())"
+        if self.blocked:
+            taken += ". The time counts from when no other run of this process holds slots"
+        return f"Spark gave no slot {when}: it has no executors yet, or all its cores are taken{taken}; {MORE}"
+
+    def _waiting(self) -> list[Jobs]:
+        """Return those that were opened earlier, and still wait for slots."""
+        with _OPEN_LOCK:
+            earlier = list(takewhile(lambda other: other is not self, _OPEN))
+        return [other for other in earlier if not other._placed or other.supervisors.missing]
+
+    def _holders(self) -> dict[Jobs, int]:
+        """Return how many slots of Spark others of this process hold."""
+        with _OPEN_LOCK:
+            others = {other: other.supervisors.held for other in _OPEN if other is not self}
+        return {other: count for other, count in others.items() if count}
 
     def submit(self) -> None:
         """Submit jobs until there is one for each slot that wants a supervisor or has one, except those whose cores are
@@ -136,28 +154,35 @@ class Jobs:
         if cancelling:
             self.submit()
 
-    def release(self, slots: Collection[int]) -> list[int]:
-        """Let the tasks that hold these slots end alone; return the slots whose tasks did not in time."""
+    def release_cores(self, slots: Collection[int]) -> None:
+        """Let the tasks that hold these slots end alone. Takes about 70 ms.
+
+        Raises:
+            ResourceError: Spark did not end a task of theirs in time.
+        """
         slots = set(slots)
         jobs = self.supervisors.release_cores(slots)
         with self._lock:
             self._leaving.update((job, slot) for job, slot in jobs.items() if job in self._jobs)
             self._lock.wait_for(lambda: slots.isdisjoint(self._leaving.values()), RELEASE_SECONDS)
-            return sorted(slots & set(self._leaving.values()))
+            unreleased = sorted(slots & set(self._leaving.values()))
+        if unreleased:
+            raise ResourceError(
+                f"slots {', '.join(map(str, unreleased))}: Spark did not end the tasks that hold them within "
+                f"{RELEASE_SECONDS:.0f} seconds, so there may be no room for another job; the executors' logs, or the "
+                "stages that are active in Spark's UI, say what keeps them"
+            )
 
-    def renew(self, launch: LaunchInfo) -> None:
-        """Begin another run with the supervisors that stand by."""
-        with self._lock:
-            self._open, self._failures = True, 0
-            self._tag = f"hopyard-{secrets.token_hex(4)}"  # jobs of the last one may still be cancelled
-        self.supervisors.renew(launch.log, self._settings.prepare(launch, warm=True))
+    def reacquire_cores(self) -> None:
+        """Ask Spark for tasks that hold the slots again, unless others have the cores for good."""
+        if not self._released:
+            self.supervisors.reacquire_cores()
+            self.submit()
 
     def rest(self) -> None:
         """End all agents, and give the slots back to Spark; supervisors stand by."""
-        with self._lock:
-            self._open = False
-        held = self.supervisors.jobs
-        self.supervisors.rest(range(self._settings.workers) if self._settings.release_cores else ())
+        held = self._end_run()
+        self.supervisors.rest(self._released)
         self._end_jobs(held)
         with self._lock:  # those that do not end have no part in the next run
             self._cancelled.update(self._jobs)
@@ -166,26 +191,27 @@ class Jobs:
 
     def close(self) -> None:
         """End all agents and supervisors, and give the slots back to Spark."""
+        held = self._end_run()
+        self.supervisors.dismiss()
+        self._end_jobs(held)
+        self.supervisors.close()
+
+    def _end_run(self) -> set[int]:
+        """Submit no job from now on; return those that have a supervisor."""
         with self._lock:
             self._open = False
-        held = self.supervisors.jobs
-        self.supervisors.dismiss()
-        self._end_jobs(held, self.supervisors.close)
+        with _OPEN_LOCK:
+            _OPEN.pop(self, None)
+        return self.supervisors.jobs
 
-    def _end_jobs(self, held: set[int], then: Callable[[], None] = lambda: None) -> None:
+    def _end_jobs(self, held: set[int]) -> None:
         """Wait for the end of all jobs, whose supervisors were ordered to let their tasks go; cancel those that Spark
-        has no slot for, or that take too long.
-
-        Args:
-            held: jobs that have a supervisor.
-            then: called before those that were cancelled are waited for.
-        """
+        has no slot for, and those of `held`, which have a supervisor, that take too long."""
         with self._lock:  # a task that begins just now still finds the driver: Spark would print an error otherwise
             self._lock.wait_for(lambda: not self._jobs, COMING_SECONDS)
             self._lock.wait_for(lambda: held.isdisjoint(self._jobs.keys() - self._cancelled), RELEASE_SECONDS)
         if self._jobs:
             self._interrupt(self._tag)
-        then()
         deadline = time.monotonic() + END_SECONDS
         while (jobs := list(self._jobs.values())) and time.monotonic() < deadline:
             jobs[0].join(0.5)

@@ -9,40 +9,26 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hopyard.certificate import make_certificate
 from hopyard.checks import one_of, path, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
-from hopyard.engines.login import Login, Logins
-from hopyard.engines.ssh import (
-    FRAMEWORKS,
-    Surveyed,
-    address_for,
-    command_of,
-    default_python,
-    survey,
-    targets,
-)
+from hopyard.engines.hosts.login import Login, Logins
+from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, default_python, survey, targets
+from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.supervisors import ticket as tickets
-from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
-from hopyard.engines.warm import Startable, Warm
+from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
 from hopyard.ports import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
-from hopyard.text import shell_command, shown
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
-
-NONE_SECONDS = 15.0
-"""Time without any supervisor until a warning says what is waited for."""
 
 
 class Hosts(Startable):
@@ -121,7 +107,7 @@ class Hosts(Startable):
         self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
         self._surveyed: list[Surveyed] | None = None
         self._found_address = ""
-        self._standby: Warm[Logins] = Warm()
+        self._standby: Warm = Warm()
 
     def __repr__(self) -> str:
         if self.join is not None:
@@ -185,16 +171,6 @@ class Hosts(Startable):
             self._found_address = self._own_address()
         return self._address or self._found_address, self._port
 
-    @property
-    def supervisors_port(self) -> int:
-        """The port that supervisors dial."""
-        return self.address[1] + 1 if self.address[1] else 0
-
-    @property
-    def states_port(self) -> int:
-        """The port at which States are stored and read."""
-        return self.address[1] + 2 if self.address[1] else 0
-
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.
 
@@ -210,7 +186,14 @@ class Hosts(Startable):
                     "%s has no %s in %s, which this process has imported: a recipe that needs it cannot run there",
                     *(host.target.host, " and no ".join(missing), self.python),
                 )
-        return HostAgents(self, launch)
+        ssh, python, join, devices = self.ssh, self.python, self.join, self.devices or "none"
+        hosts = self.surveyed
+
+        def place(supervisors: Supervisors, ticket: Ticket) -> Logins:
+            logins = [Login(ssh, host.target, python, host.slots, devices, ticket) for host in hosts]
+            return Logins(logins, supervisors, ticket, join)
+
+        return SupervisedAgents(self, launch, place, standby=self._standby, ticket=self.ticket)
 
     def _own_address(self) -> str:
         towards = {target.host: address_for(self.ssh, target) for target in self.targets}
@@ -224,104 +207,3 @@ class Hosts(Startable):
             listed = ", ".join(f"{host} is reached from {address}" for host, address in towards.items())
             raise SpecError(f"Hosts(…): {listed}: give address= one that all of them can dial")
         return addresses.pop()
-
-
-class HostAgents:
-    """The agents of one run on hosts."""
-
-    def __init__(self, engine: Hosts, launch: LaunchInfo) -> None:
-        self._engine = engine
-        self._logins = engine._standby.take(launch, lambda lasting: _logins(engine, launch, lasting))
-        self._supervisors = self._logins.supervisors
-        self._opened = time.monotonic()
-        self._warned = self._closed = False
-
-    def start(self, slot: int) -> None:
-        """Ask for an agent; the first call logs in to all hosts."""
-        self._supervisors.start(slot)
-        self._logins.begin()
-
-    def end(self, slot: int) -> None:
-        """End the agent of this slot."""
-        self._supervisors.end(slot)
-
-    def lost(self) -> list[tuple[int, str]]:
-        """Return (slot, reason) of the agents that ended since the last call.
-
-        Raises:
-            ResourceError: no host can run agents.
-        """
-        if self._closed:
-            return []
-        if not self._supervisors.admitted_count:
-            self._check_hosts()
-        self._supervisors.abandoned()  # hosts see to supervisors that do not answer
-        return self._supervisors.lost()
-
-    def watch(self) -> list[int]:
-        """Return a descriptor that is readable when an agent has ended."""
-        return [] if self._closed else self._supervisors.watch()
-
-    def waits(self, slot: int) -> bool:
-        """Whether no host has taken this slot yet, or what its agent needs is being imported."""
-        return self._supervisors.waits(slot)
-
-    def device(self, slot: int) -> str:
-        """Return "cuda" where the slot has a GPU, else "cpu"."""
-        return self._supervisors.device(slot)
-
-    def close(self) -> None:
-        """End all agents, and what runs on the hosts, unless it stays for the next run."""
-        if not self._closed:
-            self._closed = True
-            self._engine._standby.give_back(self._logins)
-
-    def _check_hosts(self) -> None:
-        """While no supervisor has come: warn of that, then give up."""
-        faults, limit = self._logins.faults, self._engine.start_timeout
-        seconds = time.monotonic() - self._opened if self._logins.begun else 0.0
-        if faults and all(faults):
-            self._supervisors.give_up("; ".join(faults))
-        elif seconds > limit:
-            self._supervisors.give_up(self._nobody(f"within {limit:.0f} seconds (Hosts(start_timeout=…))"))
-        elif seconds > NONE_SECONDS and not self._warned:
-            self._warned = True
-            log.warning("%s", self._nobody(f"yet; {limit:.0f} seconds are waited (Hosts(start_timeout=…))"))
-
-    def _nobody(self, when: str) -> str:
-        host, _ = self._engine.address
-        at = joined(host, self._supervisors.port)
-        if self._engine.join is not None:
-            join = shell_command("agent --join", self._engine.join)
-            return f"no host has joined {when}: run `{join}` on each; they dial {at}"
-        faults = "; ".join(fault for fault in self._logins.faults if fault)
-        return f"no host has dialled {at} {when}{': ' if faults else ''}{faults}"
-
-
-def _logins(engine: Hosts, launch: LaunchInfo, lasting: bool) -> Logins:
-    """Return the logins of an engine, of which none has begun yet."""
-    threads, env = engine.threads, dict(engine.env)
-
-    def prepare(launch: LaunchInfo) -> Prepare:  # without the engine, which would never be garbage while this is kept
-        return Prepare(launch.card(0).decode(), threads, env, launch.frameworks, lasting)
-
-    address, _ = engine.address
-    ticket = engine.ticket
-    token = secrets.token_hex(16) if ticket is None else ticket.token
-    certificate = make_certificate() if ticket is None else ticket.certificate
-    supervisors = Supervisors(
-        address,
-        engine.supervisors_port,
-        token,
-        launch.log,
-        certificate=certificate,
-        prepare=prepare(launch),
-        task_name="supervisor",
-        expected=engine.workers,
-        keep_idle=True,
-        lasting=lasting,
-    )
-    ticket = Ticket(address, supervisors.port, token, certificate=certificate)
-    devices = "none" if engine.devices is None else engine.devices
-    logins = [Login(engine.ssh, host.target, engine.python, host.slots, devices, ticket) for host in engine.surveyed]
-    return Logins(supervisors, logins, prepare, lasting=lasting)

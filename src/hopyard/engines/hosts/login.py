@@ -8,16 +8,17 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from hopyard.engines.hosts.ssh import Target, explained, remote
 from hopyard.engines.processes import kill_group
-from hopyard.engines.ssh import Target, explained, remote
+from hopyard.engines.supervised import Placement
 from hopyard.engines.supervisors.host import UNREACHED_CODE
-from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
 from hopyard.ports import LaunchInfo
-from hopyard.text import escaped
+from hopyard.system.network import joined
+from hopyard.text import escaped, shell_command
 
 log = logging.getLogger(__name__)
 
@@ -138,56 +139,43 @@ class Login:
         return explained(self._ssh, self._target, self._python, code, errors)
 
 
-class Logins:
-    """Owner of the logins to all hosts, and of the supervisors that these have, or that come by themselves.
+class Logins(Placement):
+    """Owner of the logins to all hosts; where hosts join by themselves there are none.
 
     Args:
-        supervisors: none has come yet.
         logins: none has begun yet.
-        prepare: the launch of a run → what its agents get.
-        lasting: whether supervisors stay for later runs.
+        supervisors: those that the hosts have.
+        ticket: of these.
+        join: the path of the ticket by which hosts join; None: they are logged in to.
     """
 
-    def __init__(
-        self,
-        supervisors: Supervisors,
-        logins: Sequence[Login],
-        prepare: Callable[[LaunchInfo], Prepare],
-        *,
-        lasting: bool,
-    ) -> None:
-        self.supervisors, self._logins, self._prepare = supervisors, logins, prepare
-        self.lasting = lasting
-        """Whether there may be another run."""
-        self.begun = False
-        """Whether hosts were logged in to."""
+    def __init__(self, logins: Sequence[Login], supervisors: Supervisors, ticket: Ticket, join: str | None) -> None:
+        self.supervisors, self._logins, self._join = supervisors, logins, join
+        self._address = joined(ticket.host, ticket.port)
+        self._begun = False
 
-    @property
-    def usable(self) -> bool:
-        """Whether another run can have agents there."""
-        return self.supervisors.usable
-
-    @property
-    def faults(self) -> list[str]:
-        """Why the last login to each host ended; empty: it has not since the run began."""
-        return [login.fault for login in self._logins]
-
-    def begin(self) -> None:
-        """Log in to all hosts, once."""
-        if not self.begun:
-            self.begun = True
-            for login in self._logins:
-                login.begin()
-
-    def renew(self, launch: LaunchInfo) -> None:
-        """Begin another run with the supervisors that stand by."""
+    def begin(self, launch: LaunchInfo) -> None:
+        """Begin a run, of which no login has ended yet."""
         for login in self._logins:
             login.fault = ""
-        self.supervisors.renew(launch.log, self._prepare(launch))
 
-    def rest(self) -> None:
-        """End all agents; logins and supervisors stay."""
-        self.supervisors.rest()
+    def place(self) -> None:
+        """Log in to all hosts, once; give up when all logins have ended, and no supervisor came."""
+        faults = [login.fault for login in self._logins]
+        if not self._begun:
+            self._begun = True
+            for login in self._logins:
+                login.begin()
+        elif faults and all(faults) and not self.supervisors.admitted_count:
+            self.supervisors.give_up("; ".join(faults))
+
+    def absence(self, when: str) -> str:
+        """Return the sentence that no host has a supervisor here."""
+        if self._join is not None:
+            join = shell_command("agent --join", self._join)
+            return f"no host has joined {when}: run `{join}` on each; they dial {self._address}"
+        faults = "; ".join(login.fault for login in self._logins if login.fault)
+        return f"no host has dialled {self._address} {when}{': ' if faults else ''}{faults}"
 
     def close(self) -> None:
         """End all agents, and what runs on the hosts."""

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from hopyard.engines.ssh import MARK, Target, destination_address, one_line, remote
+from hopyard.engines.hosts.ssh import MARK, Target, destination_address, one_line, remote
 from hopyard.system.network import joined, listen
 
 SECONDS = 30.0
