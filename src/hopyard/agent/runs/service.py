@@ -131,7 +131,7 @@ def assemble(
     folder, store, network = reachable.folder, reachable.store, reachable.network
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
-    guarded = Guarded(store, setup.store)
+    guarded = Guarded(store.open, setup.store)
     checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
     if network is not None and setup.bulk is not None:

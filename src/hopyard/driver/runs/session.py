@@ -191,7 +191,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         raw_store = open_store(job.states.store)
         with store_errors(job.states.store):
             raw_store.sweep()
-        store = Guarded(raw_store, job.states.store)
+        store = Guarded(lambda: raw_store, job.states.store)
         clock = Clock(earlier.at)
         fingerprint = {
             "hopyard": __version__,
