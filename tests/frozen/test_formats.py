@@ -123,7 +123,7 @@ GIVEN = {RunSpec: SPEC, Ref: REF, Unit: Unit(3, 1, "validate", 0, (0, 2), Ref(1,
 
 def sample(kind: Any) -> Any:
     """One value of a type, made of one value for each field."""
-    info = msgspec.inspect.type_info(kind) if not isinstance(kind, msgspec.inspect.Type) else kind
+    info: Any = msgspec.inspect.type_info(kind) if not isinstance(kind, msgspec.inspect.Type) else kind
     of = type(info).__name__
     plain = {"IntType": 3, "FloatType": 0.5, "StrType": "é", "BytesType": b"\0\x7f\xff", "BoolType": True, "AnyType": 7}
     if of in plain:
@@ -190,7 +190,7 @@ def test_frames_of_messages() -> None:
 def feed(monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, bytes]:
     """What the two ends of a feed's connection send: its client, and its server."""
     nonces = iter([b"s" * 16, b"c" * 16])
-    monkeypatch.setattr(protocol.os, "urandom", lambda size: next(nonces))
+    monkeypatch.setattr("hopyard.feeds.protocol.os.urandom", lambda size: next(nonces))
     monkeypatch.setattr(protocol, "tune", lambda connection: None)
     client, server = socket.socketpair()
     with client, server:

@@ -62,9 +62,10 @@ class Guarded:
 
     @contextmanager
     def _converting_errors(self, ref: Ref | None, action: str, *others: type[Exception]) -> Iterator[None]:
+        passed: tuple[type[Exception], ...] = (ResourceError, StateConflict, *others)
         try:
             yield
-        except (ResourceError, StateConflict, *others):
+        except passed:
             raise
         except Exception as error:
             explanation = why(self._url, error)

@@ -283,7 +283,6 @@ def test_a_state_that_is_given_up_takes_its_validations_with_it():
 
 
 def test_an_answer_for_an_epoch_whose_metrics_are_in_changes_nothing():
-    """Journals of before have validations that were given out twice."""
     run = Run(partitions=1, validation=1, epochs=1)
     run.done(0)
     run.durable(0, 0, 1, 1)
