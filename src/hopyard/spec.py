@@ -252,9 +252,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None
     mode: Literal["min", "max"] = "min"
     exact: bool | Literal["warn"] = "warn"
-    void_epochs: bool = False
-    """Whether a validation loss that is not finite makes all metrics of its epoch NaN. Every new run has it; journals
-    of earlier versions lack it, and fold as they did."""
     group_seconds: float = 1.0
     """Units over consecutive partitions are grouped up to about this much work; 0: never."""
     group: int = 0
@@ -273,16 +270,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How often a unit is retried after faults of the system, each time after a longer wait."""
     timeouts: Timeouts = Timeouts()
     """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
-    gang: Gang | msgspec.UnsetType = msgspec.UNSET
-    """How several workers train one model; left out: each worker trains alone."""
+    gang: Gang | None = None
+    """How several workers train one model; None: each worker trains alone."""
     copies: int | None = None
     """Hosts that are home to each partition (`core/runs/places.py`); None: rows go to every host that needs them. It
     never changes results."""
-    starts: Literal["ordered", "spread"] = "ordered"
-    """Where in the rotation over the partitions a trial begins: at its number, or spread (`order.start`). Every new run
-    has "spread"."""
-    also: tuple[Objective, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Objectives beside `metric`, which is the first; left out: there are none."""
+    also: tuple[Objective, ...] = ()
+    """Objectives beside `metric`, which is the first."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -318,8 +312,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """What decides, the first one first; empty: the run has no metric."""
-        more = () if self.also is msgspec.UNSET else self.also
-        return () if self.metric is None else (Objective(self.metric, self.mode), *more)
+        return () if self.metric is None else (Objective(self.metric, self.mode), *self.also)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -329,17 +322,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def members(self) -> int:
         """How many workers train one model together, k."""
-        return 1 if self.gang is msgspec.UNSET else self.gang.size
+        return 1 if self.gang is None else self.gang.size
 
     @property
     def own_batches(self) -> int:
         """How many workers have batches of their own in a step: k where parameters are averaged, else 1."""
-        return self.gang.size if self.gang is not msgspec.UNSET and self.gang.exchange == "parameters" else 1
+        return self.gang.size if self.gang is not None and self.gang.exchange == "parameters" else 1
 
 
 def with_members(spec: RunSpec, members: int) -> RunSpec:
     """Return the spec with so many workers in a gang."""
-    assert spec.gang is not msgspec.UNSET
+    assert spec.gang is not None
     return msgspec.structs.replace(spec, gang=msgspec.structs.replace(spec.gang, size=members))
 
 

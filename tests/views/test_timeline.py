@@ -158,7 +158,7 @@ def test_it_agrees_with_the_simulated_world():
 @pytest.mark.parametrize(("copies", "idles"), [(1, True), (None, False)])
 def test_hosts_agree_with_the_simulated_world(copies, idles):
     """Eight partitions do not divide by three hosts."""
-    spec = RunSpec(epochs=2, partitions=8, validation=2, trials=9, copies=copies, starts="spread")
+    spec = RunSpec(epochs=2, partitions=8, validation=2, trials=9, copies=copies)
     world = World(spec, 3, lengths(9, 0.1, 0.1, 0), keep=True, hosts=(Host(),) * 3)
     world.run()
     found = chart(world.journal)

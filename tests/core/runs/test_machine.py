@@ -27,7 +27,6 @@ from hopyard.core.runs.events import (
     Warn,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.errors import JournalError
 from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit, Warned
 from machines import Run, deferred, dispatched
 
@@ -132,7 +131,7 @@ def test_a_trial_waits_at_its_target():
     run = Run(trials=2, partitions=4)
     run.folds = False  # no journal has another target yet
     run.machine.trials[0].target = 1
-    assert dispatched(run.done(0)) == [(0, 1, "train", 0, (1,))]
+    assert dispatched(run.done(0)) == [(0, 1, "train", 0, (2,))]
     while (slot := run.machine.slots[0]).busy:
         lease = run.unit(0).lease
         run.done(0)
@@ -173,7 +172,7 @@ BINS = {"bins": ([1.0, 3.0], 4.0)}
 @pytest.mark.parametrize("loss", [NAN, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_an_epoch_without_a_validation_loss_has_no_metrics_and_its_trial_goes_on(loss, mode):
-    run = Run(partitions=1, validation=2, epochs=3, metric="val_accuracy", mode=mode, void_epochs=True, group=2)
+    run = Run(partitions=1, validation=2, epochs=3, metric="val_accuracy", mode=mode, group=2)
     warned = []
     for epoch, total in enumerate((1.0, loss, loss)):
         run.done(0)
@@ -207,7 +206,7 @@ def test_an_epoch_without_a_validation_loss_has_no_metrics_and_its_trial_goes_on
     ],
 )
 def test_an_epoch_whose_metric_is_infinite_is_not_the_best(mode, values, best):
-    run = Run(partitions=1, validation=1, epochs=3, metric="val_ratio", mode=mode, void_epochs=True)
+    run = Run(partitions=1, validation=1, epochs=3, metric="val_ratio", mode=mode)
     for epoch, value in enumerate(values):
         run.done(0)
         run.done(0, sums={"loss": (1.0, 1.0), "ratio": (value, 1.0)}, memory_key="")
@@ -217,13 +216,6 @@ def test_an_epoch_whose_metric_is_infinite_is_not_the_best(mode, values, best):
     assert [trial.history[epoch]["val_ratio"] for epoch in range(3)] == list(values)
     if best is not None:
         assert (trial.best, trial.value("val_ratio")) == (best, values[best])
-
-
-def test_a_journal_of_before_keeps_the_metrics_beside_a_loss_that_is_none():
-    run = Run(partitions=1, validation=1, metric="val_accuracy", mode="max")
-    run.done(0)
-    run.done(0, sums={"loss": (math.inf, 1.0), "accuracy": (1.0, 1.0)}, memory_key="")
-    assert run.machine.trials[0].value("val_accuracy") == 1.0
 
 
 def test_the_best_epoch_is_kept_beside_the_last():
@@ -558,13 +550,6 @@ def test_a_trial_may_begin_elsewhere_in_the_rotation():
     assert dispatched(out) == [(0, 0, "train", 0, (2,))]
     assert dispatched(run.done(0)) == [(0, 0, "train", 0, (3,))]
     assert dispatched(run.done(0)) == [(0, 0, "train", 0, (0,))]
-
-
-def test_a_fork_of_a_later_version_is_not_taken_for_a_new_trial():
-    machine = Machine(RunSpec(epochs=1, partitions=4, validation=0, trials=2))
-    machine.handle(Proposed(at=0.0, trial=0, config={}))
-    with pytest.raises(JournalError, match="trial 1 begins with the State of trial 0 at step 4, which this version"):
-        machine.handle(Proposed(at=0.0, trial=1, config={}, parent=0, split=4))
 
 
 def test_a_trial_whose_check_ends_three_slots_is_poison():

@@ -1,6 +1,5 @@
 """Homes of partitions: who gets which block, and when."""
 
-import msgspec
 import pytest
 
 from hopyard.core.runs.events import Placed
@@ -10,7 +9,7 @@ from hopyard.spec import Gang, PartitionRange, RunSpec
 
 
 def spec(partitions=8, copies=1, validation=0, members=1):
-    gang = Gang(members) if members > 1 else msgspec.UNSET
+    gang = Gang(members) if members > 1 else None
     return RunSpec(epochs=1, partitions=partitions, validation=validation, copies=copies, gang=gang)
 
 
@@ -230,6 +229,5 @@ def test_starts_are_a_permutation_whose_beginnings_are_spread(partitions):
                 assert max(map(on.count, range(hosts))) - min(map(on.count, range(hosts))) <= 1
 
 
-def test_trials_of_earlier_runs_begin_where_they_began():
-    assert start(5, spec()) == 5
-    assert start(9, msgspec.structs.replace(spec(), starts="spread")) == spread(8)[1]
+def test_trials_begin_spread_over_the_partitions():
+    assert [start(trial, 8) for trial in range(10)] == [*spread(8), *spread(8)[:2]]

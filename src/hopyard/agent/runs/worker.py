@@ -270,7 +270,7 @@ class Worker:
         gang = self._plan.spec.gang
         if self._membership is not None and self._member is not None:
             return self._member.enter(self._membership, unit.lease)
-        return None if gang is msgspec.UNSET or gang.serial else alone(gang)
+        return None if gang is None or gang.serial else alone(gang)
 
     @property
     def _part(self) -> int:

@@ -296,7 +296,7 @@ class Machine:
 
     def _done(self, event: Done) -> None:
         since, worker = self.leases.since(event.lease), self.slots.get(event.slot)
-        workers = worker.at_work if worker is not None and self._run.rules else 1
+        workers = worker.at_work if worker is not None else 1
         unit = self._accept(event)
         partitions = tuple([part.partition for part in event.parts])
         if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):

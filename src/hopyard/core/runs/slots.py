@@ -48,7 +48,6 @@ class Slots:
     def renew(self, event: Resumed) -> None:
         """Take over with a new driver: drop all slots of the old one."""
         run = self._run
-        run.rules = event.rules
         run.search.resumed(event.at, run.before)
         if event.timeouts is not None:
             if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:

@@ -28,7 +28,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
-from msgspec import UNSET
 
 from hopyard.data.assignment import Kind
 from hopyard.data.encoding.column_types import ONE_SCHEMA
@@ -375,7 +374,7 @@ def _fitted(
     spec: ColumnSpec, column_values: Mapping[str, set[Value]], counts: Mapping[str, Counter[Value | None]]
 ) -> ColumnSpec:
     """Return `spec` with the values and the fills that these training rows have, by the rules of `Vocabulary`."""
-    encode, fills = dict(spec.encode), dict(spec.fills)
+    encode, fills = dict(spec.encode), dict(spec.impute)
     for name, vocabulary in vocabularies(spec).items():
         for value in sorted(column_values.get(name, ())):
             vocabulary.values.setdefault(value, len(vocabulary.values))
@@ -386,7 +385,7 @@ def _fitted(
             fills[name] = Fill("most_frequent", vocabulary.fill)
         if encode[name].values is None:
             encode[name] = msgspec.structs.replace(encode[name], values=vocabulary.ordered_values())
-    return msgspec.structs.replace(spec, encode=encode, impute=fills or UNSET)
+    return msgspec.structs.replace(spec, encode=encode, impute=fills)
 
 
 def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:

@@ -113,17 +113,19 @@ def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
     """Return a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
     result = {}
     for name, encoding in spec.encode.items():
-        fill = spec.fills[name].value if name in spec.fills else None
+        fill = spec.impute[name].value if name in spec.impute else None
         first = [fill] if encoding.values is None and fill is not None else encoding.values or []
         values = {value: code for code, value in enumerate(first)}
-        frequency = 1 if encoding.min_frequency is msgspec.UNSET else encoding.min_frequency
-        result[name] = Vocabulary(name, values, encoding.values is not None, encoding.other, frequency, fill)
+        fixed, frequency = encoding.values is not None, encoding.min_frequency or 1
+        result[name] = Vocabulary(name, values, fixed, encoding.other, frequency, fill)
     return result
 
 
 def constants(spec: ColumnSpec) -> dict[str, Value]:
     """Return the numbers that the user gives for missing ones."""
-    return {name: fill.value for name, fill in spec.fills.items() if fill.value is not None and name not in spec.encode}
+    return {
+        name: fill.value for name, fill in spec.impute.items() if fill.value is not None and name not in spec.encode
+    }
 
 
 def most_frequent(vocabulary: Vocabulary) -> Value:
@@ -296,7 +298,7 @@ class _Writer:
                 measure(moments, self._fields, number, block)
                 count_categories(vocabularies, names, field, block)
             counted |= names
-        for name, fill in spec.fills.items():
+        for name, fill in spec.impute.items():
             if fill.strategy == "most_frequent":
                 vocabularies[name].fill = most_frequent(vocabularies[name])
         return scales(moments, self._fields), {**constants(spec), **means(moments, self._fields)}

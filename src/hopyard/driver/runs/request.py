@@ -9,8 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from hopyard.checks import one_of, path, sequence, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
@@ -166,10 +164,8 @@ def run_spec(
         seed=seed,
         metric=objectives[0].metric if objectives else None,
         mode=modes[0],
-        also=tuple(objectives[1:]) or msgspec.UNSET,
+        also=tuple(objectives[1:]),
         exact=exact,
-        void_epochs=True,
-        starts="spread",
         timeouts=timeouts,
         gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),
@@ -210,7 +206,7 @@ def inexact(spec: RunSpec, learning: bool, repeated: bool = True) -> str:
         return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
     if len(spec.objectives) > 1 and any(each.metric == SECONDS for each in spec.objectives):
         return 'the objective "seconds" differs from run to run; leave it out of metric='
-    if spec.gang is not msgspec.UNSET and spec.gang.least:
+    if spec.gang is not None and spec.gang.least:
         least = spec.gang.least
         return f"with min_workers={least} a gang goes on with fewer workers where no more can be had; leave it out"
     if spec.max_time is not None:

@@ -21,7 +21,7 @@ from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, RULES, Began, Extended, Line, Resumed, Retried
+from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.places import uneven
 from hopyard.data.manifest import Manifest
@@ -191,7 +191,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         raw_store = open_store(job.states.store)
         with store_errors(job.states.store):
             raw_store.sweep()
-        store = Guarded(raw_store, job.states.store)
+        store = Guarded(lambda: raw_store, job.states.store)
         clock = Clock(earlier.at)
         fingerprint = {
             "hopyard": __version__,
@@ -211,7 +211,6 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 timeouts=job.timeouts,
                 gone=job.states.gone,
                 members=job.members,
-                rules=RULES,
                 workers=apart,
                 copies=job.copies,
             )
@@ -222,7 +221,6 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 fingerprint=fingerprint,
                 mark=job.states.mark,
                 directory=location(layout),
-                rules=RULES,
                 workers=apart,
             )
         )

@@ -262,8 +262,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     then, now = machine.spec, request.spec
     now = for_table(request.parallel, msgspec.structs.replace(now, partitions=then.partitions), 0)
     if (
-        then.gang is not msgspec.UNSET
-        and now.gang is not msgspec.UNSET
+        then.gang is not None
+        and now.gang is not None
         and (any_workers(request.parallel) or now.gang.size == recovered[1].members)
     ):
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)

@@ -141,7 +141,7 @@ def members_of(layout: Layout, spec: RunSpec, changes: Changes) -> int:
     if changes.workers is None:
         return 0
     members, gang = whole("workers", changes.workers, 1), spec.gang
-    if gang is msgspec.UNSET:
+    if gang is None:
         raise SpecError(
             f"workers = {members}: {layout.root} trains each net with one worker, and so has no number of workers that "
             f"its results depend on; for {members} processes give engine=hy.Local(workers={members})"
