@@ -20,14 +20,12 @@ from hopyard.data.manifest import Labels
 from hopyard.driver.pickling import PYTHON, dump, unpickle
 from hopyard.driver.saved_files import (
     CONFIG,
-    FORMAT,
     OWN,
     RECIPE,
     STATE,
     TRANSFORM,
     WEIGHTS,
     Saved,
-    listed,
     read,
     replacing_files,
 )
@@ -168,11 +166,10 @@ def _built(plan: Plan, trial: int, config: Config) -> Built:
         ) from error
 
 
-def restore_model(trainable: Any, framework: str, files: Mapping[str, bytes], version: int = FORMAT) -> None:
+def restore_model(trainable: Any, framework: str, files: Mapping[str, bytes]) -> None:
     """Load the files of a saved model into a model that was just built."""
     file = OWN_FILE if framework == OWN else model_file(framework)
-    rest = (decode(files[STATE]) if STATE in files else {}) if version >= 3 else None
-    file.load(trainable, files[file.name], rest)
+    file.load(trainable, files[file.name], decode(files[STATE]) if STATE in files else {})
 
 
 class SavedModel:
@@ -292,7 +289,7 @@ def load_model(
     }
     about, files = read(root, trust, without=own)
     quiet(about.backend)
-    unopened = transform is None and TRANSFORM in own and TRANSFORM in listed(root, about)
+    unopened = transform is None and TRANSFORM in own and TRANSFORM in about.digests
     if recipe is None:
         recipe = unpickle(files[RECIPE], root / RECIPE, about.python)
     if TRANSFORM in files:
@@ -301,7 +298,7 @@ def load_model(
     with undisturbed():
         built = _built(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
         try:
-            restore_model(built.trainable, about.framework, files, about.format)
+            restore_model(built.trainable, about.framework, files)
         except Exception as error:
             raise RunDirectoryError(
                 f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "

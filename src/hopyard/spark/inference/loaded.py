@@ -113,7 +113,7 @@ class LoadedModel:
         quiet(about.backend)
         recipe = unpickle(files[RECIPE], RECIPE, about.python)
         built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
-        restore_model(built.trainable, about.framework, files, about.format)
+        restore_model(built.trainable, about.framework, files)
         if not isinstance(built.trainable, SupportsPredict):
             raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
         self._files = {}

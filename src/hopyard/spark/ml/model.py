@@ -174,7 +174,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
         def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
             model = cls.of(Portable(files["model"]), meaning=extra["found"])
-            model._indexed = extra.get("indexed")
+            model._indexed = extra["indexed"]
             return model
 
         return FileReader(cls, restore)
