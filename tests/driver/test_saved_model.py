@@ -65,7 +65,7 @@ def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, e
     assert run.status == "completed"
     told = [trial.model for trial in fold(journal(run.directory)).trials.values()]
     assert [model.reads_epochs for model in told if model] == [True, True]
-    trainable = run.trials[0]._trained("last").built.trainable
+    trainable = run.trials[0]._predictor("last").built.trainable
     assert isinstance(trainable.scheduler, OneCycleLR)
     assert trainable.scheduler.last_epoch == trainable.scheduler.total_steps
     x, _ = table(20, seed=9)

@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> hy.Run:
 
 
 def ticket(model: Portable) -> Ticket:
-    return Ticket(model.digest, dict(model.files), None)
+    return Ticket(model.digest, dict(model.files))
 
 
 def score(run: hy.Run, **options: Any) -> Score:
@@ -145,7 +145,7 @@ from hopyard.errors import DataError
 from hopyard.spark.inference import scoring
 from hopyard.spark.inference.bundle import Ticket
 files = {{path.name: path.read_bytes() for path in pathlib.Path({str(tmp_path / "model")!r}).iterdir()}}
-score = scoring.Score(Ticket("digest", files, None), "values", "p")
+score = scoring.Score(Ticket("digest", files), "values", "p")
 good, bad = ({{"inputs": pa.array([[1.0, value]])}} for value in (2.0, None))
 good, bad = pa.RecordBatch.from_pydict(good), pa.RecordBatch.from_pydict(bad)
 def fails(batches):

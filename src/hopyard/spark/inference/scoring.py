@@ -19,7 +19,8 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 from hopyard.spark.inference.arrays import to_column, to_vectors
 from hopyard.spark.inference.bundle import Ticket
-from hopyard.spark.inference.loaded import Invalid, LoadedModel, cached_model
+from hopyard.spark.inference.loaded import Invalid, cached_model, encoded, predicted
+from hopyard.training.predictor import Predictor
 
 Meaning = Literal["values", "logits", "probabilities"]
 """What a model's outputs are."""
@@ -58,7 +59,7 @@ def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
         numbered = _checked(score, model, numbered)
     for row, batch in numbered:
         with _placed(score, model, row, batch):
-            outputs, kept = model.predict(batch, score.invalid)
+            outputs, kept = predicted(model, batch, score.invalid)
         if outputs is None:  # each of its rows is left out
             continue
         rows = batch if kept is None else batch.filter(pa.array(kept))
@@ -78,13 +79,13 @@ def _numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         row += batch.num_rows
 
 
-def _checked(score: Score, model: LoadedModel, numbered: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+def _checked(score: Score, model: Predictor, numbered: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Yield the same. The first batches are encoded before any of them is given out: what is wrong with rows fails the
     task again, but without an import of the model's framework each time."""
     first, size = [], 0
     for row, batch in numbered:
         with _placed(score, model, row, batch):
-            for _ in model.encode(batch, score.invalid):
+            for _ in encoded(model, batch, score.invalid):
                 pass
         first.append((row, batch))
         size += batch.nbytes
@@ -95,7 +96,7 @@ def _checked(score: Score, model: LoadedModel, numbered: Iterator[tuple[int, Any
 
 
 @contextmanager
-def _placed(score: Score, model: LoadedModel, row: int, batch: Any) -> Iterator[None]:
+def _placed(score: Score, model: Predictor, row: int, batch: Any) -> Iterator[None]:
     """Let a DataError say where in the DataFrame it is, and what handleInvalid= could do."""
     try:
         yield
@@ -103,7 +104,7 @@ def _placed(score: Score, model: LoadedModel, row: int, batch: Any) -> Iterator[
         hint = ""
         if score.invalid == "error":
             with suppress(DataError):
-                for _ in model.encode(batch, "skip"):
+                for _ in encoded(model, batch, "skip"):
                     pass
                 hint = '; or leave such rows out with handleInvalid="skip", or keep them, with NaN, with "keep"'
         raise DataError(f"Spark partition {partition()}, rows counted from its row {row}: {error}{hint}") from None
