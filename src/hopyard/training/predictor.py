@@ -76,7 +76,7 @@ class Predictor:
         return apply(self.manifest, data, self.tracker, targets=False, drop_invalid=drop_invalid)
 
     def outputs(self, columns: Columns, least: int = 1, same_type: bool = False) -> Any:
-        """Return `answers` for encoded rows. The net gets them by its batch size, or by `least` rows if that is more."""
+        """Return `answers` for encoded rows. The net gets its batch size of them at once, or `least` if more."""
         return answers(self.net, columns, max(self.built.batch_size, least), same_type)
 
     def evaluate(self, data: Any) -> dict[str, float]:
