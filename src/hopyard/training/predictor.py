@@ -89,10 +89,8 @@ class Predictor:
         if dropped:
             log.warning("evaluate: the Dataset's transform dropped %d of %d rows", dropped, columns.source_rows)
         if columns.targets is None and self.manifest.targets:
-            names = [
-                column.name for field in self.manifest.fields if field.role == "targets" for column in field.columns
-            ]
-            raise SpecError(f"evaluate: the data lacks the label ({', '.join(names)}); {WITH_LABEL}")
+            label = ", ".join(self.manifest.column_names("targets"))
+            raise SpecError(f"evaluate: the data lacks the label ({label}); {WITH_LABEL}")
         with undisturbed():
             self._check_labels(columns)
             sums = over(self.built, PartitionLoader(columns, self.built.batch_size), train=False)
@@ -116,8 +114,8 @@ class Predictor:
             return
         batch = next(iter(PartitionLoader(columns, self.built.batch_size)))
         if fault := trainable.label_fault(batch, float(labels.min()), float(labels.max())):
-            (field,) = (field for field in self.manifest.fields if field.role == "targets")
-            raise DataError(f"evaluate: column {field.columns[0].name!r}: {fault}; or drop such rows")
+            (label,) = self.manifest.column_names("targets")
+            raise DataError(f"evaluate: column {label!r}: {fault}; or drop such rows")
 
 
 def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_type: bool = False) -> Any:
