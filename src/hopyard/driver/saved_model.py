@@ -200,7 +200,7 @@ def predictor_of(
 
     def net() -> Built:
         quiet(about.backend)
-        function = recipe or unpickle(files[RECIPE], root / RECIPE, about.python)
+        function = unpickle(files[RECIPE], root / RECIPE, about.python) if recipe is None else recipe
         built = _built(Plan(function, about.manifest, about.spec, threads=threads), about.trial, about.config)
         try:
             _restore(built.trainable, about.framework, files)

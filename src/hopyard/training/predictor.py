@@ -155,7 +155,7 @@ def joined(parts: list[Any]) -> Any:
     """Return the outputs of all parts, one after another: arrays of shape (rows, …), or dicts of such."""
     if isinstance(parts[0], dict):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.concatenate(parts)  # a copy of a single part too, which the model may fill anew
 
 
 def _at_source_rows(array: Array, columns: Columns, same_type: bool) -> Array:
