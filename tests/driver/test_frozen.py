@@ -37,6 +37,8 @@ def net(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
     import torch
 
     class Shifted(torch.nn.Linear):
+        shift: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__(ctx.inputs["inputs"][0][0], ctx.classes or 0)
             self.register_buffer("shift", torch.zeros(()), persistent=False)
@@ -61,7 +63,7 @@ def answers(model: Any) -> dict[str, Any]:
     """What a model says of the rows, as JSON has it; None for NaN."""
     outputs = model.predict(rows().drop(columns="mood")).astype(float)
     return {
-        "predict": np.where(np.isnan(outputs), None, outputs).tolist(),
+        "predict": [[None if np.isnan(value) else value for value in row] for row in outputs.tolist()],
         "evaluate": model.evaluate(rows()),
         "classes": model.classes,
         "config": model.config,
@@ -80,8 +82,8 @@ def answers(model: Any) -> dict[str, Any]:
 def test_an_old_model_predicts_the_same(given: dict[str, Any]) -> None:
     found = answers(hy.load_model(HERE / "model-1", **given, trust=True))
     expected = json.loads((HERE / "model-1.json").read_text())
-    predicted = [np.array(each.pop("predict"), float) for each in (found, expected)]
-    np.testing.assert_allclose(*predicted, rtol=1e-6)  # other processors add in another order
+    outputs, as_before = (np.array(each.pop("predict"), float) for each in (found, expected))
+    np.testing.assert_allclose(outputs, as_before, rtol=1e-6)  # other processors add in another order
     assert found.pop("evaluate") == pytest.approx(expected.pop("evaluate"))
     assert found == expected
 
