@@ -206,6 +206,10 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         """Kind → bytes of all columns of each partition."""
         return {"train": [part.bytes for part in self.train], "validate": [part.bytes for part in self.validate]}
 
+    def column_names(self, role: Role) -> list[str]:
+        """Return the names of the columns that inputs, targets or weights are made of."""
+        return [column.name for field in self.fields if field.role == role for column in field.columns]
+
     @property
     def categories(self) -> dict[str, int]:
         """Feature that encode= made categories of → the number of its codes, that of other values included."""
@@ -289,7 +293,7 @@ def split(manifest: Manifest) -> str:
         return "by the number of the row"
     if manifest.row_names.key:
         return f"by {', '.join(manifest.row_names.key)}"
-    features = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    features = manifest.column_names("inputs")
     return f"by the features of a row ({', '.join(features)}); with others it is another split"
 
 

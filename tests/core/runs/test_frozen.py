@@ -13,11 +13,11 @@ from typing import get_args
 
 import pytest
 
+from faults.worlds import drawn
 from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Resumed, Shrunk, decode, encode
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Gang, Objective, Outer, Timeouts
 from hopyard.stopping import Patience
-from faults.worlds import drawn
 from machines import Run
 
 HERE = Path(__file__).parent / "frozen"

@@ -144,8 +144,7 @@ class TrialCheck:
         if limits is not None and isinstance(trainable, SupportsLabelCheck):
             fault = trainable.label_fault(batch, *limits)
         if not fault and isinstance(trainable, SupportsLossCheck):
-            fields = [field for field in self._plan.manifest.fields if field.role == "targets"]
-            fault = trainable.loss_fault(batch, ", ".join(column.name for field in fields for column in field.columns))
+            fault = trainable.loss_fault(batch, ", ".join(self._plan.manifest.column_names("targets")))
         return fault
 
     def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:

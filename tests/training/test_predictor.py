@@ -10,7 +10,7 @@ import pytest
 from hopyard.data.columns import Columns
 from hopyard.errors import DataError, HopyardError
 from hopyard.spec import Batch
-from hopyard.training.predicting import answers
+from hopyard.training.predictor import answers
 
 
 class Echo:
