@@ -14,7 +14,7 @@ import pytest
 import hopyard as hy
 
 NAMES = {
-    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel"),
+    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel", "Timeouts"),
     *("ASHA", "CMA", "GP", "Hyperband", "Median", "Optuna", "Patience", "TPE"),
     *(
         "Batch",
@@ -72,10 +72,7 @@ COMMON = {
     "exact": "warn",
     "wait": True,
     "encrypt": "between hosts",
-    "heartbeat_timeout": 15.0,
-    "stall_timeout": 600.0,
-    "unit_timeout": None,
-    "durable_timeout": 600.0,
+    "timeouts": None,  # resolved to Timeouts()
 }
 
 

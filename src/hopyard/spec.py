@@ -164,17 +164,31 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits after which a worker counts as lost. They do not affect results, so a resume may change them."""
+    """Limits after which a worker counts as lost. They do not affect results, so a resume may change them.
+
+    A lost worker is replaced, and its unit done again; a unit that loses three workers ends its trial. With
+    `hy.Inline()`, whose worker is this process, only `unit_timeout` means anything, once the unit has ended.
+
+    Args:
+        heartbeat_timeout: seconds without a heartbeat: the process was stopped, or its host is gone. A worker that
+            ended is noticed at once.
+        stall_timeout: seconds without progress. Progress is a batch that is finished, bytes that are read, a change of
+            phase; while a model is built or compiled, processor time as well.
+        unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number.
+        durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something. The
+            time in which the store is away, as the worker then says, does not count, unless other workers store their
+            States meanwhile. A trial whose workers were replaced twice in a row gets double.
+
+    Example:
+        >>> import hopyard as hy
+        >>> hy.Timeouts(stall_timeout=60).heartbeat_timeout
+        15.0
+    """
 
     heartbeat_timeout: float = 15.0
-    """Seconds without a heartbeat."""
     stall_timeout: float = 600.0
-    """Seconds without progress (`core/liveness.py`)."""
     unit_timeout: float | None = None
-    """Seconds that one unit may take, whatever progress it makes; None: no limit."""
     durable_timeout: float = 600.0
-    """Seconds until the State at the end of an epoch must be stored, not counting those when no worker can reach the
-    store."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

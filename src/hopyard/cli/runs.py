@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -124,12 +125,22 @@ def resume(
     ] = None,
 ) -> int:
     """Go on with a run that was interrupted, or give one that is over more epochs."""
+    from msgspec.structs import replace
+
     from hopyard.driver.runs.api import resume as resume_run
+    from hopyard.driver.runs.run import load
     from hopyard.engines.local import Local
 
     engine = engine_of(hosts, python, ssh)
     if engine is not None and workers is not None:
         raise UsageError("--workers is for processes of this host; with --hosts the numbers stand with the hosts: a:2")
+    times: dict[str, Any] = {
+        "heartbeat_timeout": heartbeat_timeout,
+        "stall_timeout": stall_timeout,
+        "unit_timeout": unit_timeout,
+        "durable_timeout": durable_timeout,
+    }
+    times = {name: None if value == math.inf else value for name, value in times.items() if value is not None}
     terminable()
     result = resume_run(
         run,
@@ -138,10 +149,7 @@ def resume(
         epochs=epochs,
         workers=gang,
         trust=trust,
-        heartbeat_timeout=heartbeat_timeout,
-        stall_timeout=stall_timeout,
-        unit_timeout=unit_timeout,
-        durable_timeout=durable_timeout,
+        timeouts=replace(load(run).timeouts, **times) if times else None,
     )
     echo(f"{result.directory}: {result.status}")
     return STATUS.get(result.status, GOOD)

@@ -115,7 +115,9 @@ def test_a_run_loses_nothing_and_nobody(
     between = network(hy.Local(workers, devices=None))
     swallow_at(monkeypatch, between, at, direction, count)
     recipe = slow_to_say if lost == "Durable" else linear
-    run = select(tmp_path / "run", recipe, CONFIGS, engine=between, heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    run = select(
+        tmp_path / "run", recipe, CONFIGS, engine=between, timeouts=hy.Timeouts(heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    )
     assert run.status == "completed"
     assert digests(run) == undisturbed
     assert between.lost > 0
@@ -154,7 +156,7 @@ def test_a_program_loses_nothing_and_nobody(
         roles={"worker": 2, "ps": 1},
         engine=between,
         max_restarts=1,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        timeouts=hy.Timeouts(heartbeat_timeout=HEARTBEAT_TIMEOUT),
         directory=tmp_path / "program",
     )
     assert program.wait(60).status == "completed"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hopyard.checks import one_of, path, sequence, whole
+from hopyard.checks import instance_of, one_of, path, sequence, whole
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
 from hopyard.errors import Inexact, SpecError
@@ -137,7 +137,7 @@ def run_spec(
     parallel: Parallel | None,
     seed: int,
     exact: bool | Literal["warn"],
-    timeouts: Timeouts,
+    timeouts: Timeouts | None,
     limits: Limits,
 ) -> RunSpec:
     """Check what decides results and schedule, before the data is read, which decides the numbers of partitions.
@@ -170,7 +170,7 @@ def run_spec(
         exact=exact,
         void_epochs=True,
         starts="spread",
-        timeouts=timeouts,
+        timeouts=Timeouts() if timeouts is None else instance_of(Timeouts, "a hy.Timeouts", "timeouts", timeouts),
         gang=gang_of(parallel, inputs.engine.workers),
         **grouping(parallel),
     )

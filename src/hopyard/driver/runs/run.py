@@ -30,7 +30,7 @@ from hopyard.driver.runs.trial import ModelSource, Trial
 from hopyard.errors import RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
-from hopyard.spec import Config, RunSpec
+from hopyard.spec import Config, RunSpec, Timeouts
 from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held
@@ -125,6 +125,12 @@ class Run:
     def done(self) -> bool:
         """Whether nothing of it runs any more."""
         return self._driver.over and not held(self._layout.lock)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """After which its workers are replaced."""
+        with self._now() as (machine, _):
+            return machine.spec.timeouts
 
     @property
     def trials(self) -> list[Trial]:

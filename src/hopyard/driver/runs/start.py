@@ -167,7 +167,6 @@ def go_on(
         if changes.search is not None:
             about, inputs = with_search(layout, about, inputs, changes.search)
         states = take_over(layout, about, machine, earlier)
-    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes.timeouts)
     return drive(
         Drive(
             layout,
@@ -179,7 +178,7 @@ def go_on(
             earlier,
             (*retries, *added),
             encrypt=about.encrypt,
-            timeouts=None if timeouts == machine.spec.timeouts else timeouts,
+            timeouts=None if changes.timeouts == machine.spec.timeouts else changes.timeouts,
             members=members,
             copies=changes.copies,
         ),
@@ -305,7 +304,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             f"with what it was started with{more}"
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
-    changes = Changes(msgspec.structs.asdict(now.timeouts), copies=-1 if copies == then.copies else copies or 0)
+    changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0)
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
 
 

@@ -101,16 +101,11 @@ class HopyardEstimator(
     def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
         root = fresh(Path(value(self, "runDirectory")))
         metric = value(self, "metric") or ("val_loss" if validates else None)
-        options: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
-        options |= {
-            "heartbeat_timeout": value(self, "heartbeatTimeout"),
-            "stall_timeout": value(self, "stallTimeout"),
-            "unit_timeout": value(self, "unitTimeout"),
-            "durable_timeout": value(self, "durableTimeout"),
+        options: dict[str, Any] = {
+            name: value(self, name) for name in ("epochs", "parallel", "seed", "stop", "store", "timeouts")
         }
         options |= {"engine": engine, "mode": value(self, "mode") or "min"}
         options["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
-        options["stop"] = value(self, "stop")
         recipe, config = value(self, "recipe"), value(self, "config")
         if config is not None:
             return fit(recipe, config, data, metric=metric, **options)

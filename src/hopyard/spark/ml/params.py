@@ -25,7 +25,18 @@ from pyspark.ml.param.shared import (
     HasThresholds,
 )
 
-from hopyard.checks import closest, column_name, column_names, fraction, one_of, real, scalar, sequence, whole
+from hopyard.checks import (
+    closest,
+    column_name,
+    column_names,
+    fraction,
+    instance_of,
+    one_of,
+    real,
+    scalar,
+    sequence,
+    whole,
+)
 from hopyard.errors import SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Parallel
 from hopyard.ports import Engine, is_engine
@@ -76,10 +87,7 @@ class EstimatorParams(ModelParams, total=False):
     workers: int
     engine: Engine
     store: str
-    heartbeatTimeout: float
-    stallTimeout: float
-    unitTimeout: float
-    durableTimeout: float
+    timeouts: Timeouts
     runDirectory: str
     encode: Mapping[str, Any]
     impute: Mapping[str, Any]
@@ -144,22 +152,9 @@ def _fraction(name: str, value: Any) -> Any:
     return fraction(name, value, "validationCol, a column of true and false")
 
 
-def _seconds(field: str, name: str, value: Any) -> Any:
-    try:
-        return getattr(Timeouts(**{field: value}), field)
-    except SpecError as error:
-        raise SpecError(str(error).replace(field, name, 1)) from None
-
-
 def _recipe(name: str, value: Any) -> Any:
     wants_context(value)
     return value
-
-
-def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value: Any) -> Any:
-    if isinstance(value, kinds):
-        return value
-    raise SpecError(f"{name} must be {expected}, got {shown(value)}")
 
 
 def _standardize(name: str, value: Any) -> Any:
@@ -217,9 +212,9 @@ TABLE: dict[str, Row] = {
         "auto",
     ),
     "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
-    "space": Row("hyperparameters to search", partial(_instance_of, Space, "a hy.Space")),
+    "space": Row("hyperparameters to search", partial(instance_of, Space, "a hy.Space")),
     "config": Row(
-        "the one configuration to train, in the place of space and search", partial(_instance_of, dict, "a dict")
+        "the one configuration to train, in the place of space and search", partial(instance_of, dict, "a dict")
     ),
     "search": Row("how to search the space", _search),
     "stop": Row("what stops, pauses and promotes trials; by default all train to the last epoch", _stop),
@@ -236,34 +231,22 @@ TABLE: dict[str, Row] = {
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
     "parallel": Row(
         "how trials share the workers",
-        partial(_instance_of, PARALLEL, CHOICES),
+        partial(instance_of, PARALLEL, CHOICES),
     ),
     "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
     "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
     "store": Row("path or URL that driver and executors share", _text),
-    "heartbeatTimeout": Row(
-        "seconds without a heartbeat after which a worker is lost", partial(_seconds, "heartbeat_timeout"), 15.0
-    ),
-    "stallTimeout": Row(
-        "seconds without progress after which a worker is lost", partial(_seconds, "stall_timeout"), 600.0
-    ),
-    "unitTimeout": Row(
-        "seconds that one unit may take, whatever progress it makes; by default any number",
-        partial(_seconds, "unit_timeout"),
-    ),
-    "durableTimeout": Row(
-        "seconds within which a State is stored, or its maker is replaced", partial(_seconds, "durable_timeout"), 600.0
-    ),
+    "timeouts": Row("after which a worker is replaced, a hy.Timeouts", partial(instance_of, Timeouts, "a hy.Timeouts")),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
         'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
-        partial(_instance_of, Mapping, "a dict from column to encoding"),
+        partial(instance_of, Mapping, "a dict from column to encoding"),
     ),
     "impute": Row(
         'feature → what stands for missing values: "mean" or a number; of categories "most_frequent" or '
         '("constant", value)',
-        partial(_instance_of, Mapping, "a dict from feature to what stands for missing values"),
+        partial(instance_of, Mapping, "a dict from feature to what stands for missing values"),
     ),
     "standardize": Row("True, or a list of feature columns", _standardize, False),
 }
