@@ -17,7 +17,7 @@ import msgspec
 
 from hopyard.checks import number, one_of, scalar, seconds, whole
 from hopyard.errors import SpecError
-from hopyard.stopping import Rule, check_rule
+from hopyard.stopping import RULES, Rule
 from hopyard.text import shown, unwritable
 
 T = TypeVar("T")
@@ -321,8 +321,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "goal", number("goal", self.goal))
             if self.metric is None:
                 raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
+        if isinstance(self.stop, RULES) and self.metric is None:
+            raise SpecError(
+                f"stop = hy.{type(self.stop).__name__}(…) needs metric= and mode=, by which it compares: "
+                'metric="val_loss", mode="min" for example, got metric=None'
+            )
         if self.stop is not None:
-            check_rule(self.stop, self.epochs, self.metric)
+            self.stop.check(self.epochs, self.metric or "")
 
     @property
     def steps(self) -> int:

@@ -156,7 +156,7 @@ def test_a_program_loses_nothing_and_nobody(
         roles={"worker": 2, "ps": 1},
         engine=between,
         max_restarts=1,
-        timeouts=hy.Timeouts(heartbeat_timeout=HEARTBEAT_TIMEOUT),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
         directory=tmp_path / "program",
     )
     assert program.wait(60).status == "completed"

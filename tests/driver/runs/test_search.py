@@ -476,7 +476,7 @@ def test_what_depends_on_time_is_refused_or_said_once(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.ASHA'>"),
+        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.asha.ASHA'>"),
         ({"stop": "asha"}, "stop must be .* got 'asha'"),
         ({"stop": hy.ASHA(min_epochs=4)}, "ASHA: min_epochs = 4 must .* 4: "),
         (

@@ -160,7 +160,7 @@ def fit(
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {shown(metric)} needs "min" or "max", which of its values is the best')
     rule = rule_of(stop)
-    if rule is not None and not isinstance(rule, (Patience, Asked)):
+    if rule is not None and rule.compares:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(…) compares trials, and fit has one: give hy.Patience(n), a function, or "
             "use hy.select"

@@ -19,7 +19,7 @@ from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, group
 from hopyard.ports import Engine
 from hopyard.search.kinds import batch_of, examined, learns
 from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec, Timeouts
-from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
+from hopyard.stopping import RULES, Asked, Hyperband, Rule
 from hopyard.store.states import private
 from hopyard.text import shown, unwritable
 from hopyard.training.recipes import wants_context
@@ -202,11 +202,10 @@ def inexact(spec: RunSpec, learning: bool, repeated: bool = True) -> str:
             "the sampler of search= proposes something else each time that it is made, with equal seeds; let the "
             "function that makes it pass seed= on"
         )
-    if rule is not None and rule.asynchronous:
+    if rule is not None and not rule.sync:
         name = type(rule).__name__
-        wait = "; hy.ASHA(sync=True) waits for all" if name == "ASHA" else f"; hy.{name}(…, sync=True) waits for all"
-        return f"what hy.{name}(…) decides depends on when results come in{wait}"
-    if learning and not spec.batch and not isinstance(rule, (ASHA, Hyperband, Median)):
+        return f"what hy.{name}(…) decides depends on when results come in; hy.{name}(sync=True) waits for all"
+    if learning and not spec.batch and not (rule is not None and rule.compares):
         return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
     if len(spec.objectives) > 1 and any(each.metric == SECONDS for each in spec.objectives):
         return 'the objective "seconds" differs from run to run; leave it out of metric='
@@ -224,7 +223,7 @@ def _check_cohorts(spec: RunSpec, learning: bool) -> None:
     """Raise SpecError where trials are to wait for each other, and nobody knows how many there are; warn where there
     are too few for all brackets, and where all are proposed before the search has learned anything."""
     rule = spec.stop
-    waits = isinstance(rule, (ASHA, Median)) and rule.sync
+    waits = rule is not None and rule.compares and rule.sync and not isinstance(rule, Hyperband)
     if waits and spec.trials is None and not spec.batch:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(sync=True) needs a search that knows how many trials it proposes; give "

@@ -34,7 +34,7 @@ from hopyard.parallel import any_workers, for_table, parallel_of
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
-from hopyard.stopping import Asked, check_partitions
+from hopyard.stopping import ASHA, Asked
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -75,7 +75,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             )
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
         spec = for_table(request.parallel, msgspec.structs.replace(request.spec, **sizes), manifest.bytes)
-        check_partitions(spec.stop, spec.epochs, spec.partitions)
+        if isinstance(spec.stop, ASHA):
+            spec.stop.check_partitions(spec.epochs, spec.partitions)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
