@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -252,6 +253,30 @@ class Objective(msgspec.Struct, frozen=True, array_like=True):
         msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
 
 
+def _metric(name: str, value: Any) -> Any:
+    metric = scalar(value)
+    if fault := unwritable(metric):
+        raise SpecError(f"{name} = {metric!a}: {fault}")
+    return metric
+
+
+def _max_time(name: str, value: Any) -> float | None:
+    return None if value is None else seconds(name, value, none="for any")
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("epochs", "partitions", "strikes"), partial(whole, least=1)),
+    **dict.fromkeys(("validation", "group", "retries", "batch"), partial(whole, least=0)),
+    "seed": whole,
+    "metric": _metric,
+    "mode": partial(one_of, allowed=("min", "max")),
+    "exact": partial(one_of, allowed=(True, False, "warn")),
+    "max_time": _max_time,
+    "goal": lambda name, value: None if value is None else number(name, value),
+}
+"""Field of RunSpec → its check, (name, value) → the value to use."""
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
@@ -299,28 +324,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Objectives beside `metric`, which is the first; left out: there are none."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("partitions", 1),
-            ("validation", 0),
-            ("group", 0),
-            ("strikes", 1),
-            ("retries", 0),
-        ):
-            msgspec.structs.force_setattr(self, name, whole(name, getattr(self, name), least))
-        msgspec.structs.force_setattr(self, "seed", whole("seed", self.seed))
-        msgspec.structs.force_setattr(self, "metric", scalar(self.metric))
-        if fault := unwritable(self.metric):
-            raise SpecError(f"metric = {self.metric!a}: {fault}")
-        msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
-        msgspec.structs.force_setattr(self, "exact", one_of("exact", self.exact, (True, False, "warn")))
-        msgspec.structs.force_setattr(self, "batch", whole("batch", self.batch, 0))
-        if self.max_time is not None:
-            msgspec.structs.force_setattr(self, "max_time", seconds("max_time", self.max_time, none="for any"))
-        if self.goal is not None:
-            msgspec.structs.force_setattr(self, "goal", number("goal", self.goal))
-            if self.metric is None:
-                raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
+        for name, check in CHECKS.items():
+            msgspec.structs.force_setattr(self, name, check(name, getattr(self, name)))
+        if self.goal is not None and self.metric is None:
+            raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
         if isinstance(self.stop, RULES) and self.metric is None:
             raise SpecError(
                 f"stop = hy.{type(self.stop).__name__}(…) needs metric= and mode=, by which it compares: "

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, instance_of, one_of
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.request import Limits, RunRequest, objectives_of, rule_of, run_spec
+from hopyard.driver.runs.keywords import KEYWORDS, RESUME, checked, rule_of
+from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
@@ -18,11 +18,11 @@ from hopyard.engines.default import chosen
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
-from hopyard.ports import Engine, is_engine
-from hopyard.search.kinds import NAMES, SEARCHES, Search, enqueued
+from hopyard.ports import Engine
+from hopyard.search.kinds import Search, enqueued
 from hopyard.search.listed import Configs
 from hopyard.space import Space
-from hopyard.spec import Config, Encrypt, Mode, Objective, Timeouts
+from hopyard.spec import Config, Encrypt, Mode, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
@@ -121,15 +121,7 @@ def select(
         >>> run.best.predict(x).shape
         (1000, 2)
     """
-    engine = _engine(engine)
-    if not isinstance(search, SEARCHES):
-        raise SpecError(f"search must be {NAMES}, got {shown(search)}")
-    objectives = objectives_of(metric, mode)
-    limits = Limits(stop, max_trials, max_time, goal)
-    function = stop if isinstance(rule_of(stop), Asked) else None
-    inputs = RunInputs(recipe, data, space, enqueued(search, space, enqueue), engine, function)
-    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, limits)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
+    return _begin(locals())
 
 
 def fit(
@@ -155,22 +147,15 @@ def fit(
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last.
     `stop`: hy.Patience(n) or a function; the other rules compare trials."""
-    if not isinstance(config, dict):
-        raise SpecError(f"config must be a dict, got {shown(config)}")
+    given = locals()
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {shown(metric)} needs "min" or "max", which of its values is the best')
-    rule = rule_of(stop)
-    if rule is not None and rule.compares:
+    if (rule := rule_of(stop)) is not None and rule.compares:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(…) compares trials, and fit has one: give hy.Patience(n), a function, or "
             "use hy.select"
         )
-    function = stop if isinstance(rule, Asked) else None
-    inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
-    better: Mode = "min" if mode is None else one_of("mode", mode, ("min", "max"))
-    objectives = () if metric is None else (Objective(metric, better),)
-    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, Limits(stop))
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
+    return _begin(given)
 
 
 def resume(
@@ -194,7 +179,6 @@ def resume(
         engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
             this process has other values of these variables, or none.
         wait: as for `select`.
-        timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
         failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
         recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
@@ -212,6 +196,7 @@ def resume(
             stays; from its last State each trial goes on as a run of so many workers would from there. (How many
             processes there are is the engine's: engine=hy.Local(workers=2).)
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
+        timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
 
     Raises:
         SpecError: recipe= without failed=True, or it is no recipe; failed=True where the goal
@@ -222,28 +207,25 @@ def resume(
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
     """
-    wait, failed, trust = flag("wait", wait), flag("failed", failed), flag("trust", trust)
+    given = checked(RESUME, locals())
     if recipe is not None and not failed:
         raise SpecError(
             f"recipe = {shown(recipe)}: only trials that failed begin anew with another recipe; give failed=True too"
         )
-    if timeouts is not None:
-        instance_of(Timeouts, "a hy.Timeouts", "timeouts", timeouts)
-    changes = Changes(timeouts, failed, recipe, epochs, search, workers)
-    if engine is not None:
-        _engine(engine)
+    changes = Changes(given["timeouts"], given["failed"], recipe, epochs, search, workers)
     layout = find(directory)
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, wait, changes, trust=trust)
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"])
 
 
-def _engine(engine: Engine | None) -> Engine:
-    if engine is None:
-        return chosen() or Local()
-    if isinstance(engine, type) or not is_engine(engine):
-        raise SpecError(
-            f"engine must be hy.Local(…), hy.Hosts([…]), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}"
-        )
-    return engine
+def _begin(arguments: dict[str, Any]) -> Run:
+    """Check the arguments of `select` or `fit`, by name, and begin the run."""
+    given = checked(KEYWORDS, arguments)
+    space, stop = given.get("space"), given["stop"]
+    search = enqueued(given["search"], space, given["enqueue"]) if "search" in given else Configs([given["config"]])
+    function = stop if isinstance(rule_of(stop), Asked) else None
+    inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
+    own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel")}
+    return begin(RunRequest(inputs, run_spec(inputs, given), **own), given["resume"], given["wait"], given["trust"])

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard import __version__
-from hopyard.checks import flag
 from hopyard.core.runs.events import CODEC, Dispatch
 from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
@@ -20,6 +19,7 @@ from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
+from hopyard.driver.runs.keywords import KEYWORDS
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.request import RunRequest, check_background, check_shared, check_workers
 from hopyard.driver.runs.resume.again import trials_to_retry, value_digest, with_recipe
@@ -55,7 +55,6 @@ BY_VALUE = (*COMPARED, "search")
 def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) -> Run:
     """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
     `select` does."""
-    resume, wait, trust = flag("resume", resume), flag("wait", wait), flag("trust", trust)
     inputs = request.inputs
     check_background(wait, inputs.engine)
     if resume and request.directory is None:
@@ -268,8 +267,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     ):
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
-    names = ("epochs", "seed", "exact", "stop", "batch", "max_time", "goal")
-    asked = {name: (getattr(then, name), getattr(now, name)) for name in names}
+    fields = [name for name in RunSpec.__struct_fields__ if name in (*KEYWORDS, "batch") and name != "timeouts"]
+    asked = {name: (getattr(then, name), getattr(now, name)) for name in fields}
     asked |= {
         "metric": (_one_or_all(then, "metric"), _one_or_all(now, "metric")),
         "mode": (_one_or_all(then, "mode"), _one_or_all(now, "mode")),

@@ -37,16 +37,16 @@ from hopyard.checks import (
     sequence,
     whole,
 )
+from hopyard.driver.runs.keywords import KEYWORDS
 from hopyard.errors import SpecError
-from hopyard.parallel import CHOICES, PARALLEL, Parallel
-from hopyard.ports import Engine, is_engine
-from hopyard.search.kinds import NAMES, SEARCHES, Search
+from hopyard.parallel import Parallel
+from hopyard.ports import Engine
+from hopyard.search.kinds import Search
 from hopyard.space import Space
 from hopyard.spark.inference.loaded import Invalid
 from hopyard.spec import Timeouts
-from hopyard.stopping import ASHA, RULES, Hyperband, Median, Patience
+from hopyard.stopping import ASHA, Hyperband, Median, Patience
 from hopyard.text import shown
-from hopyard.training.recipes import wants_context
 
 Check = Callable[[str, Any], Any]
 Class = TypeVar("Class", bound=type)
@@ -152,11 +152,6 @@ def _fraction(name: str, value: Any) -> Any:
     return fraction(name, value, "validationCol, a column of true and false")
 
 
-def _recipe(name: str, value: Any) -> Any:
-    wants_context(value)
-    return value
-
-
 def _standardize(name: str, value: Any) -> Any:
     items = sequence(value)
     if isinstance(items, (bool, list)):
@@ -164,25 +159,9 @@ def _standardize(name: str, value: Any) -> Any:
     raise SpecError(f"{name} must be a boolean or a list, got {shown(value)}")
 
 
-def _search(name: str, value: Any) -> Any:
-    if isinstance(value, SEARCHES):
-        return value
-    raise SpecError(f"{name} must be {NAMES}, got {shown(value)}")
-
-
-def _stop(name: str, value: Any) -> Any:
-    if isinstance(value, RULES) or (callable(value) and not isinstance(value, type)):
-        return value
-    raise SpecError(
-        f"{name} must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history), "
-        f"got {shown(value)}"
-    )
-
-
-def _engine(name: str, value: Any) -> Any:
-    if is_engine(value):
-        return value
-    raise SpecError(f"{name} must be an engine such as hy.Local(workers=2), got {shown(value)}")
+def _of_select(name: str, default: Any = None) -> Row:
+    """Return the Param of a keyword of `hy.select` or `hy.fit`."""
+    return Row(KEYWORDS[name].text, KEYWORDS[name].check, default)
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")
@@ -211,13 +190,11 @@ TABLE: dict[str, Row] = {
         partial(one_of, allowed=OUTPUTS),
         "auto",
     ),
-    "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
+    "recipe": _of_select("recipe"),
     "space": Row("hyperparameters to search", partial(instance_of, Space, "a hy.Space")),
-    "config": Row(
-        "the one configuration to train, in the place of space and search", partial(instance_of, dict, "a dict")
-    ),
-    "search": Row("how to search the space", _search),
-    "stop": Row("what stops, pauses and promotes trials; by default all train to the last epoch", _stop),
+    "config": _of_select("config"),
+    "search": _of_select("search"),
+    "stop": _of_select("stop"),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
@@ -227,17 +204,14 @@ TABLE: dict[str, Row] = {
         "default rows of equal features do",
         _column,
     ),
-    "seed": Row("seed of everything random", partial(_whole, None), 0),
+    "seed": _of_select("seed", 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
-    "parallel": Row(
-        "how trials share the workers",
-        partial(instance_of, PARALLEL, CHOICES),
-    ),
-    "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
+    "parallel": _of_select("parallel"),
+    "epochs": _of_select("epochs", 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
-    "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
-    "store": Row("path or URL that driver and executors share", _text),
-    "timeouts": Row("after which a worker is replaced, a hy.Timeouts", partial(instance_of, Timeouts, "a hy.Timeouts")),
+    "engine": _of_select("engine"),
+    "store": _of_select("store"),
+    "timeouts": _of_select("timeouts"),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
         'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
