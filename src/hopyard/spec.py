@@ -260,10 +260,6 @@ def _metric(name: str, value: Any) -> Any:
     return metric
 
 
-def _max_time(name: str, value: Any) -> float | None:
-    return None if value is None else seconds(name, value, none="for any")
-
-
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("epochs", "partitions", "strikes"), partial(whole, least=1)),
     **dict.fromkeys(("validation", "group", "retries", "batch"), partial(whole, least=0)),
@@ -271,7 +267,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "metric": _metric,
     "mode": partial(one_of, allowed=("min", "max")),
     "exact": partial(one_of, allowed=(True, False, "warn")),
-    "max_time": _max_time,
+    "max_time": lambda name, value: None if value is None else seconds(name, value, none="for any"),
     "goal": lambda name, value: None if value is None else number(name, value),
 }
 """Field of RunSpec → its check, (name, value) → the value to use."""

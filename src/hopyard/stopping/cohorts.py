@@ -144,10 +144,7 @@ class Cohorts:
                 for _, number in list(rung.order):
                     if number in rung.waiting:
                         goes_on, reason = self._verdict(trials, compared, standing.trials[number])
-                        if goes_on:
-                            yield Verdict(number, rung.following, reason)
-                        else:
-                            yield Verdict(number, None, reason)
+                        yield Verdict(number, rung.following if goes_on else None, reason)
             rungs = cohort.bracket.rungs
             if cohort.closed(standing.exhausted) and not any(r.waiting or cohort.missing(r.level) for r in rungs):
                 del self._open[first]

@@ -97,10 +97,7 @@ class EachEpoch:
             return
         for number, step in list(standing.undecided.items()):
             goes_on, reason = self._verdict(standing.trials[number], step // course.partitions)
-            if goes_on:
-                yield Verdict(number, min(step + course.partitions, course.steps), reason)
-            else:
-                yield Verdict(number, None, reason)
+            yield Verdict(number, min(step + course.partitions, course.steps) if goes_on else None, reason)
 
     def generation(self, trial: int) -> tuple[int, int] | None:
         """Return None: trials are proposed one by one."""

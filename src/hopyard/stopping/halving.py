@@ -147,11 +147,9 @@ class Halving:
     def _go_on_or_stop(self, standing: Standing) -> Iterator[Verdict]:
         for trial, step in list(standing.undecided.items()):
             rung = self._expect(trial, step)
+            goes_on = rung.waiting[trial] < WORST and rung.rank(trial) < max(1, len(rung.order) // self._factor)
             reason = f"{rung.name}: {rung.place(trial)}, {self._share}"
-            if rung.waiting[trial] < WORST and rung.rank(trial) < max(1, len(rung.order) // self._factor):
-                yield Verdict(trial, rung.following, reason)
-            else:
-                yield Verdict(trial, None, reason)
+            yield Verdict(trial, rung.following if goes_on else None, reason)
 
     @property
     def _share(self) -> str:

@@ -90,9 +90,7 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
 def run_spec(inputs: RunInputs, given: Mapping[str, Any]) -> RunSpec:
     """Check what decides results and schedule, before the data is read, which decides the numbers of partitions.
 
-    Args:
-        inputs: of the run.
-        given: keyword → value, checked. Those that are fields of the spec go there as they are.
+    Those of the keywords (`given`, checked) that are fields of the spec go there as they are.
 
     Raises:
         SpecError: something is not allowed.

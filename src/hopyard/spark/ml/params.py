@@ -37,7 +37,7 @@ from hopyard.checks import (
     sequence,
     whole,
 )
-from hopyard.driver.runs.keywords import KEYWORDS
+from hopyard.driver.runs.keywords import KEYWORDS, REQUIRED, Check
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
 from hopyard.ports import Engine
@@ -48,7 +48,6 @@ from hopyard.spec import Timeouts
 from hopyard.stopping import ASHA, Hyperband, Median, Patience
 from hopyard.text import shown
 
-Check = Callable[[str, Any], Any]
 Class = TypeVar("Class", bound=type)
 
 
@@ -159,14 +158,13 @@ def _standardize(name: str, value: Any) -> Any:
     raise SpecError(f"{name} must be a boolean or a list, got {shown(value)}")
 
 
-def _of_select(name: str, default: Any = None) -> Row:
-    """Return the Param of a keyword of `hy.select` or `hy.fit`."""
-    return Row(KEYWORDS[name].text, KEYWORDS[name].check, default)
+def _of_select(default: Any, check: Check, text: str) -> Row:
+    return Row(text, check, None if default is REQUIRED else default)
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")
 
-TABLE: dict[str, Row] = {
+OWN: dict[str, Row] = {
     "featuresCol": Row("column of features: a vector, or an array of numbers", _column, "features"),
     "featuresCols": Row("columns of features, in the place of featuresCol", _columns),
     "labelCol": Row("column of the label", _column, "label"),
@@ -190,11 +188,7 @@ TABLE: dict[str, Row] = {
         partial(one_of, allowed=OUTPUTS),
         "auto",
     ),
-    "recipe": _of_select("recipe"),
     "space": Row("hyperparameters to search", partial(instance_of, Space, "a hy.Space")),
-    "config": _of_select("config"),
-    "search": _of_select("search"),
-    "stop": _of_select("stop"),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
@@ -204,14 +198,9 @@ TABLE: dict[str, Row] = {
         "default rows of equal features do",
         _column,
     ),
-    "seed": _of_select("seed", 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
-    "parallel": _of_select("parallel"),
-    "epochs": _of_select("epochs", 1),
+    "epochs": Row(KEYWORDS["epochs"].text, KEYWORDS["epochs"].check, 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
-    "engine": _of_select("engine"),
-    "store": _of_select("store"),
-    "timeouts": _of_select("timeouts"),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
         'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
@@ -224,6 +213,8 @@ TABLE: dict[str, Row] = {
     ),
     "standardize": Row("True, or a list of feature columns", _standardize, False),
 }
+TABLE = {name: OWN.get(name) or _of_select(**KEYWORDS[name]._asdict()) for name in EstimatorParams.__annotations__}
+"""All Params; those that are not here are keywords of `hy.select` or `hy.fit`."""
 
 
 def has(keywords: type) -> Callable[[Class], Class]:
