@@ -60,6 +60,7 @@ _WHERE = {
     "SpecError": "hopyard.errors",
     "TPE": "hopyard.search.optuna",
     "TaskParallel": "hopyard.parallel",
+    "Timeouts": "hopyard.spec",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
@@ -157,6 +158,7 @@ if TYPE_CHECKING:
     from hopyard.space import uniform as uniform
     from hopyard.spec import Batch as Batch
     from hopyard.spec import RecipeContext as RecipeContext
+    from hopyard.spec import Timeouts as Timeouts
     from hopyard.stopping import ASHA as ASHA
     from hopyard.stopping import Hyperband as Hyperband
     from hopyard.stopping import Median as Median

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import io
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -403,22 +402,23 @@ def test_replay_and_resume(monkeypatch):
         engines = []
         times = []
 
-        def resume(path, engine, failed, trust, **timeouts):
+        def resume(path, engine, failed, trust, epochs, workers, timeouts):
             engines.append((engine, failed, trust))
-            times.append({name: value for name, value in timeouts.items() if value is not None})
+            times.append(timeouts)
             return run
 
-        start = types.SimpleNamespace(resume=resume)
-        monkeypatch.setitem(sys.modules, "hopyard.driver.runs.api", start)
+        before_now = types.SimpleNamespace(timeouts=hopyard.Timeouts(heartbeat_timeout=30.0, unit_timeout=20.0))
+        monkeypatch.setattr("hopyard.driver.runs.api.resume", resume)
+        monkeypatch.setattr("hopyard.driver.runs.run.load", lambda path: before_now)
         assert call("resume", "x").exit_code == 3
         assert call("resume", "x", "--workers", "3").exit_code == 3
         assert call("resume", "x", "--failed", "--trust").exit_code == 3
         assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
         assert call("resume", "x", "--heartbeat-timeout", "5", "--durable-timeout", "60").exit_code == 3
-        assert times[:3] == [{}] * 3
+        assert times[:3] == [None] * 3
         assert times[3:] == [
-            {"stall_timeout": 90.0, "unit_timeout": math.inf},
-            {"heartbeat_timeout": 5.0, "durable_timeout": 60.0},
+            hopyard.Timeouts(heartbeat_timeout=30.0, stall_timeout=90.0),
+            hopyard.Timeouts(heartbeat_timeout=5.0, unit_timeout=20.0, durable_timeout=60.0),
         ]
         assert engines[0] == (None, False, False) and engines[1][0].workers == 3 and engines[2] == (None, True, True)
     finally:

@@ -135,7 +135,9 @@ def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: 
 @pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
 def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
     """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""
-    run = select(tmp_path / "run", troubled, trouble(tmp_path, what), engine=engine, heartbeat_timeout=2.0)
+    run = select(
+        tmp_path / "run", troubled, trouble(tmp_path, what), engine=engine, timeouts=hy.Timeouts(heartbeat_timeout=2.0)
+    )
     assert run.status == "completed"
     assert digests(run) == undisturbed
     assert len(losses(tmp_path / "run")) == 1, losses(tmp_path / "run")

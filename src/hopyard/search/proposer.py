@@ -17,10 +17,10 @@ from hopyard.code import places
 from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.spec import RunSpec, Warned, copied
+from hopyard.stopping.standing import AHEAD
 from hopyard.text import error_line
 
 log = logging.getLogger(__name__)

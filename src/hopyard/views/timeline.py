@@ -37,7 +37,7 @@ from hopyard.core.runs.events import (
     Shrunk,
     Stopped,
 )
-from hopyard.core.runs.rungs.search import Search
+from hopyard.core.runs.search import Search
 from hopyard.spec import Part
 from hopyard.views.hosts import Hosts
 

@@ -455,7 +455,7 @@ def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, ca
     ("more", "words"),
     [
         ({"stop": hy.ASHA()}, "what hy.ASHA(…) decides depends on when results come in; hy.ASHA(sync=True) waits"),
-        ({"stop": hy.Median()}, "hy.Median(…, sync=True) waits for all"),
+        ({"stop": hy.Median()}, "hy.Median(sync=True) waits for all"),
         ({"search": hy.TPE(4)}, "give it batch=n, as in hy.TPE(64, batch=8)"),
         ({"max_time": 60}, "max_time=60 seconds depends on the machine"),
         ({"goal": 0.1}, "goal=0.1 depends on time"),
@@ -476,7 +476,7 @@ def test_what_depends_on_time_is_refused_or_said_once(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.ASHA'>"),
+        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.asha.ASHA'>"),
         ({"stop": "asha"}, "stop must be .* got 'asha'"),
         ({"stop": hy.ASHA(min_epochs=4)}, "ASHA: min_epochs = 4 must .* 4: "),
         (

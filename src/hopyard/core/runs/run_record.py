@@ -9,8 +9,8 @@ from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import SlotRecord, TrialRecord
-from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
+from hopyard.core.runs.search import Search
 from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import RunSpec, Warned
 

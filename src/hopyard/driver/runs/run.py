@@ -32,7 +32,7 @@ from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
 from hopyard.space import Distribution, Space
-from hopyard.spec import RunSpec
+from hopyard.spec import RunSpec, Timeouts
 from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held
@@ -127,6 +127,12 @@ class Run:
     def done(self) -> bool:
         """Whether nothing of it runs any more."""
         return self._driver.over and not held(self._layout.lock)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """After which its workers are replaced."""
+        with self._now() as (machine, _):
+            return machine.spec.timeouts
 
     @property
     def trials(self) -> list[Trial]:

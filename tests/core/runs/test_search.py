@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from hopyard.core.runs.records import SlotRecord
-from hopyard.core.runs.rungs.search import Search
+from hopyard.core.runs.search import Search
 from hopyard.spec import Gang, RunSpec
 
 SPEC = RunSpec(epochs=1, partitions=1, validation=0)

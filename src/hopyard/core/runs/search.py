@@ -1,59 +1,21 @@
-"""The owner of what a run knows of its search: where trials stand, what its rule knows, its budgets."""
+"""The owner of what a run knows of its search: where trials stand, what its rule knows, its budgets.
+
+Whatever is decided is a fact with its reason (`Paused`, `Granted`, `Stopped`, `Closed`), so a fold decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from hopyard.core.runs.events import Closed
+from hopyard.core.runs.events import Closed, Granted, Paused, Stopped
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs import cohorts, curves
-from hopyard.core.runs.rungs.halving import Bracket, Halving
-from hopyard.core.runs.rungs.rung import WORST, key
-from hopyard.core.runs.rungs.standing import Judge, Standing, Verdict
 from hopyard.spec import RunSpec
-from hopyard.stopping import ASHA, Asked, Hyperband, Lengths, Median, Patience, powers
+from hopyard.stopping import Asked
+from hopyard.stopping.rung import WORST, key
+from hopyard.stopping.standing import Course, Standing, Verdict
 
-
-def judge_of(spec: RunSpec) -> Judge | None:
-    """Return the judge of the run's rule; None: there is no rule."""
-    rule, steps, partitions = spec.stop, spec.steps, spec.partitions
-    if isinstance(rule, ASHA):
-        first = rule.min_partitions or rule.min_epochs * partitions
-        targets = powers(first, rule.reduction_factor, steps)
-        if rule.sync:
-            return _batches(spec, targets, *cohorts.halving(rule.reduction_factor))
-        return Halving([(1, Bracket("", targets, steps))], rule.reduction_factor, rule.promote)
-    if isinstance(rule, Hyperband):
-        dealt = [(count, [n * partitions for n in epochs]) for count, epochs in rule.brackets(spec.epochs)]
-
-        def bracket(kind: int) -> Bracket:
-            return Bracket(f"bracket {kind + 1}, ", dealt[kind][1], steps)
-
-        if rule.sync:
-            keep, verdict = cohorts.halving(rule.reduction_factor)
-            return cohorts.Cohorts([count for count, _ in dealt], bracket, keep, verdict)
-        brackets = [(count, bracket(kind)) for kind, (count, _) in enumerate(dealt)]
-        return Halving(brackets, rule.reduction_factor, promote=True)
-    if isinstance(rule, Median) and rule.sync:
-        targets = tuple([epoch * partitions for epoch in range(rule.min_epochs, spec.epochs)])
-        return _batches(spec, targets, *cohorts.below_the_median(spec, rule.min_trials))
-    if isinstance(rule, Median):
-        return curves.median_of_the_ended(spec, rule)
-    if isinstance(rule, Patience):
-        return curves.patience(spec, rule)
-    if isinstance(rule, Asked):
-        return curves.EachEpoch(spec, 1, None)
-    if isinstance(rule, Lengths):
-        return curves.lengths(spec, rule.epochs)
-    return None
-
-
-def _batches(spec: RunSpec, targets: Sequence[int], keep: cohorts.Keep, verdict: cohorts.Verdicts) -> cohorts.Cohorts:
-    """Return the judge of a rule that does not say itself how many trials wait for each other: those of a batch, or all
-    of the run."""
-    sizes = [max(1, spec.batch or spec.trials or 1)]
-    return cohorts.Cohorts(sizes, lambda kind: Bracket("", targets, spec.steps), keep, verdict, bool(spec.batch))
+Decision = Paused | Granted | Stopped | Closed
 
 
 class Search:
@@ -80,7 +42,8 @@ class Search:
         self.changed = False
         self.spec = spec
         self._slots = slots
-        self._judge = judge_of(spec)
+        course = Course(spec.epochs, spec.partitions, spec.trials, spec.batch, spec.metric or "", spec.mode)
+        self._judge = None if spec.stop is None else spec.stop.judge(course)
         self._reached = ""
         """What reached the goal."""
         self._deadline: float | None = None
@@ -173,7 +136,7 @@ class Search:
     def limited(self) -> bool:
         """Whether trials are proposed as others end, wait, or come to their ends: not all at once."""
         spec = self.spec
-        return spec.max_time is not None or spec.goal is not None or (spec.stop is not None and spec.stop.asynchronous)
+        return spec.max_time is not None or spec.goal is not None or not (spec.stop is None or spec.stop.sync)
 
     def generation(self, trial: int) -> tuple[int, int] | None:
         """Return (first trial, number of trials) of those that are proposed together with this one; None: trials are
@@ -203,20 +166,29 @@ class Search:
 
     # ---------------------------------------------------------------- decisions
 
-    def decide(self, at: float) -> Iterator[Verdict | Closed]:
+    def decide(self, at: float) -> Iterator[Decision]:
         """Yield what is to be decided now. Each decision depends on the one before it: carry it out first."""
         standing = self.standing
-        standing.at, standing.slots = at, self.slots
+        standing.slots = self.slots
         if not self.closed and self._reached:
             yield Closed(at=at, reason=f"{self._reached}, the goal was {self.spec.goal:g}")
         elif not self.closed and self._deadline is not None and at >= self._deadline:
             yield Closed(at=at, reason=f"max_time={self.spec.max_time:g} seconds are over")
         if self.closed:
             for number in [*standing.active, *standing.undecided, *standing.paused]:
-                yield standing.stop(number, self.closed)
+                yield Stopped(at=at, trial=number, reason=self.closed)
         elif self._judge is not None:
-            yield from self._judge.decide(standing)
+            for verdict in self._judge.decide(standing):
+                yield self._decision(at, verdict)
         self.changed = False
+
+    def _decision(self, at: float, verdict: Verdict) -> Decision:
+        trial, target, reason = verdict
+        if target is None:
+            return Stopped(at=at, trial=trial, reason=reason)
+        if target == self.standing.trials[trial].target:
+            return Paused(at=at, trial=trial, reason=reason)
+        return Granted(at=at, trial=trial, target=target, reason=reason)
 
     def _leave(self, trial: TrialRecord) -> None:
         self.standing.active.pop(trial.id, None)

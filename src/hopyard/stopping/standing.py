@@ -1,19 +1,51 @@
-"""Where the trials of a search stand, which its owner (`search`) changes and every rule reads; and what a rule is."""
+"""What rules know of a run and of its trials, and what they decide. Its owner is `core/runs/search`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from hopyard.core.runs.events import Granted, Paused, Stopped
-from hopyard.core.runs.records import TrialRecord
+from typing import Literal, NamedTuple, Protocol
 
 AHEAD = 2
 """Trials that train at a time, for each slot, where a search is asynchronous: fewer, and slots would idle while
 validations run; more, and trials are proposed before results are known."""
 
-Verdict = Paused | Granted | Stopped
+
+class Verdict(NamedTuple):
+    """One decision."""
+
+    trial: int
+    target: int | None
+    """Up to where the trial goes on; where it is now: it waits; None: it ends."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What rules know of a run; each as in `RunSpec`."""
+
+    epochs: int
+    partitions: int
+    trials: int | None
+    batch: int
+    metric: str
+    mode: Literal["min", "max"]
+
+    @property
+    def steps(self) -> int:
+        """Partitions that a trial goes over in the whole run."""
+        return self.epochs * self.partitions
+
+
+class Trial(Protocol):
+    """What rules know of a trial; each as in `core.runs.records.TrialRecord`."""
+
+    id: int
+    target: int
+    history: dict[int, dict[str, float]]
+
+    @property
+    def status(self) -> str: ...  # noqa: D102
 
 
 @dataclass
@@ -27,37 +59,23 @@ class Standing:
         paused: trials that wait at their target.
         exhausted: whether nothing more is proposed.
         slots: how many slots train.
-        at: when the present event happened.
     """
 
-    trials: dict[int, TrialRecord]
+    trials: Mapping[int, Trial]
     active: dict[int, None] = field(default_factory=dict)
     undecided: dict[int, int] = field(default_factory=dict)
     paused: dict[int, None] = field(default_factory=dict)
     exhausted: bool = False
     slots: int = 0
-    at: float = 0.0
 
     @property
     def room(self) -> int:
         """How many trials an asynchronous search lets train at a time."""
         return AHEAD * self.slots
 
-    def pause(self, trial: int, reason: str) -> Paused:
-        """Return the decision that the trial waits."""
-        return Paused(at=self.at, trial=trial, reason=reason)
-
-    def grant(self, trial: int, target: int, reason: str) -> Granted:
-        """Return the decision that the trial goes on."""
-        return Granted(at=self.at, trial=trial, target=target, reason=reason)
-
-    def stop(self, trial: int, reason: str) -> Stopped:
-        """Return the decision that the trial ends."""
-        return Stopped(at=self.at, trial=trial, reason=reason)
-
 
 class Judge(Protocol):
-    """What carries out a rule of `stopping`. All methods but `decide` are part of a fold."""
+    """What decides for a rule. All methods but `decide` are part of a fold."""
 
     def first(self, trial: int) -> int:
         """Return the first target of a trial, in steps. It must never change, as no journal has it."""
@@ -67,7 +85,7 @@ class Judge(Protocol):
         """Record that there is such a trial."""
         ...
 
-    def report(self, trial: TrialRecord, step: int, value: float) -> None:
+    def report(self, trial: Trial, step: int, value: float) -> None:
         """Record the trial's key (`rung.key`) at its target `step`."""
         ...
 
@@ -75,11 +93,11 @@ class Judge(Protocol):
         """Record that the trial, which was at its target `step`, goes on."""
         ...
 
-    def ended(self, trial: TrialRecord) -> None:
+    def ended(self, trial: Trial) -> None:
         """Record that the trial has ended, or will with its newest State."""
         ...
 
-    def again(self, trial: TrialRecord, anew: bool) -> bool:
+    def again(self, trial: Trial, anew: bool) -> bool:
         """Record that a trial that failed is tried again; `anew`: from its beginning. Returns whether it waits at its
         target, to which it had come before."""
         ...

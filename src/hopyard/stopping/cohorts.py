@@ -4,20 +4,16 @@ A cohort is a bracket of Hyperband, a batch of a search, or all trials of the ru
 values of its trials alone, so it is the same for any number of workers. Batches come one after the other, and may be
 too small to compare anything: a batch is compared with itself and all earlier ones, whose values are there by then.
 
-Sources: Li et al., "Hyperband", JMLR 18, 2018, algorithm 1 (n_i = ⌊n η^-i⌋ trials come to rung i; at least one here);
-Golovin et al., "Google Vizier", KDD 2017, §3.2.2, for the median.
+Source: Li et al., "Hyperband", JMLR 18, 2018, algorithm 1 (n_i = ⌊n η^-i⌋ trials come to rung i; at least one here).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs.curves import average, best, median, text
-from hopyard.core.runs.rungs.halving import Bracket
-from hopyard.core.runs.rungs.rung import WORST, Rung
-from hopyard.core.runs.rungs.standing import Standing, Verdict
-from hopyard.spec import RunSpec
+from hopyard.stopping.halving import Bracket
+from hopyard.stopping.rung import WORST, Rung
+from hopyard.stopping.standing import Course, Standing, Trial, Verdict
 
 
 class Cohort:
@@ -58,9 +54,9 @@ class Cohort:
         )
 
 
-Keep = Callable[[TrialRecord, int, float], float]
+Keep = Callable[[Trial, int, float], float]
 """(trial, step, key of its metric there) → what a rung keeps of it, smaller for better."""
-Verdicts = Callable[[int, Rung, TrialRecord], tuple[bool, str]]
+Verdicts = Callable[[int, Rung, Trial], tuple[bool, str]]
 """(number of trials that are compared, complete rung, trial that waits there) → whether it goes on, and the reason."""
 
 
@@ -101,7 +97,7 @@ class Cohorts:
         """Count it."""
         self._of(trial).proposed += 1
 
-    def report(self, trial: TrialRecord, step: int, value: float) -> None:
+    def report(self, trial: Trial, step: int, value: float) -> None:
         """Add it to the rung."""
         if (rung := self._of(trial.id).bracket.rung(step)) is not None:
             rung.add(trial.id, self._keep(trial, step, value))
@@ -111,7 +107,7 @@ class Cohorts:
         if (rung := self._of(trial).bracket.rung(step)) is not None:
             rung.promote(trial)
 
-    def ended(self, trial: TrialRecord) -> None:
+    def ended(self, trial: Trial) -> None:
         """Let it wait at no rung any more, and no rung wait for it."""
         cohort = self._of(trial.id)
         rung = cohort.bracket.rung(trial.target)
@@ -121,7 +117,7 @@ class Cohorts:
             cohort.out[_level(cohort, trial)] += 1
         self._open[cohort.first] = None
 
-    def again(self, trial: TrialRecord, anew: bool) -> bool:
+    def again(self, trial: Trial, anew: bool) -> bool:
         """Let rungs wait for it again; remove its values, if it begins anew."""
         cohort = self._of(trial.id)
         self._open[cohort.first] = None
@@ -148,10 +144,7 @@ class Cohorts:
                 for _, number in list(rung.order):
                     if number in rung.waiting:
                         goes_on, reason = self._verdict(trials, compared, standing.trials[number])
-                        if goes_on:
-                            yield standing.grant(number, rung.following, reason)
-                        else:
-                            yield standing.stop(number, reason)
+                        yield Verdict(number, rung.following if goes_on else None, reason)
             rungs = cohort.bracket.rungs
             if cohort.closed(standing.exhausted) and not any(r.waiting or cohort.missing(r.level) for r in rungs):
                 del self._open[first]
@@ -160,7 +153,7 @@ class Cohorts:
             reached = cohort.bracket.rung(step)
             missing = 0 if reached is None else sum(each.missing(reached.level) for each in self._awaited(cohort))
             name = "the rung" if reached is None else reached.name
-            yield standing.pause(number, f"{name}: it waits for {missing} other{'s' if missing != 1 else ''}")
+            yield Verdict(number, step, f"{name}: it waits for {missing} other{'s' if missing != 1 else ''}")
 
     def generation(self, trial: int) -> tuple[int, int] | None:
         """Return the cohort of this trial."""
@@ -202,7 +195,7 @@ class Cohorts:
         whole.waiting = rung.waiting
         return sum(each.proposed for each in cohorts), whole
 
-    def _came(self, cohort: Cohort, trial: TrialRecord) -> bool:
+    def _came(self, cohort: Cohort, trial: Trial) -> bool:
         """Whether the rung that is the trial's target has its value."""
         rung = cohort.bracket.rung(trial.target)
         return rung is not None and any(number == trial.id for _, number in rung.order)
@@ -225,7 +218,7 @@ class Cohorts:
         raise AssertionError(f"trial {trial} has no cohort")
 
 
-def _level(cohort: Cohort, trial: TrialRecord) -> int:
+def _level(cohort: Cohort, trial: Trial) -> int:
     """Return the level of the rung on the way to which the trial is."""
     rung = cohort.bracket.rung(trial.target)
     return len(cohort.bracket.rungs) if rung is None else rung.level
@@ -234,10 +227,10 @@ def _level(cohort: Cohort, trial: TrialRecord) -> int:
 def halving(factor: int) -> tuple[Keep, Verdicts]:
     """Return what rungs of successive halving keep and decide."""
 
-    def keep(trial: TrialRecord, step: int, value: float) -> float:
+    def keep(trial: Trial, step: int, value: float) -> float:
         return value
 
-    def verdict(trials: int, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
+    def verdict(trials: int, rung: Rung, trial: Trial) -> tuple[bool, str]:
         quota = max(1, trials // factor ** (rung.level + 1))
         goes_on = rung.waiting[trial.id] < WORST and rung.rank(trial.id) < quota
         return goes_on, f"{rung.name}: {rung.place(trial.id)}, {quota} go{'es' if quota == 1 else ''} on"
@@ -245,20 +238,8 @@ def halving(factor: int) -> tuple[Keep, Verdicts]:
     return keep, verdict
 
 
-def below_the_median(spec: RunSpec, least: int) -> tuple[Keep, Verdicts]:
-    """Return what rungs of the median rule keep and decide; `least`: the fewest others to compare with."""
-
-    def keep(trial: TrialRecord, step: int, value: float) -> float:
-        return average(spec, trial, step // spec.partitions)
-
-    def verdict(trials: int, rung: Rung, trial: TrialRecord) -> tuple[bool, str]:
-        others = len(rung.order) - 1
-        if others < least:
-            return True, f"{rung.name}: trials to compare with: {others}, at least {least} are needed"
-        epochs = rung.step // spec.partitions
-        value, middle = best(spec, trial, epochs), median(rung.order, (average(spec, trial, epochs), trial.id))
-        rest = "the other" if others == 1 else f"the {others} others"
-        compared = f"best {text(spec, value)}, median of {rest} {text(spec, middle)}"
-        return value <= middle and value < WORST, f"{rung.name}: {compared}"
-
-    return keep, verdict
+def batches(course: Course, steps: Sequence[int], keep: Keep, verdict: Verdicts) -> Cohorts:
+    """Return the judge of a rule that does not say itself how many trials wait for each other: those of a batch, or all
+    of the run."""
+    sizes = [max(1, course.batch or course.trials or 1)]
+    return Cohorts(sizes, lambda kind: Bracket("", steps, course.steps), keep, verdict, bool(course.batch))

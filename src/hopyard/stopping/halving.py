@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs.rung import WORST, Rung
-from hopyard.core.runs.rungs.standing import Standing, Verdict
+from hopyard.stopping.rung import WORST, Rung
+from hopyard.stopping.standing import Standing, Trial, Verdict
 
 
 class Bracket:
@@ -70,7 +69,7 @@ class Halving:
     def proposed(self, trial: int) -> None:
         """Record nothing: brackets have any number of trials."""
 
-    def report(self, trial: TrialRecord, step: int, value: float) -> None:
+    def report(self, trial: Trial, step: int, value: float) -> None:
         """Add it to the rung. O(log n)."""
         if (rung := self._rung(trial.id, step)) is not None:
             rung.add(trial.id, value)
@@ -80,12 +79,12 @@ class Halving:
         if (rung := self._rung(trial, step)) is not None:
             rung.promote(trial)
 
-    def ended(self, trial: TrialRecord) -> None:
+    def ended(self, trial: Trial) -> None:
         """Let it wait at no rung any more."""
         if (rung := self._rung(trial.id, trial.target)) is not None:
             rung.leave(trial.id)
 
-    def again(self, trial: TrialRecord, anew: bool) -> bool:
+    def again(self, trial: Trial, anew: bool) -> bool:
         """Remove its values, if it begins anew; else let it wait at its rung again, if it did."""
         for each in self._bracket(trial.id).rungs if anew else ():
             each.remove(trial.id, trial.target)
@@ -99,14 +98,14 @@ class Halving:
             return
         while (choice := self._choice(standing)) is not None:
             rung, trial, reason = choice
-            yield standing.grant(trial, rung.following, reason)
+            yield Verdict(trial, rung.following, reason)
         for trial, step in list(standing.undecided.items()):
             rung = self._expect(trial, step)
-            yield standing.pause(trial, f"{rung.name}: {rung.place(trial)}, {self._share}")
+            yield Verdict(trial, step, f"{rung.name}: {rung.place(trial)}, {self._share}")
         if standing.exhausted and not standing.active and not self._may_promote(standing):
             for trial in list(standing.paused):
                 rung = self._expect(trial, standing.trials[trial].target)
-                yield standing.stop(trial, f"{rung.name}: {rung.place(trial)}, {self._share}; the search is over")
+                yield Verdict(trial, None, f"{rung.name}: {rung.place(trial)}, {self._share}; the search is over")
 
     def generation(self, trial: int) -> tuple[int, int] | None:
         """Return None: trials are proposed one by one."""
@@ -148,11 +147,9 @@ class Halving:
     def _go_on_or_stop(self, standing: Standing) -> Iterator[Verdict]:
         for trial, step in list(standing.undecided.items()):
             rung = self._expect(trial, step)
+            goes_on = rung.waiting[trial] < WORST and rung.rank(trial) < max(1, len(rung.order) // self._factor)
             reason = f"{rung.name}: {rung.place(trial)}, {self._share}"
-            if rung.waiting[trial] < WORST and rung.rank(trial) < max(1, len(rung.order) // self._factor):
-                yield standing.grant(trial, rung.following, reason)
-            else:
-                yield standing.stop(trial, reason)
+            yield Verdict(trial, rung.following if goes_on else None, reason)
 
     @property
     def _share(self) -> str:

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from hopyard.core.runs.events import Checked, Formed, Granted, Paused, Resumed, Retried, Stopped
-from hopyard.core.runs.rungs.rung import Rung
 from hopyard.spec import Gang
 from hopyard.stopping import ASHA, Hyperband, Median
+from hopyard.stopping.rung import Rung
 from machines import Run
 
 INF = math.inf
