@@ -13,8 +13,8 @@ that NCCL lets all have (NCCL_MULTI_RANK_GPU_ENABLE=1).
 
 `keras`: a step of a Keras model in a gang beside one of a loop of one's own under MultiWorkerMirroredStrategy.
 
-Goals, throughput ÷ the other's: DDP 0.95 at 12 MB and 0.8 at 1 MB; push and pull 0.6 at 10 MB and 0.9 at 40 MB over
-sockets; Keras 1.0 at 12 MB.
+Goals, throughput ÷ the other's: DDP 0.95 at 12 MB and 0.8 at 1 MB; push and pull 0.6 at 10 MB and 0.9 at 40 MB;
+Keras 1.0 at 12 MB.
 """
 
 from __future__ import annotations
