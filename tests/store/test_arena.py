@@ -20,8 +20,10 @@ import pytest
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store import arena as module
-from hopyard.store.arena import HEADER, Arena, Folder, Reader, memory_name, memory_root, sweep, take
+from hopyard.store.arena import HEADER, Arena, Reader, memory_name, memory_root, take
 from hopyard.store.tree import decode, plan
+from hopyard.system import scratch
+from hopyard.system.scratch import Folder, sweep
 
 MB = 1 << 20
 
@@ -330,7 +332,7 @@ def test_sweep_removes_what_kill_9_left(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
-from hopyard.store.arena import Folder
+from hopyard.system.scratch import Folder
 folder = Folder(Path("{tmp_path}"), "run")
 (folder.path / "0-00000000-0").write_bytes(b"State")
 print("up", flush=True)
@@ -349,18 +351,18 @@ time.sleep(60)
 
 
 def test_sweep_leaves_alone_what_is_not_ours_or_just_made(tmp_path: Path) -> None:
-    for name in ("other", f"{module._folder_prefix()}new", "hopyard-99999-run"):
+    for name in ("other", f"{scratch._prefix()}new", "hopyard-99999-run"):
         (tmp_path / name).mkdir()
     (tmp_path / "hopyard-99999-run" / "lock").touch()
     assert sweep(tmp_path) == []
-    old = tmp_path / f"{module._folder_prefix()}new"
+    old = tmp_path / f"{scratch._prefix()}new"
     os.utime(old, (time.time() - 100, time.time() - 100))
     assert sweep(tmp_path) == [old]
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / f"{module._folder_prefix()}run"
+    path = tmp_path / f"{scratch._prefix()}run"
     path.mkdir(mode=0o755)
     path.chmod(0o755)
     with pytest.raises(ResourceError, match="0700"):

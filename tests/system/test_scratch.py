@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hopyard.system.scratch import PREFIX, scratch, scratch_folder, sweep
+from hopyard.system.scratch import scratch, scratch_folder, sweep
 
-FOLDER = f"{PREFIX}task-"
+FOLDER = f"hopyard-{os.geteuid()}-task-"
 HOLDS = """
 import os, sys, time
 from hopyard.system.scratch import scratch
@@ -133,21 +133,12 @@ def test_a_folder_lives_as_long_as_its_block(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_shared_memory_of_runs_has_rules_of_its_own(temporary: Path) -> None:
-    shared = temporary / f"{PREFIX}{os.geteuid()}-0123456789abcdef"
-    shared.mkdir()
-    (shared / "lock").touch()
-    sweep(temporary)
-    assert shared.exists()
-
-
 def test_one_that_is_being_made_stays_until_it_is_old(temporary: Path) -> None:
-    young = temporary / ".hopyard-model-abc"
+    young = temporary / f"{FOLDER}young"
     young.mkdir()
-    (young / "lock").write_text("")
     sweep(temporary)
     assert young.exists()
-    os.utime(young, (time.time() - 7200, time.time() - 7200))
+    os.utime(young, (time.time() - 100, time.time() - 100))
     sweep(temporary)
     assert not young.exists()
 

@@ -29,10 +29,9 @@ import pytest
 import hopyard as hy
 import jobs
 from hopyard.data.partitions import mapped
-from hopyard.store.arena import left, sweep
 from hopyard.store.layout import Layout
 from hopyard.system.processes import descendants
-from hopyard.system.scratch import scratch
+from hopyard.system.scratch import left, sweep
 
 pytestmark = [
     pytest.mark.skipif(
@@ -629,7 +628,7 @@ def dead_folders(owner: Account, world: Path) -> Iterator[list[Path]]:
     roots = [world / "tmp", MEMORY] if owner.uid else [world / "tmp"]
     folders = [
         *(root / f"hopyard-{owner.uid}-{secrets.token_hex(8)}" for root in roots),
-        roots[0] / "hopyard-task-dead",
+        roots[0] / f"hopyard-{owner.uid}-task-dead",
     ]
     for folder in folders:
         folder.mkdir(mode=0o700)
@@ -651,27 +650,6 @@ def test_shared_memory_of_another_user_is_neither_opened_nor_removed(stranger: A
     """Bug: `sweep` opened every `lock`, and waited 45 seconds for each that its owner had under a lease."""
     with planted_by(stranger, world, os.geteuid()):
         assert sweep(world / "tmp") == left(world / "tmp") == []
-
-
-def test_a_name_that_somebody_takes_meanwhile(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: whoever sees `.hopyard-task-x` may make `hopyard-task-x`, and the rename failed."""
-    make = tempfile.mkdtemp
-    taken: list[Any] = []
-
-    def watched(**how: Any) -> str:
-        made = Path(make(**how))
-        if len(taken) < 3:
-            taken.append(made.with_name(made.name[1:]))
-            taken[-1].mkdir()
-            (taken[-1] / "file").touch()
-            os.chown(taken[-1], STRANGER, STRANGER)
-        return str(made)
-
-    monkeypatch.setattr(tempfile, "tempdir", str(world / "tmp"))
-    monkeypatch.setattr(tempfile, "mkdtemp", watched)
-    folder = scratch("task")
-    assert folder.is_dir() and len(taken) == 3
-    assert sorted((world / "tmp").iterdir()) == sorted([folder, *taken])
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])

@@ -192,7 +192,7 @@ class _Companion:
         self._tree.end_group()
         if (folder := self._progress.folder) is None:
             return
-        from hopyard.store.arena import remove_if_alone
+        from hopyard.system.scratch import remove_if_alone
 
         deadline = time.monotonic() + (END_SECONDS if self._is_orphaned() else 0.0)
         while not remove_if_alone(folder) and time.monotonic() < deadline:

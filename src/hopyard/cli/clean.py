@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -227,49 +225,14 @@ def _folder(url: str, keep_young: bool) -> Item:
 
 def _leftovers() -> Iterator[Item]:
     """Yield what killed processes have left in shared memory and in the temporary directory."""
-    from hopyard.store.arena import left
+    from hopyard.system.scratch import left, remove_if_alone
 
     temporary = Path(tempfile.gettempdir())
     for root in dict.fromkeys((Path("/dev/shm"), temporary)):  # noqa: S108
+        kind = "shared memory" if root != temporary else "temporary"
         for path in left(root):
-            kind = "shared memory" if root != temporary else "temporary"
-            yield _path_item(kind, path, "", partial(_sweep, root, path))
-    for path in temporary.glob("hopyard-*"):
-        if re.fullmatch(rf"hopyard-{os.geteuid()}([-.].*)?", path.name) or path.is_symlink() or not path.is_dir():
-            continue  # a cache, or shared memory
-        if path.lstat().st_uid == os.geteuid():
-            yield _path_item("temporary", path, _in_use(path), partial(_remove, path))
-
-
-def _sweep(root: Path, path: Path) -> bool:
-    from hopyard.store.arena import sweep
-
-    sweep(root)
-    return not path.exists()
-
-
-def _in_use(path: Path) -> str:
-    """Return why a folder in the temporary directory may be in use: its lock is held, or it has none and is young."""
-    try:
-        file = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return "it is not a day old" if time.time() - path.lstat().st_mtime < DAY else ""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return "a process uses it"
-    finally:
-        os.close(file)
-    return ""
-
-
-def _path_item(kind: str, path: Path, reason: str, remove: Callable[[], bool]) -> Item:
-    return Item(kind, str(path), total_bytes(path), path.lstat().st_mtime, reason, remove)
-
-
-def _remove(path: Path) -> bool:
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
+            remove = partial(remove_if_alone, path)
+            yield Item(kind, str(path), total_bytes(path), path.lstat().st_mtime, "", remove)
 
 
 def _runs(parent: Path) -> tuple[int, int]:

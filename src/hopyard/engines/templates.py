@@ -6,10 +6,10 @@ of a user's. A fork of it is an agent as it is after these imports, and goes on 
 end: it starts templates, and asks them for agents. It knows no slots and no runs.
 
 What an agent inherits from its parent it gets with the request, as the process that asks has it now: variables, current
-folder, standard input, log. What was read when modules were imported, or cannot be changed in a process later, is part
-of the key by which a template is found (`key_of`). Where that differs, there is another template. Where an import has
-left threads behind, which a fork would not have, or has touched a GPU, the template refuses, and agents start without
-one.
+folder, standard input, log. What was read when modules were imported is part of the key by which a template is found
+(`key_of`). Where that differs, there is another template. Limits, affinity and umask are those of the template, as with
+`multiprocessing`'s forkserver. Where an import has left threads behind, which a fork would not have, or has touched a
+GPU, the template refuses, and agents start without one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import errno
 import logging
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -28,7 +27,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -410,18 +408,7 @@ def key_of(frameworks: Sequence[str], threads: int, variables: Mapping[str, str]
         for name, value in variables.items()
         if name.startswith(READ_AT_IMPORT) and name not in READ_LATER and (name, value) != QUIET
     )
-    kinds = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}  # one has two names
-    limits = {kind: resource.getrlimit(kind) for kind in sorted(kinds)}
-    _, files = limits[resource.RLIMIT_NOFILE]
-    limits[resource.RLIMIT_NOFILE] = files, files  # agents raise it so far; this process, as far as its runs need
-    inherited = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), _umask(), tuple(limits.items())
-    return tuple(frameworks), threads, read, inherited
-
-
-def _umask() -> str:
-    """Return the mask of this process as the system shows it: to ask for it means to change it, for all threads."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((line for line in lines if line.startswith("Umask:")), "")
+    return tuple(frameworks), threads, read
 
 
 def _without_device(variables: Mapping[str, str]) -> dict[str, str]:

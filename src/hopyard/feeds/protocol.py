@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hopyard.core.programs.messages import Endpoint
-from hopyard.system.network import java_above, keep_alive
+from hopyard.system.network import java_above, keep_alive, read, read_into
 
 MESSAGE, SCHEMA, ARROW, PICKLE, END = b"J", b"S", b"A", b"P", b"E"
 """Kinds of frames: a JSON object, an Arrow schema, a record batch, pickled rows (or answers), a partition's end."""
@@ -161,27 +161,6 @@ def receive_message(connection: socket.socket, head: Head) -> dict[str, Any]:
     if head.kind != MESSAGE or not 0 <= head.size <= _MAX_MESSAGE_BYTES:
         raise ConnectionError(f"expected a message, got a frame of kind {head.kind!r} and {head.size} bytes")
     return dict(json.loads(read(connection, head.size)))
-
-
-def read(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
-    """Read exactly `size` bytes; ConnectionError when the connection ends before, TimeoutError at the deadline."""
-    data = bytearray(size)
-    read_into(connection, memoryview(data), deadline)
-    return bytes(data)
-
-
-def read_into(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
-    """Fill `view`; ConnectionError when the connection ends before, TimeoutError at the deadline."""
-    offset = 0
-    while offset < len(view):
-        if deadline is not None:
-            if (seconds := deadline - time.monotonic()) <= 0:
-                raise TimeoutError("the other end took too long")
-            connection.settimeout(seconds)
-        received = connection.recv_into(view[offset:], 0, socket.MSG_WAITALL)
-        if not received:
-            raise ConnectionError("the connection ended")
-        offset += received
 
 
 def skip(connection: socket.socket, size: int) -> None:

@@ -36,8 +36,6 @@ from hopyard.feeds.protocol import (
     Head,
     executor,
     machine,
-    read,
-    read_into,
     receive_header,
     send,
     send_message,
@@ -45,7 +43,7 @@ from hopyard.feeds.protocol import (
 )
 from hopyard.feeds.queue import QUEUE_BYTES, FeedQueue
 from hopyard.feeds.streams import Block, Stream
-from hopyard.system.network import LOOPBACK, is_loopback
+from hopyard.system.network import LOOPBACK, is_loopback, read, read_into
 
 log = logging.getLogger(__name__)
 

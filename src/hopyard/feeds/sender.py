@@ -31,12 +31,12 @@ from hopyard.feeds.protocol import (
     connect,
     executor,
     machine,
-    read,
     receive_header,
     receive_message,
     send,
 )
 from hopyard.feeds.rows import packed
+from hopyard.system.network import read
 
 PIECE = 4 << 20
 """Bytes of a block, about. A batch of Spark (10,000 rows) may have 60 MB; in pieces it is hashed, sent and received at

@@ -20,7 +20,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from hopyard.frameworks.tensorflow import onednn
 from hopyard.ports import FrameworkModel, ModelFile, Runtime, Trainable
 
 FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
@@ -69,8 +68,8 @@ def release() -> None:
 def quiet(backend: str = "") -> None:
     """Prepares to import TensorFlow or Keras for the user: suppresses messages about instruction sets and missing GPUs,
     unless the environment asks for them, and sets Keras' `backend` if one is known."""
-    if "tensorflow" not in sys.modules and os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") != "0":
-        onednn.hush()
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if backend and "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = backend
         with suppress(ImportError):  # the caller raises it when it imports Keras for the model

@@ -12,7 +12,7 @@ store, where it is by then: it was settled. (Stores of one thread are seen in or
 between the calls that lie between here, but it is the digest that vouches for a durable State.)
 
 Each file has one writer, the `Arena` that made it, and any number of readers. The processes of a run hold a lock on its
-folder, which the kernel drops with the last of them: see `Folder`.
+folder, which the kernel drops with the last of them: see `system.scratch.Folder`.
 
 Source: the sequence lock is that of Lameter, "Effective Synchronization on Linux/NUMA Systems", 2005, §3; we differ:
 a reader that loses does not try again.
@@ -20,21 +20,15 @@ a reader that loses does not try again.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import mmap
 import os
 import re
 import secrets
-import shutil
-import socket
-import stat
 import struct
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +38,6 @@ from typing import Protocol
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.system.files import FULL
-from hopyard.system.locks import still_there
 
 _log = logging.getLogger(__name__)
 
@@ -386,141 +379,6 @@ def take(directory: Path, memory_key: str, ref: Ref) -> Taken | None:
 _reader = Reader()
 
 
-class Folder:
-    """The folder in shared memory of one run on this host, 0700. Driver and agents each hold one while they live.
-
-    Each holds a shared lock of the kernel on a file in it. Who gets the lock exclusively knows that all of them are
-    gone, however they ended, and removes the folder: the last one that closes, or the `sweep` of a later start.
-
-    Args:
-        root: the directory that it is in; see `memory_root`.
-        run: a name of the run, the same in all its processes.
-
-    Raises:
-        ResourceError: the folder cannot be made, or belongs to somebody else.
-    """
-
-    def __init__(self, root: Path, run: str) -> None:
-        self.path = root / f"{_folder_prefix()}{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}"
-        self._fd = -1
-        for _ in range(100):
-            try:
-                self._lock_folder()
-            except FileNotFoundError:
-                continue  # swept between making and locking it
-            except OSError as error:
-                raise ResourceError(f"shared memory folder {self.path}: {error}") from error
-            if self._fd >= 0:
-                return
-        raise ResourceError(f"shared memory folder {self.path}: it is removed again and again")
-
-    @staticmethod
-    def shared(root: Path, run: str) -> bool:
-        """Whether a process of the run has made its folder in `root`."""
-        return (root / f"{_folder_prefix()}{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}" / "lock").exists()
-
-    @property
-    def identity(self) -> str:
-        """Equal for processes that see the same folder."""
-        status = self.path.stat()
-        return f"{socket.gethostname()}:{status.st_dev}:{status.st_ino}"
-
-    def renew(self) -> None:
-        """Make the folder again, and hold it, where somebody has removed it. Nothing where it is there.
-
-        Raises:
-            OSError, ResourceError: it cannot be made.
-        """
-        if self._fd >= 0 and still_there(self._fd, self.path / "lock"):
-            return
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        while self._fd < 0:
-            self._lock_folder()
-
-    def close(self) -> None:
-        """Release the lock; the last process removes the folder."""
-        if self._fd >= 0 and not still_there(self._fd, self.path / "lock"):  # removed, and made again by others
-            os.close(self._fd)
-            self._fd = -1
-            with contextlib.suppress(OSError):
-                self._fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if self._fd >= 0:
-            _remove_if_alone(self.path, self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _lock_folder(self) -> None:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = self.path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ResourceError(
-                f"{self.path} is not a folder of this user alone (0700): remove it, or use another root"
-            )
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if still_there(fd, self.path / "lock"):
-            self._fd = fd
-        else:
-            os.close(fd)
-
-
-def sweep(root: Path) -> list[Path]:
-    """Remove the folders of this user's runs of which no process is left. Returns those removed."""
-    removed = []
-    for path in _folders(root):
-        try:
-            fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            # made this moment and not locked yet, or its maker was killed before the lock
-            with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_mtime > 60:
-                    shutil.rmtree(path, ignore_errors=True)
-                    removed.append(path)
-            continue
-        except OSError:
-            continue
-        try:
-            if _remove_if_alone(path, fd):
-                removed.append(path)
-        finally:
-            os.close(fd)
-    return removed
-
-
-def remove_if_alone(path: Path) -> bool:
-    """Remove the folder of a run unless some process of it is left. Returns whether it is gone."""
-    try:
-        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        return _remove_if_alone(path, fd)
-    finally:
-        os.close(fd)
-
-
-def left(root: Path) -> list[Path]:
-    """Return the folders of this user's runs of which no process is left; nothing is removed."""
-    folders = []
-    for path in _folders(root):
-        try:
-            fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            folders.append(path)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-    return folders
-
-
 def memory_name(directory: Path) -> str:
     """Return a new name, for `Folder`, of the run in this directory. All names of one directory begin alike, so that
     what is left of one run is found among what is left of others."""
@@ -536,30 +394,3 @@ def memory_root(fallback: Path, least_bytes: int = 1 << 28) -> Path:
     except OSError:
         return fallback
     return shm if status.f_bavail * status.f_frsize >= least_bytes and os.access(shm, os.W_OK) else fallback
-
-
-def _folder_prefix() -> str:
-    return f"hopyard-{os.geteuid()}-"
-
-
-def _folders(root: Path) -> list[Path]:
-    """Return the folders with such names that are this user's. Others may give theirs such names, and whoever opens a
-    file that its owner has under a lease waits for 45 seconds."""
-    folders = []
-    for path in root.glob(f"{_folder_prefix()}*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                folders.append(path)
-    return folders
-
-
-def _remove_if_alone(path: Path, fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    if not still_there(fd, path / "lock"):  # a new run has taken the name
-        return False
-    shutil.rmtree(path, ignore_errors=True)
-    return True

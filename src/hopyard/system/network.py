@@ -1,4 +1,4 @@
-"""The addresses of this host: which one others can dial, and on which one it listens for them."""
+"""The addresses of this host: which one others can dial, and on which one it listens for them; exact reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
@@ -158,3 +160,24 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def read(connection: Any, size: int, deadline: float | None = None) -> bytes:
+    """Read exactly `size` bytes from a socket, or what is used as one. Raises as `read_into`."""
+    data = bytearray(size)
+    read_into(connection, memoryview(data), deadline)
+    return bytes(data)
+
+
+def read_into(connection: Any, view: memoryview, deadline: float | None = None) -> None:
+    """Fill `view`; ConnectionError when the connection ends before, TimeoutError at the deadline (of `monotonic`)."""
+    at = 0
+    while at < len(view):
+        if deadline is not None:
+            if (left := deadline - monotonic()) <= 0:
+                raise TimeoutError(f"{at} of {len(view)} bytes came in time")
+            connection.settimeout(left)
+        count = connection.recv_into(view[at:], 0, socket.MSG_WAITALL)
+        if not count:
+            raise ConnectionError("the connection ended")
+        at += count

@@ -17,13 +17,14 @@ from hopyard.agent.runs import storage as reach_module
 from hopyard.agent.runs.storage import Reach, StoreOpener, reach
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.spec import Ref, RunSpec
-from hopyard.store.arena import Arena, Folder, Taken
+from hopyard.store.arena import Arena, Taken
 from hopyard.store.bulk import connection
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server
 from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import LocalStore, sign
 from hopyard.store.tree import decode, plan
+from hopyard.system.scratch import Folder
 
 REF = Ref(0, 1, 1)
 TREE = {"weights": np.arange(1000.0)}

@@ -447,12 +447,11 @@ def test_a_client_that_dies_while_it_sends_leaves_nothing(
     server.close()
 
 
-def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_want_them(
+def test_clients_that_stop_while_they_send_keep_their_turns_only_until_they_count_as_gone(
     tmp_path: Path, credentials: Credentials, encrypt: bool, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
-    monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
-    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)  # longer than a test may take
+    monkeypatch.setattr(connection, "STALL_SECONDS", 1.0)
     store = LocalStore(tmp_path)
     server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
     stopped = []
@@ -462,8 +461,6 @@ def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_wa
         line.receive(connection.GO)
         line.send(connection.DATA, bytes(1 << 20))
         stopped.append(line)
-    time.sleep(1.5)
-    assert len(server._turns) == PUTS  # nobody else wants them
     RemoteStore(client, server.address).put(REF, memoryview(b"whole"))
     assert store.refs() == {REF}
     for line in stopped:
@@ -471,19 +468,17 @@ def test_clients_that_stop_while_they_send_keep_their_turns_only_until_others_wa
     server.close()
 
 
-def test_clients_that_stop_while_they_take_keep_their_turns_only_until_others_want_them(
+def test_clients_that_stop_while_they_take_keep_their_turns_only_until_they_count_as_gone(
     tmp_path: Path, credentials: Credentials, encrypt: bool, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.1)
-    monkeypatch.setattr(bulk_server, "HELD_SECONDS", 0.5)
-    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)  # longer than a test may take
+    monkeypatch.setattr(connection, "STALL_SECONDS", 1.0)
     store = LocalStore(tmp_path)
     store.put(REF, memoryview(bytes(32 << 20)))
     server = Server("127.0.0.1", credentials, Depot(store).services(), encrypt=encrypt)
     stopped = [connection.dial(server.address, credentials) for _ in range(GETS)]
     for line in stopped:
         line.send(connection.ASK, bulk.encode(Ask("get", REF)))
-    until(lambda: len(server._turns) == GETS)
     assert len(RemoteStore(client, server.address).get(REF)) == 32 << 20
     for line in stopped:
         line.close()

@@ -76,7 +76,7 @@ def test_who_does_not_know_the_token_gets_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for token in ("a guess", "", "the token "):
-            refused(server.address, Credentials(token, pem if encrypt else ""), "the line ended")
+            refused(server.address, Credentials(token, pem if encrypt else ""), "the connection ended")
     assert caplog.text.count("strangers to the port of States were refused") == 1
     assert "the token" not in caplog.text.replace("know the token of", "")
     friend()
@@ -110,7 +110,7 @@ def test_what_one_said_lets_no_other_in(server: Server, credentials: Credentials
     one.mac = lambda *given: proofs.append(mac(*given)) or mac(*given)  # type: ignore[method-assign]
     connection.dial(server.address, one).close()
     other.mac = lambda *given: proofs[0]  # type: ignore[method-assign]
-    refused(server.address, other, "the line ended")
+    refused(server.address, other, "the connection ended")
     friend()
 
 
@@ -151,7 +151,7 @@ def test_it_is_exactly_this_certificate(pem: str) -> None:
 def test_a_client_in_clear_is_not_heard_by_a_server_with_tls(pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.5)
     server = Server("127.0.0.1", Credentials("the token", pem), SERVICES, encrypt=True)
-    refused(server.address.replace("tls", "tcp"), Credentials("the token"), "line ended|reset")
+    refused(server.address.replace("tls", "tcp"), Credentials("the token"), "connection ended|reset")
     server.close()
 
 
@@ -296,7 +296,7 @@ def test_two_hundred_connections_at_once(
     monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 2.0)
     lines = [socket.create_connection(parted(server.address)) for _ in range(200)]
     try:
-        until(lambda: server._accepted_count >= 200)
+        until(lambda: len(server._strangers) == bulk_server.STRANGERS)
         until(lambda: threads() <= bulk_server.STRANGERS + 1)
         friend()
         for line in lines:

@@ -41,10 +41,11 @@ from hopyard.data.partitions.mapped import close_partition, rows_here, sees_entr
 from hopyard.data.partitions.supply import supply
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.frameworks import environment, quiet, release, runtimes
-from hopyard.store.arena import Arena, Folder
+from hopyard.store.arena import Arena
 from hopyard.store.guard import Guarded
 from hopyard.system.network import LOOPBACK, address_towards
 from hopyard.system.processes import name_threads
+from hopyard.system.scratch import Folder
 from hopyard.text import escaped
 from hopyard.training.build import Plan, foresee, warm
 

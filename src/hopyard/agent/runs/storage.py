@@ -19,13 +19,14 @@ from hopyard import meter
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.ports import Store
 from hopyard.spec import Ref
-from hopyard.store.arena import Folder, Taken, memory_root, sweep, take
+from hopyard.store.arena import Taken, memory_root, take
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import STALL_SECONDS, Credentials
 from hopyard.store.bulk.server import Server, Service
 from hopyard.store.remote import RemoteStore
 from hopyard.store.states import open_store, signed
 from hopyard.system.network import address_towards, parted
+from hopyard.system.scratch import Folder, sweep
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,9 +17,6 @@ from hopyard.feeds.sender import Route, send_partition
 from hopyard.feeds.spark_tasks import FEEDING, feeding, feeding_rows
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.sparkapi.session import is_connect
-
-READ_AHEAD = 2
-"""Most blocks that wait for a worker which takes its rows more slowly than others."""
 
 
 class Source(Protocol):
@@ -74,109 +70,55 @@ class SparkRows:
 
 
 class LocalRows:
-    """Rows of this process. They are read once, in blocks; block k goes to worker k modulo the number of workers."""
+    """Rows of this process, in blocks that are views of them; block k goes to worker k modulo the number of workers."""
 
     spark = False
 
     def __init__(self, data: Any) -> None:
         self._data = data
-        self._pass = _Pass()
-        """The state of the current call of `send`."""
+        self._stop = threading.Event()
+        """Set: the current call of `send` sends no further block."""
 
     def send(self, route: Route) -> int:
         """Send each worker a partition, in a thread of its own."""
-        self._pass = current_pass = _Pass()
-        senders = [_Sender(route, worker, current_pass) for worker in range(len(route.endpoints))]
+        self._stop = stop = threading.Event()
+        workers = len(route.endpoints)
+        blocks = list(blocks_of(self._data, workers))
+        rows, errors = list[int](), list[BaseException]()
+
+        def send(worker: int) -> None:
+            try:
+                part = _until(stop, blocks[worker::workers], route.feed)
+                rows.append(send_partition(route, worker, 0, part, worker=worker).rows)
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                errors.append(error)
+                stop.set()
+
+        threads = [
+            threading.Thread(target=send, args=(worker,), name="hopyard-send", daemon=True) for worker in range(workers)
+        ]
         try:
-            for number, block in enumerate(blocks_of(self._data, len(senders))):
-                if not senders[number % len(senders)].put(block) and all(sender.ended for sender in senders):
-                    break
-            for sender in senders:
-                sender.put(None)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         except BaseException:
-            current_pass.stop()
+            stop.set()
             raise
-        for sender in senders:
-            sender.thread.join()
-        errors = [sender.error for sender in senders if sender.error is not None]
         if errors:
-            raise next((error for error in errors if not isinstance(error, _Stopped)), errors[0])
-        return sum(sender.rows for sender in senders)
+            raise errors[0]
+        return sum(rows)
 
     def cancel(self) -> None:
         """Send no further block."""
-        self._pass.stop()
+        self._stop.set()
 
 
-class _Stopped(HopyardError):
-    """Another worker failed, or the feed was cancelled."""
-
-
-class _Pass:
-    """The state that all senders of one pass over the rows share.
-
-    Attributes:
-        changed: held while any of their queues changes, and notified then.
-        stopped: whether no further block is sent.
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.stopped = False
-
-    def stop(self) -> None:
-        """Send no further block."""
-        with self.changed:
-            self.stopped = True
-            self.changed.notify_all()
-
-
-class _Sender:
-    """Sends the rows of one worker. Its thread ends when all is sent, when the worker wants no more, or on errors."""
-
-    def __init__(self, route: Route, worker: int, current_pass: _Pass) -> None:
-        self._route, self._worker, self._pass = route, worker, current_pass
-        self._blocks: deque[Any] = deque()
-        self.ended = False
-        self.rows = 0
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="hopyard-send", daemon=True)
-        self.thread.start()
-
-    def put(self, block: Any) -> bool:
-        """Wait for room and hand over a block, or None after the last one; return False if the sender has ended."""
-        changed = self._pass.changed
-        with changed:
-            changed.wait_for(lambda: self.ended or len(self._blocks) < READ_AHEAD)
-            if not self.ended:
-                self._blocks.append(block)
-                changed.notify_all()
-            return not self.ended
-
-    def _run(self) -> None:
-        try:
-            self.rows = send_partition(self._route, self._worker, 0, self._pop_blocks(), worker=self._worker).rows
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            self.error = error
-            self._pass.stop()
-        finally:
-            with self._pass.changed:
-                self.ended = True
-                self._pass.changed.notify_all()
-
-    def _pop_blocks(self) -> Iterator[Any]:
-        """Yield the blocks that were handed over."""
-        changed = self._pass.changed
-        while True:
-            with changed:
-                changed.wait_for(lambda: self._blocks or self._pass.stopped)
-                if self._pass.stopped:
-                    raise _Stopped(f"feed {self._route.feed!r}: stopped")
-                block = self._blocks.popleft()
-                changed.notify_all()
-            if block is None:
-                return
-            yield block
+def _until(stop: threading.Event, blocks: Iterable[Any], feed: str) -> Iterator[Any]:
+    for block in blocks:
+        if stop.is_set():
+            raise HopyardError(f"feed {feed!r}: stopped")
+        yield block
 
 
 def source_of(data: Any) -> Source:

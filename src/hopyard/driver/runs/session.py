@@ -48,7 +48,7 @@ from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
 from hopyard.store import summary
-from hopyard.store.arena import Folder, memory_name, memory_root, sweep
+from hopyard.store.arena import memory_name, memory_root
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service, secured
 from hopyard.store.bulk.turns import Turns
@@ -59,6 +59,7 @@ from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
 from hopyard.store.standing import standing
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.system.scratch import Folder, sweep
 from hopyard.text import shell_command
 from hopyard.training.build import needed
 from hopyard.views.report import brief

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 
 from hopyard.certificate import prove_same, tls
 from hopyard.system.network import keep_alive
@@ -38,17 +37,20 @@ class Line:
     Args:
         connection: a connected socket, blocking or not.
         security: None: in clear.
+
+    Raises:
+        OSError: the connection is gone.
     """
 
     def __init__(self, connection: socket.socket, security: Security | None = None) -> None:
-        self.socket = connection
         self._security = security
         self.agreed = security is None
         """Whether both ends have shown what they must; before that nothing can be sent."""
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = None
+        self.socket = connection
         if security is not None:
-            self._tls = security.context.wrap_bio(self._in, self._out, server_side=security.server)
+            self.socket = security.context.wrap_socket(
+                connection, server_side=security.server, do_handshake_on_connect=False
+            )
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -60,15 +62,8 @@ class Line:
         Raises:
             OSError: the other end has not this certificate, or takes too long.
         """
-        deadline = time.monotonic() + seconds
+        self.socket.settimeout(seconds)
         self._handshake()
-        while not self.agreed:
-            self.socket.settimeout(max(0.1, deadline - time.monotonic()))
-            data = self.socket.recv(BLOCK)
-            if not data or time.monotonic() > deadline:
-                raise ConnectionError("the connection ended, or time did, before TLS was agreed on")
-            self._in.write(data)
-            self._handshake()
         self.socket.settimeout(None)
 
     def receive(self) -> bytes | None:
@@ -78,51 +73,27 @@ class Line:
             BlockingIOError: nothing has come.
             OSError: the connection broke, or the other end has not this certificate.
         """
-        data = self.socket.recv(BLOCK)
-        if self._tls is None or not data:
-            return data
-        self._in.write(data)
-        if not self.agreed:
-            self._handshake()
-            if not self.agreed:
-                return None
-        text = b""
         try:
-            while piece := self._tls.read(BLOCK):
-                text += piece
+            if self.agreed:
+                return self.socket.recv(BLOCK)
+            self._handshake()
         except ssl.SSLWantReadError:
-            return text or None
-        return text
+            pass
+        return None
 
     def send(self, data: bytes) -> None:
         """Send all of this. Raises OSError when it cannot be sent at once, or the connection is gone."""
-        if self._tls is None:
-            self.socket.sendall(data)
-            return
-        self._tls.write(data)
-        self._flush()
+        self.socket.sendall(data)
 
     def close(self) -> None:
         """Hang up."""
         self.socket.close()
 
     def _handshake(self) -> None:
-        assert self._tls is not None and self._security is not None
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            return
-        except ssl.SSLError:
-            self._flush()  # so that the other end learns why
-            raise
-        prove_same(self._tls.getpeercert(binary_form=True) or b"", self._security.certificate)
-        self._flush()
+        assert isinstance(self.socket, ssl.SSLSocket) and self._security is not None
+        self.socket.do_handshake()
+        prove_same(self.socket.getpeercert(binary_form=True) or b"", self._security.certificate)
         self.agreed = True
-
-    def _flush(self) -> None:
-        if self._out.pending:
-            self.socket.sendall(self._out.read())
 
 
 def lasting(connection: socket.socket) -> None:

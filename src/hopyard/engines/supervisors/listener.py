@@ -115,13 +115,13 @@ class Listener:
             return
         try:
             lasting(connection)
+            connection.setblocking(False)
+            stranger = Stranger(Line(connection, self._security), time.monotonic())
         except OSError:  # it is gone; macOS then allows no options any more
             connection.close()
             return
-        connection.setblocking(False)
         if len(self._strangers) >= self._most:
             self._drop(self._strangers[0])
-        stranger = Stranger(Line(connection, self._security), time.monotonic())
         self._strangers.append(stranger)
         self._select.register(stranger.line, selectors.EVENT_READ, lambda: self._receive(stranger))
 

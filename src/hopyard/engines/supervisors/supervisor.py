@@ -123,10 +123,10 @@ def dial(ticket: Ticket) -> Line:
     """Return a connection to the driver. Raises ConnectionError, which names both ends."""
     try:
         connection = socket.create_connection((ticket.host, ticket.port), DIAL_SECONDS)
+        lasting(connection)
+        line = Line(connection, Security(ticket.certificate, server=False) if ticket.certificate else None)
     except OSError as error:
         raise ConnectionError(_unreached(ticket.host, ticket.port, error)) from None
-    lasting(connection)
-    line = Line(connection, Security(ticket.certificate, server=False) if ticket.certificate else None)
     try:
         if not line.agreed:
             line.agree(DIAL_SECONDS)

@@ -25,7 +25,7 @@ from hopyard.certificate import prove_same, tls
 from hopyard.store.bulk.seals import Seals
 from hopyard.store.bulk.tls import TlsSocket
 from hopyard.store.room import room
-from hopyard.system.network import keep_alive, parted
+from hopyard.system.network import keep_alive, parted, read, read_into
 
 ASK, GO, WAIT, DATA, END, REPLY = b"A", b"G", b"W", b"D", b"E", b"R"
 """Kinds of frames: a request; send its bytes; it waits for its turn or is worked on; a chunk of bytes; the seal of the
@@ -93,9 +93,9 @@ def dial(address: str, credentials: Credentials) -> Connection:
         if address.startswith("tls://"):
             sock = _secure(sock, credentials, server_side=False, seconds=STALL_SECONDS)
         sock.settimeout(STALL_SECONDS)
-        theirs, mine = _read(sock, _NONCE), os.urandom(_NONCE)
+        theirs, mine = read(sock, _NONCE), os.urandom(_NONCE)
         _send(sock, mine + credentials.mac(b"client", theirs, mine))
-        if not hmac.compare_digest(_read(sock, _MAC), credentials.mac(b"server", mine, theirs)):
+        if not hmac.compare_digest(read(sock, _MAC), credentials.mac(b"server", mine, theirs)):
             raise ConnectionError("who answers there does not know the token of this run")
     except BaseException:
         sock.close()
@@ -120,7 +120,7 @@ def admit(sock: Socket, credentials: Credentials, *, secure: bool) -> Connection
             sock = _secure(sock, credentials, server_side=True, seconds=HANDSHAKE_SECONDS)
         mine = os.urandom(_NONCE)
         _send(sock, mine)
-        answer = _read(sock, _NONCE + _MAC, deadline)
+        answer = read(sock, _NONCE + _MAC, deadline)
         theirs, mac = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(mac, credentials.mac(b"client", mine, theirs)):
             raise ConnectionError("who dialled does not know the token of this run")
@@ -142,7 +142,7 @@ def _secure(sock: Socket, credentials: Credentials, *, server_side: bool, second
 
 
 class Connection:
-    """One admitted end. One thread at a time uses it; `pulse`, `still`, `gone` and `shut` may be called from any.
+    """One admitted end. One thread at a time uses it; `pulse`, `gone` and `shut` may be called from any.
 
     Args:
         sock: the connected socket.
@@ -156,8 +156,6 @@ class Connection:
         self._sent, self._received = sent or Seals(), received or Seals()
         self._lock = threading.Lock()
         self._working = False
-        self._body_at: float | None = None
-        """When bytes of the body that is on its way last moved; None: there is none."""
         self.moved: Callable[[int], None] = lambda count: None
         """Called with the bytes of each piece that went or came; 0: a pulse of the other end, which is at work."""
         self.room: Callable[[int], memoryview] = room
@@ -181,7 +179,7 @@ class Connection:
         while True:
             kind, size = self._head()
             if kind in kinds:
-                return kind, _read(self._socket, size)
+                return kind, read(self._socket, size)
             if kind != WAIT or size:
                 raise ConnectionError(f"a frame {kind!r} of {size} bytes came in place of {b' or '.join(kinds)!r}")
             self.moved(0)
@@ -190,17 +188,15 @@ class Connection:
         """Send chunks and their seal. `data` may change meanwhile, as memory that is used again: after the last chunk
         `intact` tells whether it did, and the other end learns it from an empty seal."""
         seal = self._sent.next()
-        with self._body():
-            for at in range(0, len(data), CHUNK):
-                part = data[at : at + CHUNK]
-                _send(self._socket, _HEAD.pack(DATA, len(part)))
-                for start in range(0, len(part), _PIECE):
-                    piece = part[start : start + _PIECE]
-                    seal.update(piece)
-                    _send(self._socket, piece)
-                    self._body_at = monotonic()
-                    self.moved(len(piece))
-            self.send(END, seal.digest() if intact() else b"")
+        for at in range(0, len(data), CHUNK):
+            part = data[at : at + CHUNK]
+            _send(self._socket, _HEAD.pack(DATA, len(part)))
+            for start in range(0, len(part), _PIECE):
+                piece = part[start : start + _PIECE]
+                seal.update(piece)
+                _send(self._socket, piece)
+                self.moved(len(piece))
+        self.send(END, seal.digest() if intact() else b"")
 
     def receive_body(self, size: int) -> memoryview:
         """Receive `size` bytes, and compare them with their seal.
@@ -210,38 +206,23 @@ class Connection:
             ConnectionError: the connection ended, or the bytes are not those that were sent.
         """
         view, seal, at = self.room(size), self._received.next(), 0
-        with self._body():
-            while at < size:
-                kind, count = self._head()
-                if kind != DATA or not 0 < count <= size - at:
-                    raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
-                part = view[at : at + count]
-                for start in range(0, count, _PIECE):
-                    piece = part[start : start + _PIECE]
-                    _read_into(self._socket, piece)
-                    seal.update(piece)  # while the processor's cache has it
-                    self._body_at = monotonic()
-                at += count
-                self.moved(count)
-            _, theirs = self.receive(END)
+        while at < size:
+            kind, count = self._head()
+            if kind != DATA or not 0 < count <= size - at:
+                raise ConnectionError(f"a frame {kind!r} of {count} bytes came at byte {at} of {size}")
+            part = view[at : at + count]
+            for start in range(0, count, _PIECE):
+                piece = part[start : start + _PIECE]
+                read_into(self._socket, piece)
+                seal.update(piece)  # while the processor's cache has it
+            at += count
+            self.moved(count)
+        _, theirs = self.receive(END)
         if not theirs:
             raise FileNotFoundError("its memory was used again")
         if not hmac.compare_digest(theirs, seal.digest()):
             raise ConnectionError(f"{size} bytes were damaged on their way")
         return view
-
-    def still(self) -> float:
-        """Return for how many seconds no byte of a body that is on its way has moved; 0.0: none is on its way."""
-        at = self._body_at
-        return 0.0 if at is None else monotonic() - at
-
-    @contextlib.contextmanager
-    def _body(self) -> Iterator[None]:
-        self._body_at = monotonic()
-        try:
-            yield
-        finally:
-            self._body_at = None
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -279,7 +260,7 @@ class Connection:
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def _head(self) -> tuple[bytes, int]:
-        kind, size = _HEAD.unpack(_read(self._socket, _HEAD.size))
+        kind, size = _HEAD.unpack(read(self._socket, _HEAD.size))
         if size > CHUNK:
             raise ConnectionError(f"a frame of {size} bytes was announced; at most {CHUNK} are allowed")
         return kind, size
@@ -289,22 +270,3 @@ def _send(sock: Socket, data: bytes | memoryview) -> None:
     view, at = memoryview(data), 0
     while at < len(view):  # not sendall, whose time-out is for all of it
         at += sock.send(view[at : at + _PIECE])
-
-
-def _read(sock: Socket, size: int, deadline: float | None = None) -> bytes:
-    data = bytearray(size)
-    _read_into(sock, memoryview(data), deadline)
-    return bytes(data)
-
-
-def _read_into(sock: Socket, view: memoryview, deadline: float | None = None) -> None:
-    at = 0
-    while at < len(view):
-        if deadline is not None:
-            if (left := deadline - monotonic()) <= 0:
-                raise TimeoutError(f"{at} of {len(view)} bytes came in time")
-            sock.settimeout(left)
-        count = sock.recv_into(view[at:])
-        if not count:
-            raise ConnectionError("the line ended")
-        at += count

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 PULSE_SECONDS = 5.0
 STRANGERS = 64
 """How many connections at once may not have shown yet that they belong to the run; one more ends the oldest."""
-HELD_SECONDS = 10.0
-"""How long a client that sends and receives no byte keeps its turn, once others wait for it. It may ask again."""
 LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Bytes that a request may bring: what it brings is in memory here."""
 CLOSE_SECONDS = 10.0
@@ -94,13 +92,10 @@ class Server:
         port = int(self._listener.getsockname()[1])
         self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
         self._lock = threading.Lock()
-        self._strangers: dict[int, socket.socket] = {}
-        """Number → a second descriptor of the connection, by which it can be ended; the oldest first."""
-        self._accepted_count = 0
+        self._strangers: dict[socket.socket, None] = {}
+        """Connections that were not let in yet; the oldest first."""
         self._connections: dict[Connection, bool] = {}
         """Connections that were let in → whether a request is being answered."""
-        self._turns: dict[Connection, Turns] = {}
-        """Connection → the turns of which it has one."""
         self._threads: set[threading.Thread] = set()
         self._open = True
         self._refused = 0
@@ -115,8 +110,8 @@ class Server:
         os.write(self._waker, b"x")
         self._thread.join()
         with self._lock:
-            while self._strangers:
-                _shut(self._strangers.popitem()[1])
+            for stranger in self._strangers:
+                _shut(stranger)
             for connection, answering in self._connections.items():
                 if not answering:
                     connection.shut()
@@ -144,18 +139,13 @@ class Server:
                 if time.monotonic() >= pulse:
                     pulse = time.monotonic() + PULSE_SECONDS
                     with self._lock:
-                        connections, holders = list(self._connections), list(self._turns.items())
+                        connections = list(self._connections)
                     for connection in connections:
                         connection.pulse()
-                    for connection, turns in holders:
-                        if connection.still() >= HELD_SECONDS and turns.awaited:
-                            log.warning("a worker that moves no byte lost its turn; it may ask again")
-                            connection.shut()
 
     def _let_in(self) -> None:
         try:
             sock, _ = self._listener.accept()
-            duplicate = sock.dup()
         except BlockingIOError:
             return
         except OSError as error:  # no more files may be open; the kernel keeps the connection until there are
@@ -164,24 +154,24 @@ class Server:
             return
         with self._lock:
             if len(self._strangers) >= STRANGERS:
-                _shut(self._strangers.pop(next(iter(self._strangers))))
-            self._accepted_count += 1
-            number = self._accepted_count
-            self._strangers[number] = duplicate
-            thread = threading.Thread(target=self._serve, args=(sock, number), name="hopyard-bulk-line", daemon=True)
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _shut(oldest)
+            self._strangers[sock] = None
+            thread = threading.Thread(target=self._serve, args=(sock,), name="hopyard-bulk-line", daemon=True)
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads
             with self._lock:
                 self._threads.discard(thread)
-                _shut(self._strangers.pop(number))
+                self._strangers.pop(sock, None)
             sock.close()
             log.warning("a connection cannot be let in: %s", error)
 
     # ---------------------------------------------------------------- one thread for each connection
 
-    def _serve(self, sock: socket.socket, number: int) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         connection = None
         try:
             try:
@@ -191,8 +181,7 @@ class Server:
                 return
             finally:
                 with self._lock:
-                    if duplicate := self._strangers.pop(number, None):
-                        duplicate.close()
+                    self._strangers.pop(sock, None)
                     if connection is not None:
                         self._connections[connection] = False
             with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -230,7 +219,6 @@ class Server:
         finally:
             with self._lock:
                 self._connections[connection] = False
-                self._turns.pop(connection, None)
 
     def _answer(self, connection: Connection, ask: Ask, turn: contextlib.ExitStack) -> tuple[Reply, Any]:
         """Return the reply and its bytes. `turn` is released when they are sent."""
@@ -243,8 +231,6 @@ class Server:
         def prepare() -> None:
             if service.turns is not None:
                 turn.enter_context(service.turns.one(ask.seconds, connection.gone))
-                with self._lock:
-                    self._turns[connection] = service.turns
 
         reply, _ = _attempt(connection, prepare)
         if reply.fault:
@@ -287,5 +273,5 @@ def _attempt(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, An
 
 
 def _shut(sock: socket.socket) -> None:
-    with sock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -40,7 +40,7 @@ class TlsSocket:
             except ssl.SSLWantReadError:
                 sock.settimeout(max(0.1, deadline - monotonic()))
                 if monotonic() >= deadline or not self._receive():
-                    raise ConnectionError("the line ended, or time did, before TLS was agreed on") from None
+                    raise ConnectionError("the connection ended, or time did, before TLS was agreed on") from None
             except ssl.SSLError:
                 self._flush()  # so that the other end learns why
                 raise
@@ -52,7 +52,7 @@ class TlsSocket:
         """Return the certificate of the other end, as DER."""
         return self._tls.getpeercert(binary_form=True) or b""
 
-    def recv_into(self, view: memoryview) -> int:
+    def recv_into(self, view: memoryview, *_: int) -> int:
         """Read some bytes, as many as are there; returns how many, 0: the connection ended."""
         at = 0
         while at < len(view):

@@ -24,12 +24,6 @@ class Turns:
         self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
-    @property
-    def awaited(self) -> bool:
-        """Whether anybody waits for a turn."""
-        with self._changed:
-            return bool(self._queue)
-
     @contextlib.contextmanager
     def one(self, seconds: float, gone: Callable[[], bool]) -> Iterator[None]:
         """Hold a turn in the block. It is waited for at most so many seconds, and no longer than somebody wants it.
