@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from hopyard.core.runs.events import CODEC, Dispatch, Done, Durable, Joined, Line
-from hopyard.store.arena import left as unlocked
 from hopyard.store.journal import read
+from hopyard.system.scratch import left as unlocked
 
 HERE = Path(__file__).parent
 MARK = "HOPYARD_CHAOS"
