@@ -76,6 +76,8 @@ def packed(sums: Sums) -> PackedSums:
     return {name: (Array.of(total) if isinstance(total, list) else total, rows) for name, (total, rows) in sums.items()}
 
 
+RowKind = Literal["train", "validate"]
+"""Which rows of a Dataset."""
 Kind = Literal["train", "validate", "fold"]
 Fault = Literal["user", "data", "system", "store", "memory"]
 """The cause of a fault: the recipe, the rows, the system (network, disk, a lost worker), the store of States, or that
@@ -101,7 +103,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PartitionRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive partitions of one kind."""
 
-    kind: Literal["train", "validate"]
+    kind: RowKind
     first: int
     end: int
     """One more than the last."""

@@ -108,7 +108,7 @@ def select(
             hy.Inline(), whose worker is this process, only unit_timeout means anything, once the unit has ended.
         durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something,
             before it is replaced; the time in which the store is away, as the worker then says, does not count, unless
-            other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
+            other workers store their States meanwhile. A trial ends when three of its workers in a row were replaced.
 
     Returns:
         Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.plot(path)`, `.gantt(path)`.
