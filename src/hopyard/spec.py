@@ -77,6 +77,8 @@ def packed(sums: Sums) -> PackedSums:
     return {name: (Array.of(total) if isinstance(total, list) else total, rows) for name, (total, rows) in sums.items()}
 
 
+RowKind = Literal["train", "validate"]
+"""Which rows of a Dataset."""
 Kind = Literal["train", "validate", "fold"]
 Fault = Literal["user", "data", "system", "store", "memory"]
 """The cause of a fault: the recipe, the rows, the system (network, disk, a lost worker), the store of States, or that
@@ -102,7 +104,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PartitionRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive partitions of one kind."""
 
-    kind: Literal["train", "validate"]
+    kind: RowKind
     first: int
     end: int
     """One more than the last."""
@@ -178,7 +180,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number.
         durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something. The
             time in which the store is away, as the worker then says, does not count, unless other workers store their
-            States meanwhile. A trial whose workers were replaced twice in a row gets double.
+            States meanwhile. A trial ends when three of its workers in a row were replaced.
 
     Example:
         >>> import hopyard as hy

@@ -352,15 +352,27 @@ def test_a_worker_that_the_system_killed_for_memory_counts_as_such():
     assert run.machine.trials[0].fault == "memory"
 
 
-def test_slots_of_another_device_or_host_do_not_rest():
+def test_slots_of_another_host_do_not_rest():
     run = Run(trials=3, slots=0, partitions=4, checked=False)
-    for slot, (host, device) in enumerate([("a", "0"), ("a", "1"), ("b", "0")]):
-        run.give(Joined(at=0.0, slot=slot, host=host, pid=slot, device=device))
+    for slot, host in enumerate(["a", "a", "b"]):
+        run.give(Joined(at=0.0, slot=slot, host=host, pid=slot, device="0"))
     run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
     run.failed(0, "memory", device=True)
     run.give(Joined(at=0.0, slot=3, host="a", pid=3, device="0"))
-    assert run.unit(3).trial == 0 and run.machine.scheduler.resting == set()
-    assert dispatched(run.done(1)) and dispatched(run.done(2))
+    assert dispatched(run.done(2)) != [] and run.machine.scheduler.resting == {1, 3}
+    assert [trial for _, trial, *_ in dispatched(run.done(1))] == [0]
+    assert run.machine.scheduler.resting == {1}
+
+
+def test_two_trials_without_memory_take_turns():
+    run = Run(trials=3, slots=3, partitions=4)
+    run.failed(0, "memory")
+    run.failed(1, "memory")
+    run.join(3)
+    run.join(4)
+    assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]
+    assert dispatched(run.done(3))[0] == (4, 1, "train", 0, (1,)) and run.machine.scheduler.resting == {2, 3}
+    assert {trial for _, trial, *_ in dispatched(run.done(4))} == {0, 1, 2}
 
 
 def test_when_no_new_worker_comes_any_other_tries_it():
@@ -392,7 +404,7 @@ def test_preflight_tells_whose_memory_ran_out(on_device, named):
         )
         run.give(error)
         run.join(slot + 1)
-    assert f"its {named} rested" in run.machine.trials[0].error
+    assert f"fewer workers to each {named}" in run.machine.trials[0].error
 
 
 def test_a_check_that_the_system_disturbed_is_done_again():

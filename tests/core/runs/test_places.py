@@ -4,7 +4,7 @@ import pytest
 
 from hopyard.core.runs.events import Placed
 from hopyard.core.runs.order import spread, start
-from hopyard.core.runs.places import GRACE, Places, uneven
+from hopyard.core.runs.places import GRACE, Places
 from hopyard.spec import Gang, PartitionRange, RunSpec
 
 
@@ -211,11 +211,6 @@ def test_needed_are_the_homes_of_what_is_ahead():
     places = places_of(2, 8, hosts="ab")
     visit(places, "a", 0), visit(places, "b", 4)
     assert places.needed({PartitionRange("train", 5, 6)}) == {"b"}
-
-
-def test_uneven_partitions_are_counted():
-    assert uneven(8, 3) == (1.125, 9) and uneven(8, 5) == (1.25, 10) and uneven(8, 4) == (1.0, 8)
-    assert uneven(4, 9)[0] == 1.0
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 5, 8, 12, 32, 100])

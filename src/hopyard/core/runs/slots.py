@@ -50,9 +50,6 @@ class Slots:
         run = self._run
         run.search.resumed(event.at, run.before)
         if event.timeouts is not None:
-            if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
-                for trial in run.trials.values():
-                    trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
         units = [unit for _, unit in run.leases.standing().values()]
         run.leases.clear()
