@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait about as long as they compute, so two cores have four processes. tests/schedule.py says which files each takes.
+# Tests wait about as long as they compute, so two cores have four processes.
 PROCESSES := 4
 CLASSES := $(VENV)/.spark-classes.jsa
-PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
 DEMO := $(VENV)/.demo
 
 .PHONY: demo test test-all quick check lint types docs bench clean

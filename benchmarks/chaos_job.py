@@ -209,7 +209,7 @@ def main() -> None:
             parallel=hy.Hopper(group=how["group"]),
             engine=engine(how),
             store=how["store"],
-            heartbeat_timeout=how["heartbeat_timeout"],
+            timeouts=hy.Timeouts(heartbeat_timeout=how["heartbeat_timeout"]),
             resume=how["resume"],
         )
     print("DIGESTS " + json.dumps([trial.digest for trial in run.trials] + [run.best.id, run.best.epoch]))

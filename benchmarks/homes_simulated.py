@@ -42,7 +42,6 @@ def run(
         validation=0,
         trials=trials,
         copies=copies,
-        starts="spread",
         stop=stop,
         metric="loss" if stop else None,
         group_seconds=group_seconds,

@@ -147,7 +147,6 @@ class Crowd:
     env: dict[str, str] = field(default_factory=dict)
     in_process: bool = False
     address: tuple[str, int] = ("127.0.0.1", 0)
-    states_port: int = 0
     start_timeout: float = 120.0
     driver_workers: int = 0
 

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from hopyard.core.runs.records import SlotRecord, TrialRecord
-from hopyard.core.runs.rungs.search import Search
+from hopyard.core.runs.search import Search
 from hopyard.spec import RunSpec
 from hopyard.stopping import ASHA
 

@@ -20,7 +20,7 @@ from hopyard.sim.world import World
 from hopyard.spec import RunSpec, Unit
 
 SLOTS, TRIALS, PARTITIONS = 10_000, 10_000, 100
-SPEC = RunSpec(epochs=1, partitions=PARTITIONS, validation=0, trials=TRIALS, copies=1, starts="spread")
+SPEC = RunSpec(epochs=1, partitions=PARTITIONS, validation=0, trials=TRIALS, copies=1)
 HOSTS = 100
 
 

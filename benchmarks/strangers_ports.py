@@ -28,6 +28,7 @@ import cloudpickle
 import msgspec
 import zmq
 
+from hopyard import __version__
 from hopyard.agent.connection import Connection
 from hopyard.agent.connection import dial as dial_driver
 from hopyard.agent.progress import Progress
@@ -37,6 +38,7 @@ from hopyard.core.messages import FRAME_LIMIT, Card, Examine, Hello, Ready, Setu
 from hopyard.driver import router
 from hopyard.engines.supervisors import messages as lines
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.engines.supervisors.supervisor import dial as dial_from_host
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.feeds import receiver
@@ -201,7 +203,7 @@ def serve_supervisors(pipe: Pipe) -> None:
 
 def executor(address: Address, token: str) -> Iterator[None]:
     with dial_from_host(Ticket(*address, token)).socket as connection:
-        connection.sendall(lines.line_of(lines.Hello(token, "here", "here-1", (), 0, lines.FORMAT)))
+        connection.sendall(lines.line_of(lines.Hello(token, "here", "here-1", (), 0, __version__, PYTHON)))
         with connection.makefile("rb") as orders:
             while line := orders.readline():
                 slot = lines.order_of(line).slot

@@ -29,7 +29,7 @@ nitpick_ignore_regex = [
     # What a user passes on, made by a documented function or class.
     ("py:class", r"hopyard\.(ports\.Engine|space\.(Choice|Uniform|RandInt|Steps))"),
     ("py:class", r"hopyard\.(spec\.RunSpec|data\.manifest\.Manifest)"),
-    ("py:class", r"hopyard\.training\.trained\.TrainedModel"),
+    ("py:class", r"hopyard\.training\.predictor\.Predictor"),
 ]
 
 html_theme = "furo"

@@ -43,6 +43,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in th
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
+GROUPS = {
+    "executors": r"def spark\(executors",
+    "spark": r"\bspark: Any",
+    "tensorflow": r"mark\.tensorflow|import tensorflow|import keras",
+}
+"""Group of tests → by which words its files are known."""
 MARKS = ("spark", "tensorflow", "jax", "programs", "slow", "long", "campaign")
 
 
@@ -73,22 +79,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """See `schedule.py`."""
-    if config.option.dist != "loadfile":
-        return None
-    from schedule import ByKind
-
-    return ByKind(config, log)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks that follow from others, and from fixtures."""
+    """Marks that follow from others, and from fixtures. One process of xdist takes all tests of a group, as they share
+    what takes long to start: a session of Spark with executors, one without, TensorFlow. Else a file is a group."""
+    files: dict[Path, str] = {}
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+        if item.path not in files:
+            text = item.path.read_text()
+            files[item.path] = next((name for name, words in GROUPS.items() if re.search(words, text)), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(files[item.path]))
         if any(item.get_closest_marker(name) for name in ("long", "campaign")):
             item.add_marker("slow")
 
@@ -241,11 +243,12 @@ def counter() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A classic session with two real executors of one core each, shared by all tests of this process."""
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """Master → a classic session, which ends where another master is asked for: a process has one at a time."""
     pyspark_sql = pytest.importorskip("pyspark.sql")
+    daemon = str(Path(__file__).with_name("spark_daemon"))
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = pyspark_sql.SparkSession.builder.master("local-cluster[2,1,1024]")
+    os.environ["PYTHONPATH"] = path = os.pathsep.join([daemon, os.environ["PYTHONPATH"]])
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -255,16 +258,36 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
         "spark.python.daemon.module": "warm_daemon",
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).with_name("spark_daemon")), os.environ.get("PYTHONPATH", "")]
-        ).rstrip(os.pathsep),
+        "spark.executorEnv.PYTHONPATH": path,
     }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    found: dict[str, Any] = {}
+
+    def get(master: str) -> Any:
+        if master not in found:
+            while found:
+                found.popitem()[1].stop()
+            builder = pyspark_sql.SparkSession.builder.master(master)
+            for name, value in settings.items():
+                builder = builder.config(name, value)
+            found[master] = builder.getOrCreate()
+            found[master].sparkContext.setLogLevel("ERROR")
+        return found[master]
+
+    yield get
+    for session in found.values():
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(sessions: Callable[[str], Any]) -> Any:
+    """A session with two cores in this process, shared by the tests of all files; a task is tried four times."""
+    return sessions("local[2,4]")
+
+
+@pytest.fixture(scope="module")
+def executors(sessions: Callable[[str], Any]) -> Any:
+    """A session with two real executors of one core each. A file whose tests ask for placement names it `spark`."""
+    return sessions("local-cluster[2,1,1024]")
 
 
 @pytest.fixture

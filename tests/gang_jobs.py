@@ -1,5 +1,5 @@
 """A recipe for gangs, with and without trouble (see jobs.py). Its config says which member has it: {"rank": 1, "at": 7,
-"do": "kill"} kills the second one in its seventh batch, {"rank": 1, "within": "memory"} while it averages."""
+"do": "kill"} kills the second one in its seventh batch, {"rank": 1, "within": True} while it averages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import hopyard as hy
-from hopyard.exchange import blocks, group, shared
+from hopyard.exchange import blocks
 from jobs import WIDTH, do, first_time
 
 
@@ -23,7 +23,7 @@ class Wide(torch.nn.Module):
 
 
 class Large(torch.nn.Sequential):
-    """With parameters of several parts of shared memory, and of several pieces of what goes over sockets."""
+    """With parameters of several pieces of what goes over sockets."""
 
     def __init__(self, *layers: torch.nn.Module) -> None:
         super().__init__(*layers)
@@ -40,21 +40,19 @@ def network(config: dict[str, Any]) -> Any:
     return Troubled(config, net, optimizer, torch.nn.functional.cross_entropy, {"accuracy": hy.torch.accuracy})
 
 
-def die_within(place: str, kill: bool) -> None:
-    """Average in "memory" or over "sockets"; be killed in the middle of the second average."""
-    if place == "sockets":
-        group.SHARED_BYTES, blocks.PIECE_BYTES = 1 << 40, 1 << 19  # more pieces than are under way at a time
+def average_small_pieces(kill: bool) -> None:
+    """Average in more pieces than are under way at a time; if asked, be killed in the middle of the second average."""
+    setattr(blocks, "PIECE_BYTES", 1 << 19)  # noqa: B010
     if not kill:
         return
-    kind, name = (shared.Gate, "arrive") if place == "memory" else (blocks._Piece, "average")
-    go_on, calls = getattr(kind, name), itertools.count()
+    go_on, calls = blocks._Piece.average, itertools.count()
 
     def killed(*arguments: Any) -> None:
-        if next(calls) == (14 if place == "memory" else 25):
+        if next(calls) == 25:
             os.kill(os.getpid(), signal.SIGKILL)
         go_on(*arguments)
 
-    setattr(kind, name, killed)
+    setattr(blocks._Piece, "average", killed)  # noqa: B010
 
 
 class Troubled(hy.torch.Model):
@@ -67,8 +65,8 @@ class Troubled(hy.torch.Model):
     def set_exchange(self, exchange: Any) -> None:
         super().set_exchange(exchange)
         self._rank = exchange.rank
-        if (within := self._config.get("within")) is not None:
-            die_within(within, exchange.rank == self._config.get("rank") and first_time(self._config.get("once")))
+        if "within" in self._config:
+            average_small_pieces(exchange.rank == self._config.get("rank") and first_time(self._config.get("once")))
 
     def _backward(self, *arguments: Any) -> float:
         config = self._config

@@ -35,14 +35,12 @@ def boards(size: int) -> list[Board]:
     return made
 
 
-def exchanges(
-    gang: Gang, number: int = 1, one_host: bool = False, gpu_interface: str | None = None
-) -> list[GangExchange]:
-    """`one_host`: whether they share memory, as those of one host do. `gpu_interface`: as for `Group`."""
+def exchanges(gang: Gang, number: int = 1, gpu_interface: str | None = None) -> list[GangExchange]:
+    """`gpu_interface`: as for `Group`."""
     made = boards(gang.size)
 
     return [
-        GangExchange(gang, Group(rank, gang.size, made[rank], number, LOOPBACK, one_host, gpu_interface))
+        GangExchange(gang, Group(rank, gang.size, made[rank], number, LOOPBACK, gpu_interface))
         for rank in range(gang.size)
     ]
 

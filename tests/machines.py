@@ -3,7 +3,6 @@
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     DECISIONS,
-    RULES,
     Began,
     Checked,
     Deferred,
@@ -24,13 +23,13 @@ from hopyard.spec import Part, Ref, RunSpec, Unit, packed
 class Run:
     """A machine, the lines that it saw, and words for what happens to it."""
 
-    def __init__(self, trials=1, slots=1, checked=True, offsets=None, rules=RULES, **spec):
+    def __init__(self, trials=1, slots=1, checked=True, offsets=None, **spec):
         spec = {"epochs": 1, "partitions": 2, "validation": 0, "trials": trials, "group": 1} | spec
         self.machine = Machine(RunSpec(**spec))
         self.lines = []
         self.folds = True
         self.at = 0.0
-        self.give(Began(at=0.0, spec=self.machine.spec, rules=rules))
+        self.give(Began(at=0.0, spec=self.machine.spec))
         for trial in range(trials):
             self.give(Proposed(at=0.0, trial=trial, config={}, offset=-1 if offsets is None else offsets[trial]))
         self.give(Exhausted(at=0.0))

@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hopyard.engines.supervisors.messages import FORMAT, Hello, line_of, order_of
+from hopyard import __version__
+from hopyard.engines.supervisors.messages import Hello, line_of, order_of
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import PYTHON
 
 TOKEN = "the token"
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
@@ -16,7 +18,7 @@ CARD = json.dumps({"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS})
 """Of agents that dial nobody."""
 TASK = """
 import json, sys
-from hopyard.engines.spark_task import hold
+from hopyard.engines.spark.task import hold
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.ticket import Ticket
 port, token, card, executor = json.loads(sys.stdin.readline())
@@ -38,12 +40,12 @@ class Played:
         token: str = TOKEN,
         gpus: tuple[str, ...] = (),
         executor: str = "",
-        version: str = "",
+        version: str = __version__,
         host: str = "there",
     ) -> None:
         self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job if job >= 0 else len(self.all)
-        self.say(Hello(token, host, executor, gpus, self.job, FORMAT, version))
+        self.say(Hello(token, host, executor, gpus, self.job, version, PYTHON))
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 

@@ -91,7 +91,7 @@ HEAVY = {
         "demo.py",
     },
     "matplotlib": {"views/gantt.py", "views/plot.py", "views/timeline.py"},
-    "pandas": {"driver/runs/run.py"},
+    "pandas": {"driver/runs/frames.py"},
     "IPython": {"views/live.py"},
     "keras": {"frameworks/keras/", "compat/tensorflowonspark/compat.py"},
     "tensorflow": {
@@ -107,8 +107,7 @@ HEAVY = {
         "data/from_spark/",
         "feeds/spark_tasks.py",
         "feeds/inference.py",
-        "engines/spark_task.py",
-        "engines/spark.py",
+        "engines/spark/",
         "spark/",
         "compat/tensorflowonspark/",
         "cli/programs.py",

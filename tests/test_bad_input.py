@@ -19,10 +19,9 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Dispatch
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.request import Limits, objectives_of, run_spec
+from hopyard.driver.runs.request import objectives_of, run_spec
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import Timeouts
 from hopyard.store.layout import Layout
 from hopyard.store.states import private
 from jobs import CONFIGS, WIDTH, agents, dataset, digests, fill, gone, journal, linear, select, table, troubled
@@ -674,7 +673,8 @@ def test_a_mode_that_does_not_go_with_the_name_of_the_metric(
     caplog: pytest.LogCaptureFixture, metric: str, mode: Any, warned: bool
 ) -> None:
     inputs = RunInputs(linear, dataset(), None, hy.Configs(CONFIGS), hy.Inline())
-    spec = run_spec(inputs, 1, objectives_of(metric, mode), None, 0, "warn", Timeouts(), Limits())
+    given = {"metric": metric, "mode": mode, "epochs": 1, "seed": 0, "parallel": hy.Hopper(), "stop": None}
+    spec = run_spec(inputs, given)
     assert spec.mode == mode
     said = f'mode = "{mode}": of metric = {metric!r} the {mode}imum is taken for the best'
     assert [record.getMessage() for record in caplog.records] == [said] * warned

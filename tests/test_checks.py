@@ -188,7 +188,7 @@ def test_nor_are_those_of_a_store() -> None:
             raise ValueError(COMMANDS)
 
     with pytest.raises(StoreUnreachable) as caught:
-        Guarded(Odd(), "odd://").refs()
+        Guarded(Odd, "odd://").refs()
     assert r"ValueError: moved\x00 and \x1b[2Jcleared" in str(caught.value)
 
 

@@ -81,7 +81,7 @@ def test_when_a_worker_is_killed(tmp_path: Path, undisturbed: list[str], seed: i
 
 def test_when_a_worker_is_stopped(tmp_path: Path, undisturbed: list[str]) -> None:
     configs = with_trouble(1, 7, "stop", tmp_path / "once")
-    run = select(tmp_path / "run", troubled, configs, engine=local(2), heartbeat_timeout=1.0)
+    run = select(tmp_path / "run", troubled, configs, engine=local(2), timeouts=hy.Timeouts(heartbeat_timeout=1.0))
     assert digests(run) == undisturbed
     (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]
     assert lost.reason.startswith("said nothing for ")
@@ -91,7 +91,7 @@ def test_when_a_worker_is_stopped(tmp_path: Path, undisturbed: list[str]) -> Non
 def test_when_a_worker_hangs_in_a_unit(tmp_path: Path, undisturbed: list[str]) -> None:
     """It lives and says so, but its unit makes no progress."""
     configs = with_trouble(2, 9, "hang", tmp_path / "once")
-    run = select(tmp_path / "run", troubled, configs, engine=local(2), stall_timeout=2.0)
+    run = select(tmp_path / "run", troubled, configs, engine=local(2), timeouts=hy.Timeouts(stall_timeout=2.0))
     assert digests(run) == undisturbed
     (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]
     assert lost.reason.startswith("made no progress for 2 seconds in phase ")
@@ -100,7 +100,7 @@ def test_when_a_worker_hangs_in_a_unit(tmp_path: Path, undisturbed: list[str]) -
 
 def test_when_a_unit_takes_longer_than_the_user_allows(tmp_path: Path, undisturbed: list[str]) -> None:
     configs = with_trouble(2, 9, "hang", tmp_path / "once")
-    run = select(tmp_path / "run", troubled, configs, engine=local(2), unit_timeout=2.0)
+    run = select(tmp_path / "run", troubled, configs, engine=local(2), timeouts=hy.Timeouts(unit_timeout=2.0))
     assert digests(run) == undisturbed
     assert len([line for line in journal(run.directory) if isinstance(line, Tick)]) == 1
     (lost,) = [line for line in journal(run.directory) if isinstance(line, Lost)]

@@ -18,6 +18,7 @@ from example_modules import EXAMPLES, example, needs
 from hopyard.frameworks.tree import capture, restore
 from hopyard.store.tree import decode, encode
 from hosts import played_ssh
+from jobs import digests, select
 
 pytestmark = pytest.mark.slow
 
@@ -171,6 +172,13 @@ def test_hosts(tmp_path: Path) -> None:
     run = example("hosts").main(["a:1", "b:1"], trials=2, epochs=2, ssh=played_ssh(tmp_path))
     assert run.status == "completed"
     assert run.best.metrics["val_accuracy"] > 0.6
+
+
+def test_subprocess_engine(tmp_path: Path) -> None:
+    local = select(tmp_path / "local", engine=hy.Local(workers=2))
+    with example("subprocess_engine").SubprocessEngine(workers=2) as engine:
+        for name in ("one", "two"):
+            assert digests(select(tmp_path / name, engine=engine)) == digests(local)
 
 
 @needs("torch", "sklearn")

@@ -114,14 +114,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> l
 def test_a_call_that_keeps_the_interpreter_longer_than_heartbeat_timeout(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
-    run = run_odd(tmp_path, [config(tmp_path, 7, "lock")], heartbeat_timeout=1.0)
+    run = run_odd(tmp_path, [config(tmp_path, 7, "lock")], timeouts=hy.Timeouts(heartbeat_timeout=1.0))
     assert (tmp_path / "once").exists()
     assert losses(tmp_path / "run") == []
     assert digests(run) == undisturbed
 
 
 def test_a_deadlock_beside_a_thread_that_spins(tmp_path: Path, undisturbed: list[str]) -> None:
-    run = run_odd(tmp_path, [config(tmp_path, 7, "deadlock")], stall_timeout=STALL)
+    run = run_odd(tmp_path, [config(tmp_path, 7, "deadlock")], timeouts=hy.Timeouts(stall_timeout=STALL))
     assert losses(tmp_path / "run") == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
     text = Layout(tmp_path / "run").log(0).read_text()
@@ -146,7 +146,7 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
     ],
 )
 def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[str], at: str, do: str) -> None:
-    run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
+    run = run_odd(tmp_path, [config(tmp_path, at, do)], timeouts=hy.Timeouts(stall_timeout=STALL))
     assert (tmp_path / "once").exists()
     assert losses(tmp_path / "run") == []
     assert digests(run) == undisturbed
@@ -163,13 +163,13 @@ def test_a_slow_build_or_first_step_is_work(tmp_path: Path, undisturbed: list[st
 def test_waiting_in_a_build_or_first_step_is_none(
     tmp_path: Path, undisturbed: list[str], at: str, do: str, phase: str
 ) -> None:
-    run = run_odd(tmp_path, [config(tmp_path, at, do)], stall_timeout=STALL)
+    run = run_odd(tmp_path, [config(tmp_path, at, do)], timeouts=hy.Timeouts(stall_timeout=STALL))
     assert losses(tmp_path / "run") == [f"made no progress for 2 seconds in phase {phase!r} (stall_timeout=2)"]
     assert digests(run) == undisturbed
 
 
 def test_processor_time_alone_is_no_progress_in_training(tmp_path: Path, undisturbed: list[str]) -> None:
-    run = run_odd(tmp_path, [config(tmp_path, 7, "burn")], stall_timeout=STALL / 2)
+    run = run_odd(tmp_path, [config(tmp_path, 7, "burn")], timeouts=hy.Timeouts(stall_timeout=STALL / 2))
     (loss,) = losses(tmp_path / "run")
     assert re.fullmatch(r"made no progress for \d+ seconds in phase 'train' \(stall_timeout=1\)", loss)
     assert digests(run) == undisturbed
@@ -177,7 +177,9 @@ def test_processor_time_alone_is_no_progress_in_training(tmp_path: Path, undistu
 
 def test_a_partition_that_takes_longer_than_any_timeout(tmp_path: Path, undisturbed: list[str]) -> None:
     """12 batches of 0.55 s, each of which is progress."""
-    run = run_odd(tmp_path, [{"lr": 0.1, "slow": 0.55}], stall_timeout=1.5, heartbeat_timeout=1.0, epochs=1)
+    run = run_odd(
+        tmp_path, [{"lr": 0.1, "slow": 0.55}], timeouts=hy.Timeouts(stall_timeout=1.5, heartbeat_timeout=1.0), epochs=1
+    )
     assert losses(tmp_path / "run") == []
     train = [part.seconds for line in journal(tmp_path / "run") for part in getattr(line, "parts", ())]
     assert max(train) > 1.5
@@ -197,7 +199,9 @@ def test_a_stopped_worker_is_found_in_heartbeat_timeout(tmp_path: Path, undistur
 
     once = tmp_path / "once"
     configs = [{"lr": 0.1, "once": str(once)}]
-    run = select(tmp_path / "run", stops, configs, engine=hy.Local(1, devices=None), heartbeat_timeout=2.0)
+    run = select(
+        tmp_path / "run", stops, configs, engine=hy.Local(1, devices=None), timeouts=hy.Timeouts(heartbeat_timeout=2.0)
+    )
     (line,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert line.reason == "said nothing for 2 seconds (heartbeat_timeout=2)"
     assert 1.0 < line.at - float(once.read_text()) < 10.0
@@ -218,24 +222,11 @@ select(Path("run"), odd, [{{"lr": 0.1, "at": 7, "do": "sleep", "once": {name!r}}
     process.kill()
     process.communicate(timeout=60)
     Path(name).unlink()  # it sleeps once more
-    with pytest.raises(hy.SpecError, match=r"stall_timeout must .* -1$"):
-        hy.resume(tmp_path / "run", stall_timeout=-1)
-    run = hy.resume(tmp_path / "run", stall_timeout=STALL)
+    run = hy.resume(tmp_path / "run", timeouts=hy.Timeouts(stall_timeout=STALL))
     assert losses(tmp_path / "run") == ["made no progress for 2 seconds in phase 'train' (stall_timeout=2)"]
     assert digests(run) == undisturbed
     (resumed,) = [line for line in journal(tmp_path / "run") if isinstance(line, Resumed)]
-    assert resumed.timeouts is not None and resumed.timeouts.stall_timeout == STALL
-    assert resumed.timeouts.heartbeat_timeout == 15.0
-
-
-@pytest.mark.parametrize("name", ["heartbeat_timeout", "stall_timeout", "unit_timeout"])
-def test_timeouts_are_checked_before_anything_is_done(tmp_path: Path, name: str) -> None:
-    limit: dict[str, Any] = {name: 0}
-    with pytest.raises(hy.SpecError, match=f"^{name} must be .*, got 0"):
-        select(tmp_path / "run", **limit)
-    with pytest.raises(hy.SpecError, match=f"^{name} must be"):
-        hy.fit(odd, {}, None, epochs=1, directory=tmp_path / "run", **limit)  # type: ignore[arg-type]
-    assert not (tmp_path / "run").exists()
+    assert resumed.timeouts == run.timeouts == hy.Timeouts(stall_timeout=STALL)
 
 
 # -------------------------------------------------------------------------------- when the driver is killed

@@ -252,10 +252,6 @@ COMMON = {
     "encrypt": flag(True),
     "directory": text("run"),
     "store": text("s3://bucket/run"),
-    "heartbeat_timeout": real(2.5),
-    "stall_timeout": real(3.0),
-    "unit_timeout": real(4.0),
-    "durable_timeout": real(5.0),
 }
 RUN = {"engine": hy.Local(1), "epochs": 3, "directory": "run"}
 SEARCH = {**RUN, "search": hy.Random(4), "metric": "loss", "mode": "min"}
@@ -407,6 +403,15 @@ CALLS = {
         "join workers",
         of=hy.Hosts,
     ),
+    "Timeouts": Call(
+        hy.Timeouts,
+        {
+            "heartbeat_timeout": real(2.5),
+            "stall_timeout": real(3.0),
+            "unit_timeout": real(4.0),
+            "durable_timeout": real(5.0),
+        },
+    ),
     "Role": Call(hy.Role, {"count": whole(3), "min": whole(2), "gpus": whole(1)}, fixed={"count": 4}),
     "Categories": Call(
         hy.Categories,
@@ -526,7 +531,7 @@ CALLS = {
             "goal": real(0.5),
             "enqueue": ([{"lr": 0.5}], [[{np.str_("lr"): np.float32(0.5)}], np.array([{"lr": 0.5}])]),
         },
-        "recipe space data search stop engine parallel",
+        "recipe space data search stop engine parallel timeouts",
         of=hy.select,
         fixed=SEARCH,
     ),
@@ -539,19 +544,18 @@ CALLS = {
     "fit": Call(
         starting(hy.fit, recipe, {"lr": np.float32(0.5)}, DATA),
         {**COMMON, "metric": text("loss"), "mode": text("max")},
-        "recipe config data stop engine parallel",
+        "recipe config data stop engine parallel timeouts",
         of=hy.fit,
         fixed={**RUN, "metric": "loss", "mode": "min"},
     ),
     "resume": Call(
         starting(hy.resume),
         {
-            **{name: COMMON[name] for name in COMMON if name.endswith("timeout") or name in ("wait", "trust")},
+            **{name: COMMON[name] for name in ("wait", "trust")},
             "failed": flag(True),
-            "unit_timeout": (float("inf"), [np.float32("inf"), np.float64("inf")]),
             "directory": text("run"),
         },
-        "engine recipe epochs search workers",
+        "engine recipe epochs search workers timeouts",
         of=hy.resume,
         fixed={"directory": "run"},
     ),

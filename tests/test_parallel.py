@@ -79,7 +79,7 @@ def test_without_a_number_a_gang_has_all_workers():
 
 
 def test_a_hopper_has_no_gang():
-    assert gang_of(hy.Hopper(), 3) is msgspec.UNSET
+    assert gang_of(hy.Hopper(), 3) is None
     assert spec_of(hy.Hopper(gang=2)).members == 2
 
 

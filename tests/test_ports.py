@@ -25,6 +25,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from feed_servers import TOKEN, feed_server, numbers
+from hopyard import __version__
 from hopyard.agent.connection import dial
 from hopyard.core.delivery import Head
 from hopyard.core.messages import LIMIT, Hello, Ready, Setup, framed, pack
@@ -32,9 +33,10 @@ from hopyard.driver import router as router_module
 from hopyard.driver import strangers as strangers_module
 from hopyard.driver.router import Router
 from hopyard.engines.supervisors import listener as supervisors_module
-from hopyard.engines.supervisors.messages import FORMAT, Start, line_of, order_of
 from hopyard.engines.supervisors.messages import Hello as SupervisorHello
+from hopyard.engines.supervisors.messages import Start, line_of, order_of
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.feeds import protocol, receiver
 from hopyard.feeds.sender import Route, SendResult, send_partition
 from hopyard.spec import Ref, RunSpec
@@ -212,7 +214,7 @@ def test_supervisors_before_the_token(
     assert caplog.text.count("a stranger dialled") == 1  # bug: a line of the log for each
     supervisors.start(0)
     with dialled(address) as line, line.makefile("rb") as orders:
-        hello = line_of(SupervisorHello(TOKEN, "there", "", (), 0, FORMAT))
+        hello = line_of(SupervisorHello(TOKEN, "there", "", (), 0, __version__, PYTHON))
         line.sendall(hello[:20])  # however it comes
         line.sendall(hello[20:])
         assert order_of(orders.readline()) == Start(0)
@@ -236,7 +238,7 @@ def test_a_stranger_who_is_gone_at_once_does_not_end_the_run(
         assert hung_up(line)
     supervisors.start(0)
     with dialled(address) as line, line.makefile("rb") as orders:
-        line.sendall(line_of(SupervisorHello(TOKEN, "there", "", (), 0, FORMAT)))
+        line.sendall(line_of(SupervisorHello(TOKEN, "there", "", (), 0, __version__, PYTHON)))
         assert order_of(orders.readline()) == Start(0)
         assert supervisors.lost() == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+from hopyard.driver.runs.keywords import KEYWORDS, RESUME
 
 NAMES = {
-    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel"),
+    *("AllReduce", "LocalSGD", "Nesterov", "TaskParallel", "Timeouts"),
     *("ASHA", "CMA", "GP", "Hyperband", "Median", "Optuna", "Patience", "TPE"),
     *(
         "Batch",
@@ -61,22 +63,6 @@ NAMES = {
 }
 MODULES = {"keras", "spark", "torch"}
 """Names that `from hopyard import *` leaves out: they would hide the packages of these names."""
-COMMON = {
-    "engine": None,  # resolved to Local()
-    "parallel": None,  # resolved to Hopper()
-    "seed": 0,
-    "directory": None,
-    "store": None,
-    "resume": False,
-    "trust": False,
-    "exact": "warn",
-    "wait": True,
-    "encrypt": "between hosts",
-    "heartbeat_timeout": 15.0,
-    "stall_timeout": 600.0,
-    "unit_timeout": None,
-    "durable_timeout": 600.0,
-}
 
 
 def test_the_exported_names_are_these() -> None:
@@ -134,18 +120,22 @@ def positional(function: Any) -> list[str]:
     return [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def test_the_signature_of_select() -> None:
-    needed = dict.fromkeys(("search", "epochs", "metric", "mode"), inspect.Parameter.empty)
+def test_signatures_have_names_and_defaults_from_the_tables() -> None:
     assert positional(hy.select) == ["recipe", "space", "data"]
-    limits = dict.fromkeys(("stop", "enqueue", "max_trials", "max_time", "goal"))
-    assert parameters(hy.select) == needed | limits | COMMON
-    assert list(parameters(hy.select)) == [*needed, *limits, *COMMON]
-
-
-def test_the_signature_of_fit() -> None:
     assert positional(hy.fit) == ["recipe", "config", "data"]
-    own = {"epochs": inspect.Parameter.empty, "metric": None, "mode": None, "stop": None}
-    assert parameters(hy.fit) == own | COMMON
+    defaults = {name: keyword.default for name, keyword in KEYWORDS.items() if name not in ("recipe", "config")}
+    assert list(parameters(hy.select).items()) == list(defaults.items())
+    of_trials = {"search", "enqueue", "max_trials", "max_time", "goal"}
+    single = {name: default for name, default in defaults.items() if name not in of_trials}
+    assert parameters(hy.fit) == single | {"metric": None, "mode": None}
+    assert parameters(hy.resume) == {name: keyword.default for name, keyword in RESUME.items()}
+
+
+@pytest.mark.parametrize("function", [hy.select, hy.resume])
+def test_docstrings_describe_each_argument(function: Any) -> None:
+    assert re.findall(r"^        (\w+): ", function.__doc__.split("Args:")[1].split("\n\n")[0], re.MULTILINE) == [
+        *inspect.signature(function).parameters
+    ]
 
 
 def test_the_signatures_of_resume_load_and_load_model() -> None:

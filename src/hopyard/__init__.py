@@ -32,7 +32,7 @@ _WHERE = {
     "Grid": "hopyard.search.listed",
     "Hopper": "hopyard.parallel",
     "HopyardError": "hopyard.errors",
-    "Hosts": "hopyard.engines.hosts",
+    "Hosts": "hopyard.engines.hosts.engine",
     "Hyperband": "hopyard.stopping",
     "Inexact": "hopyard.errors",
     "Inline": "hopyard.engines.inline",
@@ -56,10 +56,11 @@ _WHERE = {
     "RunFailed": "hopyard.errors",
     "SavedModel": "hopyard.driver.saved_model",
     "Space": "hopyard.space",
-    "Spark": "hopyard.engines.spark",
+    "Spark": "hopyard.engines.spark.engine",
     "SpecError": "hopyard.errors",
     "TPE": "hopyard.search.optuna",
     "TaskParallel": "hopyard.parallel",
+    "Timeouts": "hopyard.spec",
     "Trainable": "hopyard.ports",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
@@ -117,10 +118,10 @@ if TYPE_CHECKING:
     from hopyard.driver.runs.trial import Trial as Trial
     from hopyard.driver.saved_model import SavedModel as SavedModel
     from hopyard.driver.saved_model import load_model as load_model
-    from hopyard.engines.hosts import Hosts as Hosts
+    from hopyard.engines.hosts.engine import Hosts as Hosts
     from hopyard.engines.inline import Inline as Inline
     from hopyard.engines.local import Local as Local
-    from hopyard.engines.spark import Spark as Spark
+    from hopyard.engines.spark.engine import Spark as Spark
     from hopyard.errors import DataError as DataError
     from hopyard.errors import FeedError as FeedError
     from hopyard.errors import HopyardError as HopyardError
@@ -157,6 +158,7 @@ if TYPE_CHECKING:
     from hopyard.space import uniform as uniform
     from hopyard.spec import Batch as Batch
     from hopyard.spec import RecipeContext as RecipeContext
+    from hopyard.spec import Timeouts as Timeouts
     from hopyard.stopping import ASHA as ASHA
     from hopyard.stopping import Hyperband as Hyperband
     from hopyard.stopping import Median as Median

@@ -199,6 +199,17 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value: Any) -> Any:
+    """Return the argument `name`, an instance of `kinds`, which the message calls `expected`.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if isinstance(value, kinds):
+        return value
+    raise SpecError(f"{name} must be {expected}, got {shown(value)}")
+
+
 def path(name: str, value: Any, kind: str = "a path") -> str:
     """Return the argument `name`, a path, as text; a URL of a file, such as `file:///tmp/x`, as the path `/tmp/x`.
 

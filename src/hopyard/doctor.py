@@ -25,9 +25,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from hopyard.data.keywords import CACHE_BYTES
-from hopyard.engines.hosts import Hosts
-from hopyard.engines.reach import unreached
-from hopyard.engines.ssh import ask_all
+from hopyard.engines.hosts.engine import Hosts
+from hopyard.engines.hosts.reach import unreached
+from hopyard.engines.hosts.ssh import ask_all
 from hopyard.errors import HopyardError
 from hopyard.folders import cache_folder
 from hopyard.spark.local import environment, java

@@ -17,8 +17,6 @@ from hopyard.errors import SpecError
 from hopyard.spec import Gang, Outer, RunSpec
 from hopyard.text import shown
 
-Gangs = Gang | msgspec.UnsetType
-
 SMALL = 256 << 20
 """Bytes of a table up to which `copies="auto"` lets rows go to all hosts. With 8 partitions of 0.02 to 0.1 s on 8 hosts
 and hops of 0.05 to 0.3 s, one home each took 1.7 to 5 times as long."""
@@ -191,12 +189,12 @@ def any_workers(parallel: Parallel | None) -> bool:
     return isinstance(parallel, (AllReduce, LocalSGD)) and parallel.workers is None
 
 
-def gang_of(parallel: Parallel, workers: int) -> Gangs:
+def gang_of(parallel: Parallel, workers: int) -> Gang | None:
     """Return the gang that `parallel` asks for, on an engine of so many workers."""
     if isinstance(parallel, TaskParallel):
-        return msgspec.UNSET
+        return None
     if isinstance(parallel, Hopper):
-        return msgspec.UNSET if parallel.gang == 1 else Gang(parallel.gang)
+        return None if parallel.gang == 1 else Gang(parallel.gang)
     size, least = workers if parallel.workers is None else parallel.workers, parallel.min_workers or 0
     if least > size:
         raise SpecError(
@@ -237,7 +235,7 @@ def for_table(parallel: Parallel | None, spec: RunSpec, size: int) -> RunSpec:
 def parallel_of(spec: RunSpec) -> Parallel:
     """Return the `parallel=` that a run was started with, as far as its results and its schedule tell."""
     gang, group = spec.gang, spec.group or ("auto" if spec.group_seconds else "off")
-    if gang is msgspec.UNSET or (group != "auto" and gang == Gang(gang.size)):
+    if gang is None or (group != "auto" and gang == Gang(gang.size)):
         return Hopper(group, spec.members)  # type: ignore[arg-type]
     least = gang.least or None
     if gang.exchange == "gradients":

@@ -294,7 +294,7 @@ class ModelFile:
         rest: `rest(trainable, other, content)` returns what these parts of the State have and a file with this content
             lacks, as tensors or arrays; empty: nothing. `other`: another build, to try what the file restores.
         load: `load(trainable, content, rest)` copies a file's content, and the rest, into a Trainable of the same
-            build; the rest is None for files of versions that had none.
+            build.
     """
 
     name: str
@@ -302,7 +302,7 @@ class ModelFile:
     model: Callable[[Any], Any]
     save: Callable[[Any, Path], None]
     rest: Callable[[Any, Any, bytes], Tree]
-    load: Callable[[Any, bytes, Tree | None], None]
+    load: Callable[[Any, bytes, Tree], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,12 +549,8 @@ class AgentEngine(Engine, Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host by which its agents reach this process, port to listen on; 0: any that is free)."""
-        ...
-
-    @property
-    def states_port(self) -> int:
-        """Port to listen on for agents that store States through this process; 0: any that is free."""
+        """(host by which its agents reach this process, port to listen on; 0: any that is free). Supervisors dial the
+        next port; the one after that is for States."""
         ...
 
     @property

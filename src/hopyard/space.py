@@ -75,16 +75,6 @@ def parameter_name(name: Any, label: str) -> str:
     return name
 
 
-def unpruned(error: Exception) -> str:
-    """Return the end of a message about an error of a space's function: what to do in place of Optuna's TrialPruned."""
-    if type(error).__name__ != "TrialPruned":
-        return ""
-    return (
-        "; a space says what is tried and cannot leave a trial out: let the bounds of a value depend on those before "
-        "it, so that all go together; stop= ends trials that train"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One value of a list, all equally likely."""
@@ -406,7 +396,6 @@ class Space:
             parameter = parameter(copied(config))
         except Exception as error:
             raise SpecError(
-                f"Space({name}=…): the function failed on the configuration so far, {config!r}: "
-                f"{error_line(error)}{unpruned(error)}"
+                f"Space({name}=…): the function failed on the configuration so far, {config!r}: {error_line(error)}"
             ) from error
         return parameter if isinstance(parameter, Distribution) else plain(parameter, f"Space({name}=…)")

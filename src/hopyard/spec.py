@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from hopyard.checks import number, one_of, scalar, seconds, whole
 from hopyard.errors import SpecError
-from hopyard.stopping import Rule, check_rule
+from hopyard.stopping import RULES, Rule
 from hopyard.text import shown, unwritable
 
 T = TypeVar("T")
@@ -76,6 +77,8 @@ def packed(sums: Sums) -> PackedSums:
     return {name: (Array.of(total) if isinstance(total, list) else total, rows) for name, (total, rows) in sums.items()}
 
 
+RowKind = Literal["train", "validate"]
+"""Which rows of a Dataset."""
 Kind = Literal["train", "validate", "fold"]
 Fault = Literal["user", "data", "system", "store", "memory"]
 """The cause of a fault: the recipe, the rows, the system (network, disk, a lost worker), the store of States, or that
@@ -101,7 +104,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PartitionRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive partitions of one kind."""
 
-    kind: Literal["train", "validate"]
+    kind: RowKind
     first: int
     end: int
     """One more than the last."""
@@ -164,17 +167,31 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits after which a worker counts as lost. They do not affect results, so a resume may change them."""
+    """Limits after which a worker counts as lost. They do not affect results, so a resume may change them.
+
+    A lost worker is replaced, and its unit done again; a unit that loses three workers ends its trial. With
+    `hy.Inline()`, whose worker is this process, only `unit_timeout` means anything, once the unit has ended.
+
+    Args:
+        heartbeat_timeout: seconds without a heartbeat: the process was stopped, or its host is gone. A worker that
+            ended is noticed at once.
+        stall_timeout: seconds without progress. Progress is a batch that is finished, bytes that are read, a change of
+            phase; while a model is built or compiled, processor time as well.
+        unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number.
+        durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something. The
+            time in which the store is away, as the worker then says, does not count, unless other workers store their
+            States meanwhile. A trial ends when three of its workers in a row were replaced.
+
+    Example:
+        >>> import hopyard as hy
+        >>> hy.Timeouts(stall_timeout=60).heartbeat_timeout
+        15.0
+    """
 
     heartbeat_timeout: float = 15.0
-    """Seconds without a heartbeat."""
     stall_timeout: float = 600.0
-    """Seconds without progress (`core/liveness.py`)."""
     unit_timeout: float | None = None
-    """Seconds that one unit may take, whatever progress it makes; None: no limit."""
     durable_timeout: float = 600.0
-    """Seconds until the State at the end of an epoch must be stored, not counting those when no worker can reach the
-    store."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -238,6 +255,26 @@ class Objective(msgspec.Struct, frozen=True, array_like=True):
         msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
 
 
+def _metric(name: str, value: Any) -> Any:
+    metric = scalar(value)
+    if fault := unwritable(metric):
+        raise SpecError(f"{name} = {metric!a}: {fault}")
+    return metric
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("epochs", "partitions", "strikes"), partial(whole, least=1)),
+    **dict.fromkeys(("validation", "group", "retries", "batch"), partial(whole, least=0)),
+    "seed": whole,
+    "metric": _metric,
+    "mode": partial(one_of, allowed=("min", "max")),
+    "exact": partial(one_of, allowed=(True, False, "warn")),
+    "max_time": lambda name, value: None if value is None else seconds(name, value, none="for any"),
+    "goal": lambda name, value: None if value is None else number(name, value),
+}
+"""Field of RunSpec → its check, (name, value) → the value to use."""
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the results and the schedule of a run; the first line of its journal holds it."""
 
@@ -252,9 +289,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None
     mode: Literal["min", "max"] = "min"
     exact: bool | Literal["warn"] = "warn"
-    void_epochs: bool = False
-    """Whether a validation loss that is not finite makes all metrics of its epoch NaN. Every new run has it; journals
-    of earlier versions lack it, and fold as they did."""
     group_seconds: float = 1.0
     """Units over consecutive partitions are grouped up to about this much work; 0: never."""
     group: int = 0
@@ -273,42 +307,26 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How often a unit is retried after faults of the system, each time after a longer wait."""
     timeouts: Timeouts = Timeouts()
     """Timeouts of this run's first driver; later ones may have others (`Resumed.timeouts`)."""
-    gang: Gang | msgspec.UnsetType = msgspec.UNSET
-    """How several workers train one model; left out: each worker trains alone."""
+    gang: Gang | None = None
+    """How several workers train one model; None: each worker trains alone."""
     copies: int | None = None
     """Hosts that are home to each partition (`core/runs/places.py`); None: rows go to every host that needs them. It
     never changes results."""
-    starts: Literal["ordered", "spread"] = "ordered"
-    """Where in the rotation over the partitions a trial begins: at its number, or spread (`order.start`). Every new run
-    has "spread"."""
-    also: tuple[Objective, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Objectives beside `metric`, which is the first; left out: there are none."""
+    also: tuple[Objective, ...] = ()
+    """Objectives beside `metric`, which is the first."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("partitions", 1),
-            ("validation", 0),
-            ("group", 0),
-            ("strikes", 1),
-            ("retries", 0),
-        ):
-            msgspec.structs.force_setattr(self, name, whole(name, getattr(self, name), least))
-        msgspec.structs.force_setattr(self, "seed", whole("seed", self.seed))
-        msgspec.structs.force_setattr(self, "metric", scalar(self.metric))
-        if fault := unwritable(self.metric):
-            raise SpecError(f"metric = {self.metric!a}: {fault}")
-        msgspec.structs.force_setattr(self, "mode", one_of("mode", self.mode, ("min", "max")))
-        msgspec.structs.force_setattr(self, "exact", one_of("exact", self.exact, (True, False, "warn")))
-        msgspec.structs.force_setattr(self, "batch", whole("batch", self.batch, 0))
-        if self.max_time is not None:
-            msgspec.structs.force_setattr(self, "max_time", seconds("max_time", self.max_time, none="for any"))
-        if self.goal is not None:
-            msgspec.structs.force_setattr(self, "goal", number("goal", self.goal))
-            if self.metric is None:
-                raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
+        for name, check in CHECKS.items():
+            msgspec.structs.force_setattr(self, name, check(name, getattr(self, name)))
+        if self.goal is not None and self.metric is None:
+            raise SpecError(f"goal = {self.goal:g} needs metric= and mode=, whose value it is, got metric=None")
+        if isinstance(self.stop, RULES) and self.metric is None:
+            raise SpecError(
+                f"stop = hy.{type(self.stop).__name__}(…) needs metric= and mode=, by which it compares: "
+                'metric="val_loss", mode="min" for example, got metric=None'
+            )
         if self.stop is not None:
-            check_rule(self.stop, self.epochs, self.metric)
+            self.stop.check(self.epochs, self.metric or "")
 
     @property
     def steps(self) -> int:
@@ -318,8 +336,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """What decides, the first one first; empty: the run has no metric."""
-        more = () if self.also is msgspec.UNSET else self.also
-        return () if self.metric is None else (Objective(self.metric, self.mode), *more)
+        return () if self.metric is None else (Objective(self.metric, self.mode), *self.also)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -329,17 +346,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def members(self) -> int:
         """How many workers train one model together, k."""
-        return 1 if self.gang is msgspec.UNSET else self.gang.size
+        return 1 if self.gang is None else self.gang.size
 
     @property
     def own_batches(self) -> int:
         """How many workers have batches of their own in a step: k where parameters are averaged, else 1."""
-        return self.gang.size if self.gang is not msgspec.UNSET and self.gang.exchange == "parameters" else 1
+        return self.gang.size if self.gang is not None and self.gang.exchange == "parameters" else 1
 
 
 def with_members(spec: RunSpec, members: int) -> RunSpec:
     """Return the spec with so many workers in a gang."""
-    assert spec.gang is not msgspec.UNSET
+    assert spec.gang is not None
     return msgspec.structs.replace(spec, gang=msgspec.structs.replace(spec.gang, size=members))
 
 

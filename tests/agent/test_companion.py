@@ -172,7 +172,13 @@ def test_it_is_small_and_holds_nothing_of_the_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP"])
 def test_an_agent_whose_companion_is_gone_is_replaced(tmp_path: Path, signal_name: str) -> None:
     recipe = looked_at(tmp_path, signal_name)
-    run = select(tmp_path / "run", recipe, CONFIGS[:1], engine=hy.Local(1, devices=None), heartbeat_timeout=1.5)
+    run = select(
+        tmp_path / "run",
+        recipe,
+        CONFIGS[:1],
+        engine=hy.Local(1, devices=None),
+        timeouts=hy.Timeouts(heartbeat_timeout=1.5),
+    )
     assert run.status == "completed"
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
     assert lost.reason.startswith("said nothing for ")

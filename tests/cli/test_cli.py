@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import io
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -403,22 +402,23 @@ def test_replay_and_resume(monkeypatch):
         engines = []
         times = []
 
-        def resume(path, engine, failed, trust, **timeouts):
+        def resume(path, engine, failed, trust, epochs, workers, timeouts):
             engines.append((engine, failed, trust))
-            times.append({name: value for name, value in timeouts.items() if value is not None})
+            times.append(timeouts)
             return run
 
-        start = types.SimpleNamespace(resume=resume)
-        monkeypatch.setitem(sys.modules, "hopyard.driver.runs.api", start)
+        before_now = types.SimpleNamespace(timeouts=hopyard.Timeouts(heartbeat_timeout=30.0, unit_timeout=20.0))
+        monkeypatch.setattr("hopyard.driver.runs.api.resume", resume)
+        monkeypatch.setattr("hopyard.driver.runs.run.load", lambda path: before_now)
         assert call("resume", "x").exit_code == 3
         assert call("resume", "x", "--workers", "3").exit_code == 3
         assert call("resume", "x", "--failed", "--trust").exit_code == 3
         assert call("resume", "x", "--stall-timeout", "90", "--unit-timeout", "inf").exit_code == 3
         assert call("resume", "x", "--heartbeat-timeout", "5", "--durable-timeout", "60").exit_code == 3
-        assert times[:3] == [{}] * 3
+        assert times[:3] == [None] * 3
         assert times[3:] == [
-            {"stall_timeout": 90.0, "unit_timeout": math.inf},
-            {"heartbeat_timeout": 5.0, "durable_timeout": 60.0},
+            hopyard.Timeouts(heartbeat_timeout=30.0, stall_timeout=90.0),
+            hopyard.Timeouts(heartbeat_timeout=5.0, unit_timeout=20.0, durable_timeout=60.0),
         ]
         assert engines[0] == (None, False, False) and engines[1][0].workers == 3 and engines[2] == (None, True, True)
     finally:
@@ -493,7 +493,7 @@ def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, 
     seen = []
     session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
     monkeypatch.setattr("hopyard.spark.local.session.session", lambda **how: seen.append(how) or session)
-    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.engines.spark.engine.Spark", lambda found, workers: (found, workers))
     monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "completed"))
     done = call("launch", "--engine", "spark", "--roles", "worker=2", script(""))
     assert done.exit_code == 0
@@ -512,7 +512,7 @@ def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
     session = types.SimpleNamespace(stop=lambda: seen.append("stopped"))
     builders = "pyspark.sql.SparkSession.Builder.getOrCreate"
     monkeypatch.setattr(builders, lambda self: seen.append(self._options.get("spark.master")) or session)
-    monkeypatch.setattr("hopyard.engines.spark.Spark", lambda found, workers: (found, workers))
+    monkeypatch.setattr("hopyard.engines.spark.engine.Spark", lambda found, workers: (found, workers))
     monkeypatch.setattr("hopyard.driver.programs.api.launch", launched(seen, "stopped"))
     given = ["--master", "yarn"] if by == "--master" else []
     assert call("launch", "--engine", "spark", *given, "--roles", "worker=2,ps=1", script("")).exit_code == 1

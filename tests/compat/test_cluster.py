@@ -15,6 +15,11 @@ from hopyard.errors import ProgramFailed, ResourceError, SpecError
 SPARK = TFCluster.InputMode.SPARK
 
 
+@pytest.fixture(scope="module")
+def spark(executors: Any) -> Any:
+    return executors
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs make their directories in a folder of the test's."""

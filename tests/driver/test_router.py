@@ -697,7 +697,7 @@ def test_states_that_go_from_host_to_host_are_encrypted(
     tmp_path: Path, encrypt: Encrypt, host: str, scheme: str
 ) -> None:
     engine = Cards()
-    engine.address, engine.states_port = (host, 0), 0
+    engine.address = host, 0
     it: Any = SimpleNamespace(states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
         bulk = _depot(it, engine, LocalStore(tmp_path), "run", stack)

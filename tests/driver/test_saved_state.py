@@ -18,9 +18,8 @@ from hypothesis import Phase, example, given, settings
 
 import hopyard as hy
 from hopyard.driver import saved_files
+from hopyard.driver.saved_model import predictor_of
 from hopyard.spark.inference.bundle import portable
-from hopyard.spark.inference.loaded import LoadedModel
-from hopyard.spec import Batch
 from killed_writes import kills, lacks_room
 from model_parts import BUFFERS, OTHERS, data, drawn, torch_net, trained
 
@@ -38,8 +37,7 @@ def check(config: dict[str, Any], folder: Path) -> None:
     np.testing.assert_array_equal(saved.predict(x), expected)
     assert saved.evaluate({"inputs": x, "targets": y}) == run.best.evaluate({"inputs": x, "targets": y})
     for model in (run, saved, folder / "model"):
-        sent = LoadedModel(portable(model).files, threads=0)
-        np.testing.assert_array_equal(sent.trainable.predict(Batch(x, None, None, len(x))), expected)
+        np.testing.assert_array_equal(predictor_of(portable(model).files).predict(x), expected)
 
 
 @pytest.mark.slow

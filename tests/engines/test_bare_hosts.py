@@ -125,7 +125,7 @@ def test_a_host_costs_its_slot_and_the_run_goes_on(
         waiting(hosts, go.name),
         engine=engine(hosts),
         wait=False,
-        heartbeat_timeout=3.0 if "frozen" in what else 15.0,
+        timeouts=hy.Timeouts(heartbeat_timeout=3.0 if "frozen" in what else 15.0),
     )
     slot = joined(tmp_path / "run", 2)["beta"].slot
     until(lambda: [line for line in journal(tmp_path / "run") if isinstance(line, Durable) and line.slot == slot])

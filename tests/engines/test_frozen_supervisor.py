@@ -9,12 +9,13 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from hopyard.engines.spark import Executors, Spark
+from hopyard.engines.spark.engine import Spark
 from hopyard.engines.supervisors import roster as module
 from hopyard.ports import LaunchInfo
 from jobs import alive, gone, until
@@ -30,9 +31,8 @@ class Placed:
     def __init__(self, cores: int, tmp_path: Path, engine: Spark | None = None, card: str = CARD) -> None:
         engine = engine or Spark(Session(cores), workers=2, host="127.0.0.1")
         self.session = engine.session
-        self.agents = Executors(
-            engine, self.session, LaunchInfo(lambda slot: card.encode(), lambda slot: tmp_path / f"{slot}.log")
-        )
+        launch = LaunchInfo(lambda slot: card.encode(), lambda slot: tmp_path / f"{slot}.log")
+        self.agents: Any = engine.open(launch)
         self.pids: set[int] = set()
         """Of supervisors and agents."""
 
@@ -60,7 +60,7 @@ class Placed:
 @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long)], ids=["all cores taken", "a core to spare"])
 def placed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.5)
-    monkeypatch.setattr("hopyard.engines.spark_jobs.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("hopyard.engines.spark.jobs.AGAIN_SECONDS", 0.1)
     made = Placed(request.param, tmp_path)
     for slot in range(2):
         made.agents.start(slot)

@@ -62,7 +62,8 @@ def test_thirty_random_faults_over_three_hosts(tmp_path: Path) -> None:
     try:
         body = (
             f"{SLOW}\nengine = hy.Hosts(['alpha:1', 'beta:1', 'gamma:1'], ssh={made.ssh!r})\n"
-            f"select(Path('run'), slow, {MANY!r}, epochs=70, engine=engine, heartbeat_timeout=3.0, resume=True,\n"
+            f"select(Path('run'), slow, {MANY!r}, epochs=70, engine=engine, resume=True,\n"
+            f"       timeouts=hy.Timeouts(heartbeat_timeout=3.0),\n"
             f"       data=dataset({PARTITIONS}, rows={ROWS}), parallel=hy.Hopper(copies=1))\n"
         )
         job = str(script(tmp_path / "job.py", body))

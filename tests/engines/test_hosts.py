@@ -23,10 +23,10 @@ from hopyard.cli import app
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Began, Joined, Resumed
 from hopyard.doctor import examine_hosts
-from hopyard.engines import ssh as module
-from hopyard.engines.login import Login
-from hopyard.engines.reach import PEER
-from hopyard.engines.ssh import Target, targets
+from hopyard.engines.hosts import ssh as module
+from hopyard.engines.hosts.login import Login
+from hopyard.engines.hosts.reach import PEER
+from hopyard.engines.hosts.ssh import Target, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
@@ -90,7 +90,7 @@ def test_a_pickle_has_no_secrets_and_asks_hosts_again(ssh: str, monkeypatch: pyt
     again = pickle.loads(data)
     assert repr(again) == repr(engine) == "Hosts(['a:2', '[::1]:3'])"
     assert (again.ssh, again.threads, again.address[1], again.env) == (engine.ssh, 2, 7000, {"PASSWORD": "x"})
-    assert (again.supervisors_port, again.states_port, again.workers) == (7001, 7002, 5)
+    assert again.workers == 5
 
 
 def answer(**fields: Any) -> str:
@@ -169,7 +169,7 @@ def test_what_a_host_is_asked_is_one_line(code: str) -> None:
 
 def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     towards = {"a": "10.0.0.1", "b": "10.0.0.1", "c": "192.168.0.1", "d": "", "here": "127.0.0.1"}
-    monkeypatch.setattr("hopyard.engines.hosts.address_for", lambda ssh, target: towards[target.host])
+    monkeypatch.setattr("hopyard.engines.hosts.engine.address_for", lambda ssh, target: towards[target.host])
     assert hy.Hosts(["a", "b", "here"]).address == ("10.0.0.1", 0)
     assert hy.Hosts(["here"], port=7000).address == ("127.0.0.1", 7000)
     assert hy.Hosts(["a", "c"], address="head.lab").address == ("head.lab", 0)

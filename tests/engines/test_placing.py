@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from hopyard import __version__
 from hopyard.certificate import make_certificate
 from hopyard.engines.local import cores
 from hopyard.engines.supervisors import host as module
-from hopyard.engines.supervisors.messages import FORMAT, Hello, Prepare, line_of
+from hopyard.engines.supervisors.messages import Hello, Prepare, line_of
 from hopyard.engines.supervisors.pool import Supervisors
-from hopyard.engines.supervisors.supervisor import dial
+from hopyard.engines.supervisors.supervisor import PYTHON, dial
 from hopyard.engines.supervisors.ticket import Ticket, write
 from hopyard.engines.supervisors.ticket import line_of as ticket_line
 from jobs import alive, gone, until
@@ -207,7 +208,7 @@ def test_only_who_has_the_certificate_and_the_token_is_let_in(tmp_path: Path) ->
     placed = Placed("login", tmp_path)
     try:
         count, address = placed.supervisors.admitted_count, ("127.0.0.1", placed.supervisors.port)
-        hello = line_of(Hello(TOKEN, "there", "", (), 0, FORMAT))
+        hello = line_of(Hello(TOKEN, "there", "", (), 0, __version__, PYTHON))
         with socket.create_connection(address, 5) as plain:  # knows the token, speaks no TLS
             plain.sendall(hello)
             assert ended(plain)
@@ -216,7 +217,7 @@ def test_only_who_has_the_certificate_and_the_token_is_let_in(tmp_path: Path) ->
             dial(other)
         wrong = dial(Ticket(*address, "a guess", certificate=placed.ticket.certificate))
         with wrong.socket:
-            wrong.send(line_of(Hello("a guess", "there", "", (), 0, FORMAT)))
+            wrong.send(line_of(Hello("a guess", "there", "", (), 0, __version__, PYTHON)))
             assert wrong.receive() in (b"", None)
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

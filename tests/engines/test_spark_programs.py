@@ -23,6 +23,11 @@ ROLES = {"worker": 2}
 LAUNCHED: list[hy.Program] = []
 
 
+@pytest.fixture(scope="module")
+def spark(executors: Any) -> Any:
+    return executors
+
+
 @pytest.fixture(autouse=True)
 def stopped() -> Iterator[None]:
     """A test that fails keeps no slot from the next."""

@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
+from hopyard import __version__
 from hopyard.engines.local import agent_environment
 from hopyard.engines.supervisors import roster as module
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.messages import (
-    FORMAT,
     End,
     Ended,
     EndTask,
@@ -41,7 +41,7 @@ from hopyard.engines.supervisors.messages import (
 )
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.record import Supervisor
-from hopyard.engines.supervisors.supervisor import Holder, _AgentRunner, attend, dial
+from hopyard.engines.supervisors.supervisor import PYTHON, Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import OutOfMemory
@@ -284,7 +284,7 @@ def test_all_who_are_expected_may_dial_at_once(tmp_path: Path, monkeypatch: pyte
     lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
     until(lambda: len(supervisors._listener._strangers) == 12)
     for line in lines:
-        line.sendall(line_of(Hello(TOKEN, format=FORMAT)))
+        line.sendall(line_of(Hello(TOKEN, version=__version__, python=PYTHON)))
     until(lambda: supervisors.admitted_count == 12)
     for line in lines:
         line.close()
@@ -349,7 +349,7 @@ def test_a_supervisor_that_says_what_cannot_be_read_loses_its_slot(supervisors: 
 def test_an_executor_with_another_version_ends_the_run_with_a_sentence(supervisors: Supervisors) -> None:
     supervisors.start(0)
     line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
-    with line:  # as supervisors spoke before their messages were typed
+    with line:  # it says none
         line.sendall(
             json.dumps({"token": TOKEN, "host": "there", "executor": "", "gpus": [], "job": 0}).encode() + b"\n"
         )

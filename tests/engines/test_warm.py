@@ -15,12 +15,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hopyard as hy
-from hopyard.engines import spark_jobs
+from hopyard.engines.spark import jobs as spark_jobs
+from hopyard.engines.supervised import Warm
 from hopyard.engines.supervisors import host, pool, roster
 from hopyard.engines.supervisors.messages import (
     Began,
@@ -38,7 +40,6 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import Holder, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket, new, write
 from hopyard.engines.templates import Templates
-from hopyard.engines.warm import Warm
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
 from jobs import (
@@ -68,10 +69,8 @@ class Places:
     """Note what is done to them."""
 
     def __init__(self, lasting: bool) -> None:
-        self.lasting, self.usable, self.events = lasting, True, list[str]()
-
-    def renew(self, launch: LaunchInfo) -> None:
-        self.events.append("renew")
+        self.supervisors: Any = SimpleNamespace(lasting=lasting)
+        self.usable, self.events = True, list[str]()
 
     def rest(self) -> None:
         self.events.append("rest")
@@ -80,36 +79,37 @@ class Places:
         self.events.append("close")
 
 
-LAUNCH = LaunchInfo(lambda slot: b"", lambda slot: Path())
+def renew(places: Any) -> None:
+    places.events.append("renew")
 
 
 def test_places_go_from_one_run_to_the_next() -> None:
-    warm = Warm[Places]()
-    cold = warm.take(LAUNCH, Places)
-    assert not cold.lasting
+    warm: Any = Warm()
+    cold = warm.take(Places, renew)
+    assert not cold.supervisors.lasting
     warm.give_back(cold)
     assert cold.events == ["close"]
     warm.start()
-    first = warm.take(LAUNCH, Places)
-    other = warm.take(LAUNCH, Places)  # of a run at the same time
-    assert first.lasting and other is not first
+    first = warm.take(Places, renew)
+    other = warm.take(Places, renew)  # of a run at the same time
+    assert first.supervisors.lasting and other is not first
     warm.give_back(first)
     warm.give_back(other)
     assert other.events == ["close"]
-    assert warm.take(LAUNCH, Places) is first and first.events == ["rest", "renew"]
+    assert warm.take(Places, renew) is first and first.events == ["rest", "renew"]
     warm.give_back(first)
     first.usable = False
-    assert warm.take(LAUNCH, Places) is not first and first.events[-1] == "close"
-    last = warm.take(LAUNCH, Places)
+    assert warm.take(Places, renew) is not first and first.events[-1] == "close"
+    last = warm.take(Places, renew)
     warm.give_back(last)
     warm.stop()
     assert last.events == ["rest", "close"] and not warm.started
 
 
 def test_a_run_that_goes_on_when_its_engine_is_stopped_ends_its_places(caplog: pytest.LogCaptureFixture) -> None:
-    warm = Warm[Places]()
+    warm: Any = Warm()
     warm.start()
-    places = warm.take(LAUNCH, Places)
+    places = warm.take(Places, renew)
     with caplog.at_level(logging.WARNING):
         warm.stop()
     assert places.events == []
@@ -132,14 +132,14 @@ def test_nobody_waits_for_places_that_take_long_to_close() -> None:
             assert may_end.wait(20)
             super().close()
 
-    warm = Warm[Places]()
+    warm: Any = Warm()
     warm.start()
-    slow = warm.take(LAUNCH, Slow)
+    slow = warm.take(Slow, renew)
     warm.give_back(slow)
     thread = threading.Thread(target=warm.stop)
     thread.start()
     assert closing.wait(20)
-    assert warm.take(LAUNCH, Places).events == [] and thread.is_alive()
+    assert warm.take(Places, renew).events == [] and thread.is_alive()
     may_end.set()
     thread.join(20)
     assert slow.events == ["rest", "close"]
@@ -278,14 +278,17 @@ def test_jobs_that_do_not_end_have_no_part_in_the_next_run(tmp_path: Path, monke
     for name in ("COMING_SECONDS", "END_SECONDS"):
         monkeypatch.setattr(spark_jobs, name, 0.0)
     session, launch = Session(0), LaunchInfo(lambda slot: CARD.encode(), lambda slot: tmp_path / "log")
-    jobs = spark_jobs.Jobs(session, spark_jobs.Settings("127.0.0.1", 0, 1, {}, 1, False), launch, lasting=True)
+    supervisors = lasting(tmp_path, keep_idle=False)
+    jobs = spark_jobs.Jobs(session, 0, supervisors, Ticket("127.0.0.1", supervisors.port, TOKEN))
+    jobs.begin(launch)
     with monkeypatch.context() as patch:
         patch.setattr(session.sparkContext, "cancelJobsWithTag", lambda tag: None)
         jobs.supervisors.start(0)
         jobs.submit()
         tag = jobs._tag
         jobs.rest()
-    jobs.renew(launch)
+    jobs.begin(launch)
+    supervisors.renew(launch.log, SECOND)
     jobs.supervisors.start(0)
     jobs.submit()
     assert set(jobs._jobs) == {2} and jobs._cancelled == {1}
@@ -409,7 +412,7 @@ def test_a_run_without_any_worker_says_once_what_it_waits_for(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: nothing for two minutes."""
-    monkeypatch.setattr(f"hopyard.engines.{way}.NONE_SECONDS", -1.0)
+    monkeypatch.setattr("hopyard.engines.supervised.NONE_SECONDS", -1.0)
     monkeypatch.setattr(spark_jobs, "COMING_SECONDS", 0.0)
     write(tmp_path / "ticket", new("127.0.0.1", free_port()))
     engine: Any = hy.Spark(Session(0), workers=1, host="127.0.0.1")
@@ -422,7 +425,7 @@ def test_a_run_without_any_worker_says_once_what_it_waits_for(
     agents.close()
     (record,) = caplog.records
     said = {
-        "spark": r"no worker has a slot of Spark yet, .*; 120 seconds are waited \(Spark\(start_timeout=…\)\)",
+        "spark": r"Spark gave no slot yet; 120 seconds are waited \(Spark\(start_timeout=…\)\): it has no .*",
         "hosts": r"no host has joined yet; 120 seconds .*\): run `hopyard agent --join .*ticket` on each.*",
     }
     assert re.fullmatch(said[way], record.getMessage())

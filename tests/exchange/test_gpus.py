@@ -121,13 +121,13 @@ def test_what_travels_in_half_does_so_between_gpus(members_have_gpus: None) -> N
 def test_only_what_lies_on_the_gpu_is_exchanged_there(members_have_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the steps of Adam, which torch keeps on the host."""
     seen: list[int] = []
-    mean = Gpus.mean
+    add = Gpus.add
 
-    def counted(self: Gpus, tensors: list[torch.Tensor], rows: float) -> float:
-        seen.append(len(tensors))
-        return mean(self, tensors, rows)
+    def counted(self: Gpus, flat: torch.Tensor) -> None:
+        seen.append(len(flat))
+        add(self, flat)
 
-    monkeypatch.setattr(Gpus, "mean", counted)
+    monkeypatch.setattr(Gpus, "add", counted)
     monkeypatch.setattr(Gpus, "takes", lambda self, tensor: tensor.numel() > 1)
 
     def work(exchange: Any) -> list[float]:
@@ -136,7 +136,7 @@ def test_only_what_lies_on_the_gpu_is_exchanged_there(members_have_gpus: None, m
         return [float(value.mean()) for value in values]
 
     assert together(work, exchanges(Gang(2), gpu_interface="")) == [[0.5] * 4] * 2
-    assert seen == [2, 2]
+    assert seen == [1 + 2 * 4] * 2
 
 
 @pytest.mark.parametrize(

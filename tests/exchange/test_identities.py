@@ -144,14 +144,9 @@ def test_of_a_state_of_three_members_two_take_their_own_part():
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.exchange.buffers.PART_BYTES", 512)
-    monkeypatch.setattr("hopyard.exchange.shared.PART_BYTES", 512)
-    for module in ("buffers", "group"):
-        monkeypatch.setattr(f"hopyard.exchange.{module}.PIECE_PARTS", 2)
-    monkeypatch.setattr("hopyard.exchange.blocks.PIECE_BYTES", 1024)
-    monkeypatch.setattr("hopyard.exchange.buffers.LARGE_BYTES", 256)
-    monkeypatch.setattr("hopyard.exchange.group.SHARED_BYTES", 1)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("group", "blocks"):
+        monkeypatch.setattr(f"hopyard.exchange.{module}.PIECE_BYTES", 1024)
 
 
 def held(kind: str, rank: int) -> list[Any]:
@@ -176,10 +171,10 @@ def bits(numbers: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [(3.0, 1.0, 0.0), (0.0, 2.0, 7.0), (5.0, 5.0, 5.0), (0.0, 0.0, 0.0)])
 def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
-    kind: str, rows: tuple[float, ...], small_parts: None
+    kind: str, rows: tuple[float, ...], small_pieces: None
 ) -> None:
-    """Over sockets and in shared memory, with the same bits; what is in the arrays of a member without rows does not
-    count. Bug: an infinity, as in a mask of a causal attention, became NaN."""
+    """What is in the arrays of a member without rows does not count. Bug: an infinity, as in a mask of a causal
+    attention, became NaN."""
 
     def work(exchange: Any) -> list[torch.Tensor]:
         arrays = held(kind, exchange.rank)
@@ -189,7 +184,7 @@ def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
         exchange.average(arrays, rows[exchange.rank])
         return [torch.as_tensor(each) for each in arrays]
 
-    members = [each for one_host in (False, True) for each in together(work, exchanges(Gang(3), one_host=one_host))]
+    members = together(work, exchanges(Gang(3)))
     weights = rows if any(rows) else (1.0, 0.0, 0.0)
     for number, arrays in enumerate(zip(*[map(torch.as_tensor, held(kind, rank)) for rank in range(3)], strict=True)):
         counted = [array for array, weight in zip(arrays, weights, strict=True) if weight]
@@ -205,8 +200,7 @@ def test_numbers_that_all_have_alike_keep_their_bits_in_an_average(
             np.testing.assert_allclose(member[number][other].double(), average[other], rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("one_host", [False, True])
-def test_arrays_that_share_memory_are_averaged_once(one_host: bool, small_parts: None) -> None:
+def test_arrays_that_share_memory_are_averaged_once(small_pieces: None) -> None:
     """Bug: the mean change was added to each of two parameters with the same storage."""
 
     def work(exchange: Any) -> torch.Tensor:
@@ -214,12 +208,12 @@ def test_arrays_that_share_memory_are_averaged_once(one_host: bool, small_parts:
         exchange.average([array, array.view(30, 100), array[:7]], 1.0)
         return array
 
-    for array in together(work, exchanges(Gang(3), one_host=one_host)):
+    for array in together(work, exchanges(Gang(3))):
         assert torch.equal(array, torch.full_like(array, 2.0))
 
 
 @pytest.mark.parametrize("size", [2, 5, 8])
-def test_averages_of_any_sizes_and_dtypes(size: int, small_parts: None) -> None:
+def test_averages_of_any_sizes_and_dtypes(size: int, small_pieces: None) -> None:
     """Blocks of some members, and whole arrays, have no numbers."""
 
     def work(exchange: Any) -> list[torch.Tensor]:
@@ -231,15 +225,13 @@ def test_averages_of_any_sizes_and_dtypes(size: int, small_parts: None) -> None:
         exchange.average(arrays[:4], 1.0)
         return arrays
 
-    for one_host in (False, True):
-        for arrays in together(work, exchanges(Gang(size), one_host=one_host)):
-            for array in arrays:
-                assert torch.equal(array, torch.full_like(array, (size - 1) / 2))
+    for arrays in together(work, exchanges(Gang(size))):
+        for array in arrays:
+            assert torch.equal(array, torch.full_like(array, (size - 1) / 2))
 
 
-@pytest.mark.parametrize("one_host", [False, True])
 @pytest.mark.parametrize("operation", ["mean", "average"])
-def test_a_members_own_error_is_not_that_of_another(operation: str, one_host: bool, small_parts: None) -> None:
+def test_a_members_own_error_is_not_that_of_another(operation: str, small_pieces: None) -> None:
     """Bug: a tensor that cannot be changed was told as a gang that broke, without a cause."""
 
     def work(exchange: Any) -> str:
@@ -248,4 +240,4 @@ def test_a_members_own_error_is_not_that_of_another(operation: str, one_host: bo
             getattr(exchange, operation)([array], 1.0)
         return raised.type.__name__
 
-    assert together(work, exchanges(Gang(2), one_host=one_host)) == ["RuntimeError"] * 2
+    assert together(work, exchanges(Gang(2))) == ["RuntimeError"] * 2

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -143,6 +144,30 @@ def test_nobody_can_be_dialed_who_is_gone() -> None:
     place = msgspec.msgpack.encode(peers._Address(LOOPBACK, port, bytes(16)))
     with pytest.raises(GangBroken, match="could not be connected"):
         connect(1, 2, LOOPBACK, lambda data: [place, data], lambda: False)
+
+
+@pytest.mark.parametrize("operation", ["mean", "average"])
+def test_a_member_that_is_gone_is_noticed_in_the_middle(operation: str) -> None:
+    """It hangs up after the first of several exchanges."""
+    left = threading.Event()
+
+    def work(exchange: Any) -> str:
+        values, exchanged = [torch.ones(3_000_000)], getattr(exchange, operation)
+        exchanged(values, 1.0)
+        if exchange.rank == 1:
+            exchange.close()
+            left.set()
+            return "left"
+        left.wait(60)
+        try:
+            for _ in range(3):
+                exchanged(values, 1.0)
+        except GangBroken:
+            exchange.close()
+            return "noticed"
+        return "never"
+
+    assert together(work, exchanges(Gang(3))) == ["noticed", "left", "noticed"]
 
 
 def test_who_is_told_to_give_up_waits_no_longer() -> None:

@@ -34,7 +34,7 @@ def offset(spec: RunSpec, trial: int) -> int:
     """Return where in the rotation a trial begins: in half of the worlds where the search says."""
     if spec.seed % 2:
         return 3 * trial + 1
-    return spread(spec.partitions)[trial % spec.partitions] if spec.starts == "spread" else trial
+    return spread(spec.partitions)[trial % spec.partitions]
 
 
 def sums_of(arrays: bool, kind: str, trial: int, epoch: int, partition: int) -> Sums:

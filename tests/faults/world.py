@@ -18,7 +18,6 @@ from faults.agents import Agent
 from faults.promises import Content, at_the_end, between_events, hold, offset, sums_of
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
-    RULES,
     Began,
     Check,
     Checked,
@@ -147,7 +146,7 @@ class Chaos:
 
     def start(self) -> None:
         """Begin the run."""
-        self.feed(Began(at=0.0, spec=self.spec, rules=RULES, workers=self._workers))
+        self.feed(Began(at=0.0, spec=self.spec, workers=self._workers))
         self._propose()
 
     @property
@@ -401,7 +400,7 @@ class Chaos:
             self.swept.add(ref)
         self.forfeit |= {ref.trial for ref in gone}
         self.modelled -= self.forfeit
-        self.feed(Resumed(at=self.clock, gone=gone, rules=RULES, workers=self._workers))
+        self.feed(Resumed(at=self.clock, gone=gone, workers=self._workers))
         states = [state for trial in self.machine.trials.values() for state in trial.states.values()]
         hold(all(state.digest for state in states), "a State that is not durable outlived its driver")
         self.sweep()

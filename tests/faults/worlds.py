@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
 
 import msgspec
 
@@ -33,7 +32,7 @@ def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
         strikes=random.choice([2, 3, 3, 50]),
         retries=random.choice([0, 0, 1, 8]),
         timeouts=Timeouts(unit_timeout=random.choice([20.0, 600.0]), durable_timeout=random.choice([30.0, 600.0])),
-        gang=Gang(random.choice([2, 2, 3])) if gangs else msgspec.UNSET,
+        gang=Gang(random.choice([2, 2, 3])) if gangs else None,
     )
     if spec.metric is not None and random.random() < 0.6:
         spec = msgspec.structs.replace(spec, epochs=random.choice([2, 3, 5]), trials=random.choice([2, 3, 5, 8]))
@@ -49,8 +48,7 @@ def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
     if hosts:
         slots = max(slots, random.choice([2, 3, 5, 8]))
         copies, cut = random.choice([1, 1, 2]), random.choice([0, 0, 1])
-        starts: Literal["ordered", "spread"] = "spread" if seed % 3 else "ordered"
-        spec = msgspec.structs.replace(spec, copies=copies, starts=starts)
+        spec = msgspec.structs.replace(spec, copies=copies)
     return Chaos(
         spec,
         random.randrange,

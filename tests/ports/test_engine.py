@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,28 +15,41 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+import pages
+from example_modules import EXAMPLES, example
 from hopyard.engines.local import Processes
 from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
 from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
-from jobs import alive, free_port, gone
+from jobs import alive, free_port, gone, until
+from played_spark import Session
+from played_supervisors import children, command
 
 pytestmark = pytest.mark.cold
 
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
-NOBODY = {"slot": 0, "address": "tcp://127.0.0.1:9", **KEYS}
-"""A card that leads to a port where nobody listens: an agent with it dials, and waits."""
+
+
+@pytest.fixture(scope="module")
+def spark(executors: Any) -> Any:
+    return executors
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> LaunchInfo:
-    return LaunchInfo(lambda slot: json.dumps(NOBODY).encode() + b"\n", lambda slot: tmp_path / "logs" / f"{slot}.log")
+def launch(tmp_path: Path) -> Iterator[LaunchInfo]:
+    """Its card leads to a port where nobody answers: an agent with it dials, and waits."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        card = {"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS}
+        text = json.dumps(card).encode() + b"\n"
+        yield LaunchInfo(lambda slot: text, lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
+SubprocessEngine = example("subprocess_engine").SubprocessEngine
 CORES = len(os.sched_getaffinity(0))
 BY_HOST = {"hosts": (CORES, 1), "hosts, started": (1, 1), "hosts, by hand": ()}
 """Workers of each host, of engines that have more than one."""
+OWN = ["subprocesses", "subprocesses, started"]
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
 
 
@@ -52,9 +67,17 @@ def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hy.Hosts
         yield engine
 
 
-@pytest.fixture(params=["local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
+@pytest.fixture(scope="module")
+def started_example() -> Iterator[Any]:
+    with SubprocessEngine(workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture(params=[*OWN, "local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
+        "subprocesses": lambda: SubprocessEngine(workers=2),
+        "subprocesses, started": lambda: request.getfixturevalue("started_example"),
         "local": lambda: hy.Local(workers=2, devices=None),
         "local, started": lambda: request.getfixturevalue("started"),
         "hosts, started": lambda: request.getfixturevalue("started_hosts"),
@@ -69,9 +92,9 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
     assert engine.threads == 1
     assert engine.env == {}
     if "by hand" not in request.param:  # there the ticket has fixed ports
-        assert engine.address == ("127.0.0.1", 0) and engine.states_port == 0
+        assert engine.address == ("127.0.0.1", 0)
     assert engine.start_timeout == 120.0
-    assert engine.apart == (engine.name != "local")
+    assert engine.apart == (engine.name not in ("local", "subprocesses"))
     assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
     assert engine.driver_workers == int("beside" in request.param)
     assert is_engine(engine) and starts_agents(engine)
@@ -86,6 +109,11 @@ def ticket(folder: Path) -> Path:
     return folder / "ticket"
 
 
+def test_the_page_on_engines_shows_the_one_that_is_tested_here() -> None:
+    page = EXAMPLES.parent / "docs" / "add-an-engine.md"
+    assert pages.blocks(page)[0].code == (EXAMPLES / "subprocess_engine.py").read_text()
+
+
 def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
     engine = hy.Inline(threads=2)
     assert is_engine(engine) and not starts_agents(engine)
@@ -93,9 +121,11 @@ def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
     assert not is_engine(hy.Inline) and not is_engine("local") and not is_engine(None)
 
 
-def test_ports_of_the_driver_follow_each_other(spark: Any) -> None:
-    engine = hy.Spark(spark, workers=1, port=7000)
-    assert (engine.address[1], engine.supervisors_port, engine.states_port) == (7000, 7001, 7002)
+def test_supervisors_dial_the_port_after_that_of_agents(launch: LaunchInfo) -> None:
+    engine = hy.Spark(Session(1), workers=1, host="127.0.0.1", port=free_port() - 1)
+    agents: Any = engine.open(launch)
+    assert agents._supervisors.port == engine.address[1] + 1
+    agents.close()
 
 
 def test_nobody_is_there_before_the_start(agents: Agents) -> None:
@@ -105,7 +135,7 @@ def test_nobody_is_there_before_the_start(agents: Agents) -> None:
 
 @pytest.mark.slow
 def test_starting_waits_for_no_agent_and_nothing_is_lost(agents: Agents) -> None:
-    agents.start(0)  # one that never comes up: it dials a port where nobody listens
+    agents.start(0)  # one that never comes up: nobody answers it
     assert agents.lost() == []
     assert agents.device(0) == "cpu"
 
@@ -116,6 +146,38 @@ def test_ended_for_good_is_not_lost(agents: Agents) -> None:
     agents.end(0)
     agents.end(5)
     assert agents.lost() == []
+
+
+def workers_below(process: int) -> set[int]:
+    """Workers and their companions among the descendants of a process; forks have the command of their template."""
+    below, template = set(), b"\0template\0" in command(process)
+    for child in children(process):
+        if b"hopyard.agent" in command(child) and (template or b"\0template\0" not in command(child)):
+            below.add(child)
+        below |= workers_below(child)
+    return below
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_lost_once_and_the_next_one_ends_with_the_run(
+    agents: Agents, request: pytest.FixtureRequest
+) -> None:
+    if "by hand" in request.node.callspec.id:
+        pytest.skip("nobody joins")
+
+    def up() -> set[int]:
+        agents.start(0)
+        return until(lambda: agents.lost() == [] and not agents.waits(0) and workers_below(os.getpid()))
+
+    for pid in up():
+        os.kill(pid, signal.SIGKILL)
+    assert select.select(agents.watch(), [], [], 20)[0]
+    ((slot, reason),) = until(agents.lost)
+    assert slot == 0 and "was killed by SIGKILL" in reason
+    assert agents.lost() == []
+    pids = up()
+    agents.close()
+    assert gone(sorted(pids))
 
 
 def test_who_releases_cores_goes_on(agents: Agents) -> None:
@@ -228,9 +290,8 @@ def all_of(agents: Callable[..., Any]) -> list[str]:
 
 
 def test_no_engine_has_more_than_the_port() -> None:
-    from hopyard.engines.hosts import HostAgents
-    from hopyard.engines.spark import Executors
     from hopyard.engines.split import Split
+    from hopyard.engines.supervised import SupervisedAgents
 
-    assert all_of(Processes) == all_of(HostAgents) == all_of(Agents)
-    assert all_of(Executors) == all_of(Split) == all_of(ReleasesCores)
+    assert all_of(Processes) == all_of(Agents)
+    assert all_of(SupervisedAgents) == all_of(Split) == all_of(ReleasesCores)

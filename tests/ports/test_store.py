@@ -102,7 +102,7 @@ def test_never_overwrites(store: Store) -> None:
     store.put(REF, memoryview(bytearray(b"first")))
     for other in (b"other", b"longer than the first"):
         with pytest.raises(StateConflict, match="State 3-12-1"):
-            Guarded(store, "url").put(REF, memoryview(other))
+            Guarded(lambda: store, "url").put(REF, memoryview(other))
     assert store.get(REF) == b"first"
 
 

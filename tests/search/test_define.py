@@ -206,15 +206,3 @@ def test_a_grid_cannot_know_its_points() -> None:
         hy.Grid().open(layers, 0)
     with pytest.raises(SpecError, match=r"space must be"):
         hy.Random(1).open(hy.Space, 0)
-
-
-@pytest.mark.parametrize("kind", ["function", "space"])
-def test_a_space_that_prunes_says_what_to_do_in_its_place(kind: str) -> None:
-    """Bug: the message ended with "TrialPruned: "."""
-    import optuna
-
-    def prunes(*arguments: Any) -> Any:
-        raise optuna.TrialPruned
-
-    with pytest.raises(SpecError, match=r": TrialPruned; \w"):
-        (Defined(prunes) if kind == "function" else hy.Space(lr=prunes)).walk(lambda name, distribution: 0)

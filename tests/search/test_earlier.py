@@ -13,6 +13,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.errors import SpecError
+from hopyard.search.kinds import examined
 from hopyard.search.proposer import observation
 from jobs import dataset, linear
 
@@ -129,7 +130,7 @@ def test_a_study_of_other_objectives_or_of_another_space_is_refused() -> None:
         hy.Optuna(study=studied(name="rate"), trials=2).open(SPACE, 0)
 
 
-def test_a_sampler_that_needs_more_than_a_seed_is_refused_where_it_is_named() -> None:
-    with pytest.raises(SpecError, match=r"one that seed= alone makes, got .*GridSampler.*: missing .*search_space"):
-        hy.Optuna(optuna.samplers.GridSampler, 2)
-    hy.Optuna(lambda seed: optuna.samplers.GridSampler({"lr": [0.1]}, seed=seed), 2)
+def test_a_sampler_that_needs_more_than_a_seed_is_refused_before_the_run() -> None:
+    with pytest.raises(SpecError, match=r"proposed nothing: TypeError: .*missing .*search_space"):
+        examined(hy.Optuna(optuna.samplers.GridSampler, 2), SPACE, 0, ["min"])
+    examined(hy.Optuna(lambda seed: optuna.samplers.GridSampler({"lr": [0.1]}, seed=seed), 2), SPACE, 0, ["min"])

@@ -21,7 +21,7 @@ from hopyard.core.runs.events import (
     Proposed,
     Resumed,
 )
-from hopyard.core.runs.machine import Machine
+from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Part, PartitionRange, Ref, RunSpec, Unit
 from hopyard.views.hosts import Hosts, plain, table
 from hopyard.views.report import facts, report
@@ -145,16 +145,18 @@ def test_the_report_says_how_long_slots_idled_for_homes(seconds, helps):
         joined(0, "a"),
         joined(1, "b"),
         *[Proposed(at=0, trial=trial, config={}) for trial in range(2)],
+        Check(at=0, slot=0, trial=0),
+        Checked(at=0, slot=0, trial=0, faults=(), names=("loss",)),
         dispatch(0, 1, 0),
         Dispatch(at=1, slot=1, unit=Unit(2, 1, "train", 0, (1,), None)),
         msgspec.structs.replace(done(0, 1, 0), at=seconds),
         msgspec.structs.replace(done(1, 2, 1), at=seconds),
     ]
-    text = report(lines, Machine(spec), {}, "running")
+    text = report(lines, fold(lines), {}, "running")
     share = f"{1 / (2 * seconds):.1%}"
     assert f"\n  idle for homes 1.0 s, {share} of the slots' time, in which trials waited for hosts that" in text
     assert ("parallel=hy.Hopper(copies=2)" in text) == helps
-    assert facts(lines, Machine(spec), "running")["home_idle_seconds"] == 1
+    assert facts(lines, fold(lines), "running")["home_idle_seconds"] == 1
     assert "idle for homes" not in report(LINES, Machine(SPEC), {}, "running")
 
 

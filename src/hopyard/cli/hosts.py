@@ -13,7 +13,7 @@ from hopyard.errors import UsageError
 from hopyard.text import shell_command, shown
 
 if TYPE_CHECKING:
-    from hopyard.engines.hosts import Hosts
+    from hopyard.engines.hosts.engine import Hosts
 
 HostNames = Annotated[
     str | None,
@@ -36,7 +36,7 @@ def engine_of(hosts: str | None, python: str | None, ssh: str) -> Hosts | None:
         if python is not None or ssh != "ssh":
             raise UsageError("--python and --ssh go with --hosts a,b:4, which is missing")
         return None
-    from hopyard.engines.hosts import Hosts
+    from hopyard.engines.hosts.engine import Hosts
 
     return Hosts([host.strip() for host in hosts.split(",")], python=python, ssh=ssh)
 

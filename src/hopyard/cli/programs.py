@@ -130,7 +130,7 @@ def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> It
             raise UsageError(f"--master {master!r}: it goes with --engine spark, and the engine is local")
         yield Local(workers=workers)
         return
-    from hopyard.engines.spark import Spark
+    from hopyard.engines.spark.engine import Spark
 
     with _session(master, workers) as session:
         yield Spark(session, workers=workers)

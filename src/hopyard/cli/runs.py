@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import runpy
 import sys
 import traceback
@@ -13,7 +14,13 @@ import typer
 
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
 from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
+from hopyard.driver.runs.keywords import RESUME
 from hopyard.errors import HopyardError, UsageError
+
+
+def _help(name: str) -> str:
+    """Return what help says of a keyword of `hy.resume`."""
+    return f"{RESUME[name].text.capitalize()}."
 
 
 @verb
@@ -96,15 +103,9 @@ def resume(
     workers: Annotated[
         int | None, typer.Option(help="Go on with this many processes on this host, wherever the run was started.")
     ] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Also try failed trials again, except those that the recipe ended.")
-    ] = False,
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of each trial from now on; more than the run has so far.")
-    ] = None,
-    gang: Annotated[
-        int | None, typer.Option(metavar="WORKERS", help="Workers that train one net together from now on.")
-    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help=_help("failed"))] = False,
+    epochs: Annotated[int | None, typer.Option(help=_help("epochs"))] = None,
+    gang: Annotated[int | None, typer.Option(metavar="WORKERS", help=_help("workers"))] = None,
     trust: Trust = False,
     hosts: HostNames = None,
     python: HostPython = None,
@@ -124,12 +125,17 @@ def resume(
     ] = None,
 ) -> int:
     """Go on with a run that was interrupted, or give one that is over more epochs."""
+    from msgspec.structs import replace
+
     from hopyard.driver.runs.api import resume as resume_run
+    from hopyard.driver.runs.run import load
     from hopyard.engines.local import Local
 
     engine = engine_of(hosts, python, ssh)
     if engine is not None and workers is not None:
         raise UsageError("--workers is for processes of this host; with --hosts the numbers stand with the hosts: a:2")
+    given = {name: value for name, value in locals().items() if name.endswith("_timeout") and value is not None}
+    times = {name: None if value == math.inf else value for name, value in given.items()}
     terminable()
     result = resume_run(
         run,
@@ -138,10 +144,7 @@ def resume(
         epochs=epochs,
         workers=gang,
         trust=trust,
-        heartbeat_timeout=heartbeat_timeout,
-        stall_timeout=stall_timeout,
-        unit_timeout=unit_timeout,
-        durable_timeout=durable_timeout,
+        timeouts=replace(load(run).timeouts, **times) if times else None,
     )
     echo(f"{result.directory}: {result.status}")
     return STATUS.get(result.status, GOOD)

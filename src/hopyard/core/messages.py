@@ -31,7 +31,7 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.spec import Array, Config, Encrypt, PartitionRange, Ref, RunSpec, Unit
 from hopyard.text import escaped_tree
 
-WIRE = 5
+WIRE = 1
 """Version of the wire. Driver and agents must have the same."""
 
 LIMIT = 64 << 20

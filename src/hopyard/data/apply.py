@@ -118,11 +118,12 @@ def apply(
             f"the data holds values that the model cannot be given:\n{listed(encoder.faults)}\ndrop or fill them first"
         )
     source_places = places.result(rows, ordered=not targets)
-    if tracker is not None and not targets and places.trusted and tracker.moves:
-        raise DataError(MOVED)
-    if tracker is not None and not targets and places.trusted and not tracker.warned:
-        tracker.warned = True
-        log.warning(TRUSTED)
+    if tracker is not None and not targets and places.trusted:
+        if tracker.moves:
+            raise DataError(MOVED)
+        if not tracker.warned:
+            tracker.warned = True
+            log.warning(TRUSTED)
     arrays: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
     for number, (field, info) in enumerate(zip(finisher.fields, finisher.infos, strict=True)):
         column_array = aligned((rows, *info.shape), info.dtype)
@@ -216,15 +217,11 @@ class Places:
 
 
 def _fields(manifest: Manifest, schema: pa.Schema, source_label: str, targets: bool) -> list[Field]:
-    inputs = [field for field in manifest.fields if field.role == "inputs"]
-    require(schema, [column.name for field in inputs for column in field.columns], source_label)
-    available = set(schema.names)
-    selected = inputs
-    for role in ("targets", "weights"):
-        fields = [field for field in manifest.fields if field.role == role]
-        if targets and all(column.name in available for field in fields for column in field.columns):
-            selected = selected + fields
-    return selected
+    require(schema, manifest.column_names("inputs"), source_label)
+    roles = {"inputs"}
+    if targets:
+        roles |= {role for role in ("targets", "weights") if set(manifest.column_names(role)) <= set(schema.names)}
+    return [field for field in manifest.fields if field.role in roles]
 
 
 def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[Any, RowOrigin]]:
@@ -267,8 +264,7 @@ def _source(manifest: Manifest, data: Any) -> Source:
 def _unnamed(manifest: Manifest, frame: Any) -> Array | None:
     """Return a data frame of numbers as an array, as Dataset.numpy takes one, where the model was trained on one array
     and the frame has no column of its name; else None."""
-    columns = [column for field in manifest.fields if field.role == "inputs" for column in field.columns]
-    if [column.name for column in columns] != ["inputs"] or "inputs" in frame.columns:
+    if manifest.column_names("inputs") != ["inputs"] or "inputs" in frame.columns:
         return None
     array = as_array(frame, "the data frame")
     return array if array.dtype.kind in "biuf" else None
@@ -277,7 +273,7 @@ def _unnamed(manifest: Manifest, frame: Any) -> Array | None:
 def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
     """Return one array as the columns of the single input."""
     fields = [field for field in manifest.fields if field.role == "inputs"]
-    names = [column.name for field in fields for column in field.columns]
+    names = manifest.column_names("inputs")
     if len(fields) != 1 or any(column.encode for column in fields[0].columns):
         raise DataError(
             f"one array of shape {array.shape}, but the model was trained on the columns {names}, some of them "

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from hopyard.formats.arrow import Array
-
-Kind = Literal["train", "validate"]
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

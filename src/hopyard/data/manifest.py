@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from blake3 import blake3
 from hopyard.errors import DataError
 from hopyard.system.files import replacing
 
-FORMAT = 2
+FORMAT = 1
 """Version of the manifest, of the files of a cache entry, and of what names an entry."""
 
 FILE = "manifest.json"
@@ -206,6 +206,10 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         """Kind → bytes of all columns of each partition."""
         return {"train": [part.bytes for part in self.train], "validate": [part.bytes for part in self.validate]}
 
+    def column_names(self, role: Role) -> list[str]:
+        """Return the names of the columns that inputs, targets or weights are made of."""
+        return [column.name for field in self.fields if field.role == role for column in field.columns]
+
     @property
     def categories(self) -> dict[str, int]:
         """Feature that encode= made categories of → the number of its codes, that of other values included."""
@@ -240,12 +244,8 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
             DataError: no such file, not a manifest, of a newer version, or its cache entry is gone.
         """
         try:
-            data = Path(path).read_bytes()
-            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
-            if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
-                raise DataError(f"{path}: manifest of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
-            manifest = read_manifest(data)
-        except (OSError, msgspec.MsgspecError) as error:
+            manifest = manifest_in(Path(path).read_bytes(), path)
+        except OSError as error:
             raise DataError(f"{path}: cannot be read as a manifest: {error}") from error
         if check and manifest.stored is None and not (Path(manifest.path) / FILE).is_file():
             raise DataError(gone(manifest))
@@ -255,6 +255,28 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
 read_manifest = msgspec.json.Decoder(Manifest).decode
 """Returns the Manifest in these bytes. It is made here, as msgspec may crash where several threads, such as two runs in
 the background, are the first to decode a type."""
+
+
+class Head(msgspec.Struct):
+    """The fields that a manifest of any version has."""
+
+    format: int
+    key: str
+    stored: Any = None
+
+
+def manifest_in(data: bytes, where: object) -> Manifest:
+    """Return the Manifest in the bytes of the file `where`.
+
+    Raises:
+        DataError: it is none, or of a newer version.
+    """
+    try:
+        if (version := msgspec.json.decode(data, type=Head).format) > FORMAT:
+            raise DataError(f"{where}: manifest of version {version}, this Hopyard reads up to {FORMAT}: upgrade it")
+        return read_manifest(data)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{where}: cannot be read as a manifest: {error}") from error
 
 
 def sizes_in(path: Path) -> dict[str, list[int]]:
@@ -271,7 +293,7 @@ def split(manifest: Manifest) -> str:
         return "by the number of the row"
     if manifest.row_names.key:
         return f"by {', '.join(manifest.row_names.key)}"
-    features = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    features = manifest.column_names("inputs")
     return f"by the features of a row ({', '.join(features)}); with others it is another split"
 
 
@@ -329,10 +351,10 @@ def content_digest(manifest: Manifest) -> str:
                 f.role,
                 f.name,
                 f.matrix,
-                [(c.name, c.shape, c.encode, c.scaled, *(["other"] if c.other else [])) for c in f.columns],
+                [(c.name, c.shape, c.encode, c.scaled, c.other) for c in f.columns],
             )
             for f in manifest.fields
         ],
-        *([manifest.fills] if manifest.fills else []),
+        manifest.fills,
     )
     return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from hopyard.checks import closest, column_name, one_of, scalar, sequence, whole
 from hopyard.data.manifest import Value
@@ -66,14 +65,13 @@ class Encoding(msgspec.Struct, frozen=True):
 
     kind: Literal["one-hot", "index"]
     values: list[Value] | None = None
-    min_frequency: int | UnsetType = UNSET
-    """There is one more category, for other values: those that fewer training rows have. Unset: there is none. (What is
-    unset is not written, so that the keys of other data sets stay as they were.)"""
+    min_frequency: int | None = None
+    """There is one more category, for other values: those that fewer training rows have. None: there is none."""
 
     @property
     def other(self) -> bool:
         """Whether there is a category for other values."""
-        return self.min_frequency is not UNSET
+        return self.min_frequency is not None
 
 
 class Fill(msgspec.Struct, frozen=True):
@@ -94,18 +92,13 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     standardize: bool | list[str] = False
     key: list[str] = []
     """Columns whose values decide where a row goes; none: the row's number, or its features."""
-    impute: dict[str, Fill] | UnsetType = UNSET
-    """What stands for the missing values of columns. (Unset as in Encoding.)"""
-
-    @property
-    def fills(self) -> dict[str, Fill]:
-        """What stands for the missing values of columns; {}: none may be missing."""
-        return {} if self.impute is UNSET else self.impute
+    impute: dict[str, Fill] = {}
+    """What stands for the missing values of columns; {}: none may be missing."""
 
     @property
     def counted(self) -> set[str]:
         """Columns of categories whose values in training rows are counted."""
-        frequent = {name for name, fill in self.fills.items() if fill.strategy == "most_frequent"}
+        frequent = {name for name, fill in self.impute.items() if fill.strategy == "most_frequent"}
         return frequent | {name for name, each in self.encode.items() if each.other and each.values is None}
 
     @property
@@ -217,7 +210,7 @@ def columns(
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     fills = {} if impute is None else _fills(impute, inputs_columns, targets_columns, encodings)
-    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills or UNSET)
+    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills)
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:
@@ -299,7 +292,7 @@ def _values_refused(argument: str, values: Any) -> SpecError:
 
 def _encoding(name: str, how: Any) -> Encoding:
     if isinstance(how, Categories):
-        return Encoding(how.kind, how.values, how.min_frequency if how.handle_unknown == "other" else UNSET)
+        return Encoding(how.kind, how.values, how.min_frequency if how.handle_unknown == "other" else None)
     kind: Literal["one-hot", "index"] = "one-hot"
     values = sequence(how)
     if isinstance(values, str) and values in ("one-hot", "index"):

@@ -22,7 +22,6 @@ from blake3 import blake3
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import read_trusted
 from hopyard.errors import ResourceError, RunDirectoryError
-from hopyard.frameworks import model_file
 from hopyard.spec import Config, RunSpec
 from hopyard.store.layout import Layout
 from hopyard.system.files import FULL, sync
@@ -34,9 +33,8 @@ NAMES = (WEIGHTS, "model.keras", STATE, RECIPE, TRANSFORM)
 """Names of the files that a saved model may have beside `config.json`."""
 OWN = "trainable"
 """Stands for the framework when the recipe returned a Trainable of the user's own."""
-FORMAT = 3
-"""Version of the folder. In version 1 epochs counted from 0, and there was no transform. Before version 3 weights were
-all that was saved of the State, and not every file was listed."""
+FORMAT = 1
+"""Version of the folder."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,36 +52,25 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """Keras' backend."""
     spec: RunSpec
     manifest: Manifest
-    digests: dict[str, str] = {}
-    """File → BLAKE3 of its content, in hexadecimal: all files of the model but this one; in earlier versions some."""
+    digests: dict[str, str]
+    """File → BLAKE3 of its content, in hexadecimal: all files of the model but this one."""
 
 
 def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
-    """Return the contents of a `config.json`, of this or an earlier version; of version 1 as of version 2.
+    """Return the contents of a `config.json`.
 
     Raises:
-        RunDirectoryError: `save` did not write it, or that of a later version did.
+        RunDirectoryError: `save` did not write it, or that of another version did.
     """
     try:
         about = msgspec.json.decode(content, type=Saved)
     except msgspec.MsgspecError as error:
         raise RunDirectoryError(f"{name}: not written by run.best.save(…): {error}") from error
-    if about.format > FORMAT:
+    if about.format != FORMAT:
         raise RunDirectoryError(
-            f"{name}: a saved model of version {about.format}, this Hopyard reads up to {FORMAT}: upgrade it"
+            f"{name}: a saved model of version {about.format}, this Hopyard reads version {FORMAT}: upgrade it"
         )
-    if about.format < 2:
-        epoch = None if about.epoch is None else about.epoch + 1
-        about = msgspec.structs.replace(about, format=2, epoch=epoch)
     return about
-
-
-def listed(root: Path, about: Saved) -> list[str]:
-    """Return the names of the files of a saved model, without `config.json`."""
-    if about.format >= 3:
-        return list(about.digests)
-    weights = WEIGHTS if about.framework == OWN else model_file(about.framework).name
-    return [weights, RECIPE, *([TRANSFORM] if TRANSFORM in about.digests or (root / TRANSFORM).exists() else [])]
 
 
 def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tuple[Saved, dict[str, bytes]]:
@@ -102,10 +89,10 @@ def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tupl
     config = _config(root)
     while True:
         about = parse(config, root / CONFIG)
-        names = [name for name in listed(root, about) if name not in without]
+        digests = {name: digest for name, digest in about.digests.items() if name not in without}
         try:
             return about, {CONFIG: config} | {
-                name: _content(root, name, about.digests.get(name), trust) for name in names
+                name: _content(root, name, digest, trust) for name, digest in digests.items()
             }
         except RunDirectoryError:
             before, config = config, _config(root)
@@ -126,12 +113,11 @@ def _config(root: Path) -> bytes:
         ) from error
 
 
-def _content(root: Path, name: str, digest: str | None, trust: bool) -> bytes:
+def _content(root: Path, name: str, digest: str, trust: bool) -> bytes:
     """Return the content of a file: the one with this digest, on its way to its place or there. (In this order: a file
-    that moves meanwhile is seen in one of the two.) `digest`: None for files of earlier versions, which were written
-    in place."""
+    that moves meanwhile is seen in one of the two.)"""
     fault = "No such file or directory"
-    for path in (*(root.glob(f".part-*/{name}") if digest else ()), root / name):
+    for path in (*root.glob(f".part-*/{name}"), root / name):
         try:
             content = read_trusted(path, trust) if name in (RECIPE, TRANSFORM) else path.read_bytes()
         except FileNotFoundError:
@@ -139,7 +125,7 @@ def _content(root: Path, name: str, digest: str | None, trust: bool) -> bytes:
         except OSError as error:
             fault = str(error.strerror)
             continue
-        if digest is None or blake3(content).hexdigest() == digest:
+        if blake3(content).hexdigest() == digest:
             return content
         fault = "changed since run.best.save(…) wrote it"
     raise RunDirectoryError(f"{root / name}: {fault}; copy or save the whole folder again")

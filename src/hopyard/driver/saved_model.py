@@ -20,14 +20,13 @@ from hopyard.data.manifest import Labels
 from hopyard.driver.pickling import PYTHON, dump, unpickle
 from hopyard.driver.saved_files import (
     CONFIG,
-    FORMAT,
     OWN,
     RECIPE,
     STATE,
     TRANSFORM,
     WEIGHTS,
     Saved,
-    listed,
+    parse,
     read,
     replacing_files,
 )
@@ -41,8 +40,8 @@ from hopyard.store.journal import write_whole
 from hopyard.store.tree import decode, encode
 from hopyard.text import escaped, shown
 from hopyard.training.build import Built, Plan, build, undisturbed
+from hopyard.training.predictor import Predictor
 from hopyard.training.recipes import recipe_of
-from hopyard.training.trained import TrainedModel
 
 OWN_FILE = ModelFile(
     WEIGHTS,
@@ -55,7 +54,7 @@ OWN_FILE = ModelFile(
 """How a Trainable of the user's own is saved: its whole State."""
 
 
-def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, trained: TrainedModel) -> Path:
+def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Path:
     """Write the folder; the files of another saved model there are replaced, all at once.
 
     Args:
@@ -63,7 +62,7 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
         plan: recipe and data.
         record: the trial.
         epoch: the epoch at whose end the model had its weights, from 1; None: they are from the middle of one.
-        trained: the model.
+        predictor: the model.
 
     Raises:
         SpecError: what is written does not give the model back: a second build, with the files loaded into it, differs.
@@ -76,16 +75,17 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, tr
             f"without {directory.suffix}"
         )
     metrics: dict[str, float | None] = {} if epoch is None else dict(record.history.get(epoch - 1, {}))
-    trainable = trained.built.trainable
+    trainable = predictor.built.trainable
     framework = framework_of(trainable) or OWN
     with replacing_files(directory) as part:
         files = _write_model(
             part, framework, trainable, lambda: _built(replace(plan, threads=0), record.id, record.config)
         )
-        files[RECIPE] = dump(recipe_of(plan.recipe, record.id), "recipe")
-        if trained.tracker is not None:
-            files[TRANSFORM] = _dumped(trained.tracker)
-        for name in files.keys() & {RECIPE, TRANSFORM}:
+        functions = {RECIPE: recipe_of(plan.recipe, record.id)}
+        if predictor.tracker is not None:
+            functions[TRANSFORM] = predictor.tracker.transform
+        for name, function in functions.items():
+            files[name] = _pickled(name, function)
             write_whole(part / name, files[name], private=True)
         about = Saved(
             python=PYTHON,
@@ -118,7 +118,7 @@ def _write_model(folder: Path, framework: str, trainable: Any, rebuild: Callable
             if rest := file.rest(trainable, other, files[file.name]):
                 files[STATE] = bytes(encode(lower(rest)))
                 write_whole(folder / STATE, files[STATE])
-            restore_model(other, framework, files)
+            _restore(other, framework, files)
             place = _difference(_parts(file, trainable), _parts(file, other))
     except (HopyardError, OSError):
         raise
@@ -152,8 +152,9 @@ def _difference(one: Tree, other: Tree, place: str = "State") -> str:
     return next(filter(None, (_difference(a, b, f"{place}[{key!r}]") for key, a, b in pairs)), "")
 
 
-def _dumped(tracker: RowTracker) -> bytes:
-    return dump(tracker.transform, "transform", "the transform")
+def _pickled(name: str, function: Callable[..., Any]) -> bytes:
+    what = Path(name).stem
+    return dump(function, what, f"the {what}")
 
 
 def _built(plan: Plan, trial: int, config: Config) -> Built:
@@ -168,11 +169,49 @@ def _built(plan: Plan, trial: int, config: Config) -> Built:
         ) from error
 
 
-def restore_model(trainable: Any, framework: str, files: Mapping[str, bytes], version: int = FORMAT) -> None:
+def _restore(trainable: Any, framework: str, files: Mapping[str, bytes]) -> None:
     """Load the files of a saved model into a model that was just built."""
     file = OWN_FILE if framework == OWN else model_file(framework)
-    rest = (decode(files[STATE]) if STATE in files else {}) if version >= 3 else None
-    file.load(trainable, files[file.name], rest)
+    file.load(trainable, files[file.name], decode(files[STATE]) if STATE in files else {})
+
+
+def predictor_of(
+    files: Mapping[str, bytes],
+    root: Path = Path("the saved model"),
+    recipe: Callable[..., Any] | None = None,
+    transform: Transform | None = None,
+    threads: int = 0,
+) -> Predictor:
+    """Return what predicts from the files of a saved model. Its net is built when it is first needed.
+
+    Args:
+        files: name → content.
+        root: where they are from, for messages.
+        recipe, transform: used in place of the pickled ones.
+        threads: of its framework; 0: unchanged.
+
+    Raises:
+        RunDirectoryError: the transform does not load. The first use of the net raises it where the recipe does not
+            load or the weights do not fit what it builds, and SpecError where the recipe raises.
+    """
+    about = parse(files[CONFIG])
+    if transform is None and TRANSFORM in files:
+        transform = unpickle(files[TRANSFORM], root / TRANSFORM, about.python, "the transform")
+
+    def net() -> Built:
+        quiet(about.backend)
+        function = unpickle(files[RECIPE], root / RECIPE, about.python) if recipe is None else recipe
+        built = _built(Plan(function, about.manifest, about.spec, threads=threads), about.trial, about.config)
+        try:
+            _restore(built.trainable, about.framework, files)
+        except Exception as error:
+            raise RunDirectoryError(
+                f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
+                "give the recipe of the run"
+            ) from error
+        return built
+
+    return Predictor(about.manifest, None if transform is None else RowTracker(transform), net)
 
 
 class SavedModel:
@@ -186,14 +225,11 @@ class SavedModel:
         metrics: those of that epoch.
     """
 
-    def __init__(
-        self, directory: Path, about: Saved, recipe: Callable[..., Any], trained: TrainedModel, unopened: bool
-    ) -> None:
+    def __init__(self, directory: Path, about: Saved, predictor: Predictor, given: Mapping[str, Any]) -> None:
         self._about = about
-        self._recipe = recipe
-        self._trained = trained
-        self._unopened = unopened
-        """Whether there is a transform, which was not opened."""
+        self._predictor = predictor
+        self._given = given
+        """Name of a pickle → what the user gave in its place."""
         self.directory = directory.absolute()
         self.trial = about.trial
         self.config: Config = copied(about.config)
@@ -207,12 +243,12 @@ class SavedModel:
     def classes(self) -> Labels:
         """The values of the label by the number that the model has for each, where encode= made numbers of them: the
         class of `predict(data).argmax(1)`. A dict from label to these, where there are several labels; else None."""
-        return self._trained.manifest.label_values
+        return self._predictor.manifest.label_values
 
     def model(self) -> Any:
         """The model itself: a torch module in evaluation mode, a keras.Model, or the recipe's own Trainable. Each call
         returns the same object, which `predict` uses too."""
-        return self._trained.model()
+        return self._predictor.model()
 
     def predict(self, data: Any) -> Any:
         """The model's outputs, one for each row of `data`, in its order: as `Trial.predict`, from the folder alone.
@@ -229,13 +265,13 @@ class SavedModel:
             RunDirectoryError: the transform was not opened, because recipe= was given.
         """
         self._require_transform()
-        return self._trained.predict(data)
+        return self._predictor.predict(data)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Loss and metrics over all rows of `data`, which has the label too (of arrays `{"inputs": x, "targets": y}`):
         as `Trial.evaluate`, from the folder alone. Raises as `predict`, and SpecError where the label is not there."""
         self._require_transform()
-        return self._trained.evaluate(data)
+        return self._predictor.evaluate(data)
 
     def files(self) -> dict[str, bytes]:
         """Return name → content of the files of such a folder, with the recipe and the transform that are used here.
@@ -245,17 +281,14 @@ class SavedModel:
                 model was saved there since.
         """
         self._require_transform()
-        about, files = read(self.directory, without=(RECIPE, TRANSFORM))
+        about, files = read(self.directory, trust=True, without=self._given.keys())  # digests say that it was opened
         if about != self._about:
             raise RunDirectoryError(f"{self.directory}: another model was saved here since; hy.load_model loads it")
         files[CONFIG] = msgspec.json.encode(msgspec.structs.replace(about, python=PYTHON, digests={}))
-        files[RECIPE] = dump(self._recipe, "recipe")
-        if self._trained.tracker is not None:
-            files[TRANSFORM] = _dumped(self._trained.tracker)
-        return files
+        return files | {name: _pickled(name, value) for name, value in self._given.items()}
 
     def _require_transform(self) -> None:
-        if self._unopened:
+        if self._predictor.tracker is None and TRANSFORM in self._about.digests:
             raise RunDirectoryError(
                 f"{self.directory / TRANSFORM}: rows go through this pickled transform, which was not opened, as "
                 "recipe= was given: give hy.load_model(…, transform=…) too"
@@ -286,26 +319,10 @@ def load_model(
     trust = flag("trust", trust)
     if transform is not None and not callable(transform):
         raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")
-    own = {
-        *([RECIPE] if recipe is not None else []),
-        *([TRANSFORM] if recipe is not None or transform is not None else []),
-    }
-    about, files = read(root, trust, without=own)
-    quiet(about.backend)
-    unopened = transform is None and TRANSFORM in own and TRANSFORM in listed(root, about)
-    if recipe is None:
-        recipe = unpickle(files[RECIPE], root / RECIPE, about.python)
-    if TRANSFORM in files:
-        transform = unpickle(files[TRANSFORM], root / TRANSFORM, about.python, "the transform")
-    assert recipe is not None
+    given = {name: value for name, value in ((RECIPE, recipe), (TRANSFORM, transform)) if value is not None}
+    about, files = read(root, trust, without=given if recipe is None else (RECIPE, TRANSFORM))
+    quiet(about.backend)  # a transform may import Keras too
+    predictor = predictor_of(files, root, recipe, transform)
     with undisturbed():
-        built = _built(Plan(recipe, about.manifest, about.spec, threads=0), about.trial, about.config)
-        try:
-            restore_model(built.trainable, about.framework, files, about.format)
-        except Exception as error:
-            raise RunDirectoryError(
-                f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
-                "give the recipe of the run"
-            ) from error
-    tracker = None if transform is None else RowTracker(transform)
-    return SavedModel(root, about, recipe, TrainedModel(built, about.manifest, tracker), unopened)
+        predictor.built  # noqa: B018 - a model that cannot be built is an error here
+    return SavedModel(root, about, predictor, given)

@@ -1,9 +1,8 @@
 """What an engine that was started keeps from one run to the next, and `start`, `stop` and `with` of such engines.
 
 It belongs to the process that started the engine: a fork of that process neither uses nor ends it. `hy.Local` keeps
-templates. `hy.Hosts` and `hy.Spark` keep *places* whose supervisors have templates: each run takes them, and gives them
-back when it is over. A second run at the same time has places of its own, of which one set is kept. This module knows
-no cluster.
+templates; `hy.Hosts` and `hy.Spark` keep supervisors that have templates (`supervised.Warm`). This module knows no
+cluster.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, Self, TypeVar
-
-from hopyard.ports import LaunchInfo
+from typing import Any, Generic, Self, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ class Standby(Generic[T]):
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._items: dict[Hashable, T] = {}
-        """By what tells them apart; the one that was used last is the last one."""
+        """Keyed by configuration, least recently used first."""
         self._run_count = 0
         """How many runs go on."""
         self.entered = 0
@@ -125,88 +122,8 @@ class Startable:
             self.stop()
 
 
-class Places(Protocol):
-    """Where the agents of one run after another can be. Owner: a run, or between two runs a `Warm`."""
-
-    @property
-    def lasting(self) -> bool:
-        """Whether there may be another run in them."""
-        ...
-
-    @property
-    def usable(self) -> bool:
-        """Whether nothing is known that keeps another run from having agents there."""
-        ...
-
-    def renew(self, launch: LaunchInfo) -> None:
-        """Begin another run."""
-        ...
-
-    def rest(self) -> None:
-        """End all agents of a run; nothing of it is left but the places."""
-        ...
-
-    def close(self) -> None:
-        """End all; nothing is left."""
-        ...
-
-
-P = TypeVar("P", bound=Places)
-
-
-class Warm(Standby[P]):
-    """The places of one engine: at most one set that no run has."""
-
-    def __init__(self) -> None:
-        super().__init__(_close)
-
-    def take(self, launch: LaunchInfo, make: Callable[[bool], P]) -> P:
-        """Return the places of a run.
-
-        Args:
-            launch: the run's.
-            make: makes them, lasting or not.
-        """
-        self._leave_to_parent()
-        with self._lock:
-            lasting = self.started
-            places = self._items.popitem()[1] if lasting and self._items else None
-        if places is not None and not places.usable:
-            places.close()
-            places = None
-        if places is None:
-            places = make(lasting)
-        else:
-            try:
-                places.renew(launch)
-            except BaseException:
-                places.close()
-                raise
-        self.begin_run()
-        return places
-
-    def give_back(self, places: P) -> None:
-        """End a run in these places, and keep them for the next one, where that is possible."""
-        self.end_run()
-        keep = False
-        try:
-            if places.lasting and self.started and not self._items and places.usable:
-                places.rest()
-                with self._lock:
-                    keep = self.started and not self._items and places.usable
-                    if keep:
-                        self._items[()] = places
-        finally:
-            if not keep:
-                places.close()
-
-
 def _close_all(items: dict[Hashable, Any], close: Callable[[Any], None], process: int) -> None:
     if process != os.getpid():  # this is a fork of the one that has them
         return
     while items:
         close(items.popitem()[1])
-
-
-def _close(places: Places) -> None:
-    places.close()

@@ -1,7 +1,7 @@
 """Averages over sockets: each member makes those of one block of each piece.
 
 What the others have of a block is sent to its member, and what that one has made of it is sent to all: as many bytes as
-a sum takes. What is sent leaves from the arrays themselves, and averages come into them.
+a sum takes. What is sent leaves from the memory that is averaged, and averages come into it.
 
 Between two members bytes have one order, which both know: first the rows, then in each step s the block of piece s, and
 the average of piece s − AHEAD. So nobody waits for what stands behind something that waits for it. A member sends no
@@ -17,17 +17,16 @@ import torch
 
 from hopyard.exchange.average import average_of
 from hopyard.exchange.board import GangBroken
-from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS
+from hopyard.exchange.buffers import PIECE_BYTES
 from hopyard.exchange.peers import Peer, wait
 
-PIECE_BYTES = PIECE_PARTS * PART_BYTES
 AHEAD = 5
 """Pieces whose blocks are sent before the average of the first of them."""
 _ROWS = struct.Struct("<d")
 
 
 class _Piece:
-    """One piece of the arrays.
+    """One piece of what is averaged.
 
     Args:
         numbers: of the piece, which become the averages.
@@ -63,7 +62,7 @@ class _Average:
     Args:
         others: rank → peer.
         rank: of this member.
-        pieces: of the arrays.
+        pieces: of what is averaged.
         rows: of this member.
     """
 
@@ -145,15 +144,14 @@ class Blocks:
         """Bytes that this member has sent."""
         return sum(peer.sent for peer in self._peers.values())
 
-    def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
-        """Average arrays over all members, as `Group.average` does.
+    def average(self, flat: torch.Tensor, rows: float) -> None:
+        """Replace a tensor of one axis by the average over all members, as `Group.average` does.
 
         Raises:
             GangBroken: a member is gone.
         """
-        dtype = arrays[0].dtype
-        received = self._memory(dtype)
-        parts = [part for array in arrays for part in torch.split(array, PIECE_BYTES // dtype.itemsize)]
+        received = self._memory(flat.dtype)
+        parts = torch.split(flat, PIECE_BYTES // flat.element_size())
         pieces = [_Piece(part, received[n % len(received)], self._rank) for n, part in enumerate(parts)]
         under_way = _Average(self._peers, self._rank, pieces, rows)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import torch
 
 from hopyard.checks import number
 from hopyard.errors import SpecError
-from hopyard.exchange.buffers import Compact, Flat, Layout, Layouts, contiguous, tensor_of
+from hopyard.exchange.buffers import contiguous, flattened, tensor_of
 from hopyard.exchange.compression import pack, rounded, unpack
 from hopyard.exchange.gpus import Gpus
 from hopyard.exchange.group import Group
@@ -42,7 +42,6 @@ class GangExchange:
         """How often `mean` was called."""
         self._known: set[tuple[Any, ...]] = set()
         """Lists of arrays that all members have alike."""
-        self._layouts = Layouts()
 
     @property
     def sent(self) -> int:
@@ -99,11 +98,14 @@ class GangExchange:
         if compress and self.gang.compress:
             return self._mean_in_half(tensors, rows)
         total = 0.0
-        on_gpus, tensors = self._parted(tensors)
-        for gpus, alike in on_gpus:
-            total = gpus.mean(alike, rows)
-        for positions, layout in self._layouts.of(tensors):
-            total = self._mean(layout, [tensors[position] for position in positions], rows)
+        for group, alike in self._alike(tensors):
+            flat, parts = flattened(alike, group.memory)
+            flat.mul_(rows) if rows else flat.zero_()  # numbers of a member without rows may be no numbers
+            flat[0] = rows
+            group.add(flat)
+            if total := float(flat[0]):
+                flat.div_(total)
+                torch._foreach_copy_(alike, parts)
         return total
 
     def average(self, arrays: Sequence[Any], rows: float) -> None:
@@ -122,55 +124,21 @@ class GangExchange:
         if self.size == 1:
             return
         with contiguous(arrays) as viewed:
-            on_gpus, tensors = self._parted(self._tensors(viewed))
-            for gpus, alike in on_gpus:
-                gpus.average(alike, rows)
-            for positions, layout in self._layouts.of(tensors):
-                compact = Compact([tensors[position] for position in positions], layout.dtype)
-                self._group.average(compact.arrays, rows)
-                compact.finish()
-
-    def _mean(self, layout: Layout, tensors: list[torch.Tensor], rows: float) -> float:
-        """As `mean`, for tensors of one layout."""
-        flat, total = Flat(tensors, layout.dtype), 0.0
-
-        def load(number: int, part: torch.Tensor) -> None:
-            if rows:
-                layout.load(number, part, flat.arrays, rows)
-            else:
-                part.zero_()
-
-        def store(number: int, part: torch.Tensor) -> None:
-            nonlocal total
-            if not number:
-                total = float(part[0])
-            if total:
-                layout.store(number, part, flat.arrays, total)
-
-        self._group.reduce(layout, load, store)
-        if total:
-            flat.finish()
-        return total
+            for group, alike in self._alike(self._tensors(viewed)):
+                flat, parts = flattened(alike, group.memory, self.size)
+                group.average(flat, rows)
+                torch._foreach_copy_(alike, parts)
 
     def _mean_in_half(self, tensors: list[torch.Tensor], rows: float) -> float:
         """As `mean`; numbers of single precision travel in half precision."""
         total = self._total(rows)
-        on_gpus, tensors = self._parted(tensors)
-        for gpus, alike in on_gpus if total else ():
-            gpus.mean_in_half(alike, rows / total)
-        for positions, layout in self._layouts.of(tensors):
-            flat, memory = Flat([tensors[position] for position in positions], layout.dtype), layout.memory
-            parts = torch.split(memory, layout.parts)
-            for place, part in enumerate(parts) if rows else ():
-                layout.load(place, part, flat.arrays, rows / total)
-            if not rows:
-                memory.zero_()
-            small = memory.to(torch.float16) if layout.dtype is torch.float32 else memory
-            self._group.add(small)
-            memory.copy_(small)
-            for place, part in enumerate(parts) if total else ():
-                layout.store(place, part, flat.arrays, 1.0)
-            flat.finish()
+        for group, alike in self._alike(tensors) if total else ():
+            flat, parts = flattened(alike, group.memory)
+            flat.mul_(rows / total) if rows else flat.zero_()
+            sent = flat.to(torch.float16) if flat.dtype is torch.float32 else flat
+            group.add(sent)
+            flat.copy_(sent)
+            torch._foreach_copy_(alike, parts)
         return total
 
     def rounded(self, array: Any) -> Any:
@@ -226,21 +194,14 @@ class GangExchange:
             self._known.add(key)
         return tensors
 
-    def _parted(
-        self, tensors: Sequence[torch.Tensor]
-    ) -> tuple[list[tuple[Gpus, list[torch.Tensor]]], list[torch.Tensor]]:
-        """Return what is exchanged between GPUs, in lists of one dtype, and what goes through the hosts' memory."""
+    def _alike(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Group | Gpus, list[torch.Tensor]]]:
+        """Yield the tensors of each dtype, and the group that exchanges them: on GPUs, or through the hosts' memory."""
         gpus = self._group.gpus
-        if gpus is None:
-            return [], list(tensors)
-        alike: dict[torch.dtype, list[torch.Tensor]] = {}
-        others = []
+        alike: dict[tuple[bool, torch.dtype], list[torch.Tensor]] = {}
         for tensor in tensors:
-            if gpus.takes(tensor):
-                alike.setdefault(tensor.dtype, []).append(tensor)
-            else:
-                others.append(tensor)
-        return [(gpus, each) for each in alike.values()], others
+            alike.setdefault((gpus is not None and gpus.takes(tensor), tensor.dtype), []).append(tensor)
+        for (on_gpu, _), each in alike.items():
+            yield gpus if gpus is not None and on_gpu else self._group, each
 
     def _total(self, rows: float) -> float:
         total = torch.tensor([rows], dtype=torch.float64)

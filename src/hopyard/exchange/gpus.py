@@ -22,7 +22,6 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from hopyard.exchange.average import average_of
-from hopyard.exchange.buffers import sum_dtype
 
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 """The environment variable by which NCCL (from 2.31 on) lets several members have one GPU: for trials, it is slow."""
@@ -148,50 +147,32 @@ class Gpus:
         """Whether a tensor lies on this member's GPU."""
         return tensor.device == self._device
 
-    def mean(self, tensors: list[torch.Tensor], rows: float) -> float:
-        """Replace tensors of one dtype by their means, weighted by rows, as `GangExchange.mean` does.
+    def memory(self, numbers: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory on the GPU for one operation."""
+        return torch.empty(numbers, dtype=dtype, device=self._device)
 
-        Returns:
-            Σ rows over all members; where that is 0 the tensors stay as they are.
+    def add(self, flat: torch.Tensor) -> None:
+        """Replace a tensor of one axis by the sum over all members, as `Group.add` does.
 
         Raises:
             GangBroken: a member is gone.
         """
-        flat, parts = self._flat(tensors)
-        flat.mul_(rows) if rows else flat.zero_()  # numbers of a member without rows may be no numbers
-        flat[0] = rows
         self._do(lambda: self._group.allreduce([flat], _now(AllreduceOptions)))
         self.reduced += flat.nbytes
-        total = float(flat[0])
-        if total:
-            flat.div_(total)
-            torch._foreach_copy_(tensors, parts)
-        return total
 
-    def mean_in_half(self, tensors: list[torch.Tensor], share: float) -> None:
-        """As `mean`; numbers of single precision travel in half precision. `share`: rows / Σ rows."""
-        flat, parts = self._flat(tensors)
-        flat.mul_(share) if share else flat.zero_()
-        sent = flat.to(torch.float16) if flat.dtype is torch.float32 else flat
-        self._do(lambda: self._group.allreduce([sent], _now(AllreduceOptions)))
-        self.reduced += sent.nbytes
-        flat.copy_(sent)
-        torch._foreach_copy_(tensors, parts)
-
-    def average(self, tensors: list[torch.Tensor], rows: float) -> None:
-        """Replace tensors of one dtype by their averages, as `GangExchange.average` does. Each member averages a block.
+    def average(self, flat: torch.Tensor, rows: float) -> None:
+        """Replace a tensor of one axis by the average over all members, as `Group.average` does. Each member averages a
+        block: its length is a multiple of their number.
 
         Raises:
             GangBroken: a member is gone.
         """
-        flat, parts = self._flat(tensors, self._size)
         counts = torch.zeros(self._size, dtype=torch.float64, device=flat.device)
         self._gather(counts, torch.full_like(counts[:1], rows))
         most = max(1, AVERAGED_BYTES // flat.element_size() // self._size) * self._size
         for piece in torch.split(flat, most):
             self._average(piece, counts.tolist())
         self.reduced += flat.nbytes
-        torch._foreach_copy_(tensors, parts)
 
     def _average(self, piece: torch.Tensor, counts: Sequence[float]) -> None:
         received = torch.empty_like(piece)
@@ -203,17 +184,6 @@ class Gpus:
 
     def _gather(self, all_of_it: torch.Tensor, own: torch.Tensor) -> None:
         self._do(lambda: self._group._allgather_base(all_of_it, own, _now(AllgatherOptions)))
-
-    def _flat(self, tensors: list[torch.Tensor], multiple: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return a copy of all tensors' numbers after one number more, as many as a multiple of something; and where in
-        it each tensor is."""
-        counts = [tensor.numel() for tensor in tensors]
-        length = -(-(1 + sum(counts)) // multiple) * multiple
-        flat = torch.zeros(length, dtype=sum_dtype(tensors[0].dtype), device=tensors[0].device)
-        _, *flats = torch.split(flat[: 1 + sum(counts)], [1, *counts])
-        parts = [part.view(tensor.shape) for part, tensor in zip(flats, tensors, strict=True)]
-        torch._foreach_copy_(parts, tensors)
-        return flat, parts
 
     def _do(self, begin: Callable[[], Any]) -> None:
         """Begin an operation of the group, and wait for its end."""

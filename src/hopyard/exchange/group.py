@@ -1,5 +1,5 @@
 """The process group of a gang: torch.distributed's gloo between the members, which met on a board; beside it sockets of
-their own for averages, memory that members of one host share, and NCCL for what lies on GPUs.
+their own for averages, and NCCL for what lies on GPUs.
 
 torch's global process group is not touched: the user's code may have its own. Sockets are bound to the one address by
 which the members reach each other. gloo knows no authentication; only numbers go over it, no pickled objects.
@@ -11,9 +11,9 @@ its group, so that its neighbours see one, and so on. Time-outs come last.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +22,12 @@ from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defin
 from hopyard.exchange import gpus
 from hopyard.exchange.blocks import Blocks
 from hopyard.exchange.board import Board, GangBroken
-from hopyard.exchange.buffers import PART_BYTES, PIECE_PARTS, Layout, Partwise
-from hopyard.exchange.peers import CONNECT_SECONDS, Peer, connect
-from hopyard.exchange.shared import SharedMemory, share
+from hopyard.exchange.buffers import PIECE_BYTES
+from hopyard.exchange.peers import CONNECT_SECONDS, connect
 
-SHARED_BYTES = 1 << 18
-"""Bytes from which on members of one host exchange through memory that they share."""
 SILENT_SECONDS = 3600.0
-"""Time that one operation of gloo waits for others; at a pipe, and in averages over sockets, there is none. A member
-that makes no progress is noticed by the driver before."""
+"""Time that one operation of gloo waits for others; in averages over sockets there is none. A member that makes no
+progress is noticed by the driver before."""
 
 
 class Rendezvous(Store):
@@ -67,7 +64,6 @@ class Group:
         board: where the members meet.
         number: the number of the group on the board.
         address: the address of this host by which the other members reach it.
-        one_host: whether all members are on this host.
         gpu_interface: the network interface for what is exchanged between GPUs; "": any; None: what lies there goes
             through the hosts' memory.
     """
@@ -79,16 +75,15 @@ class Group:
         board: Board,
         number: int,
         address: str,
-        one_host: bool = False,
         gpu_interface: str | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self._board, self._number, self._address = board, number, address
-        self._one_host, self._gpu_interface = one_host, gpu_interface
+        self._gpu_interface = gpu_interface
         self._group: Any = None
-        self._shared: SharedMemory | None = None
         self._blocks: Blocks | None = None
         self._gpus: gpus.Gpus | None = None
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
         self._aborted = self._closed = False
         self._reduced = self._copied = 0
         """Bytes that were added up or averaged in all, and what `gather` and `broadcast` have sent."""
@@ -97,12 +92,12 @@ class Group:
     def sent(self) -> int:
         """Bytes that this member has sent to the others.
 
-        What goes over its own sockets is counted. Gloo, NCCL and shared memory do not say: of n bytes that k members
-        add up or average, each sends 2 (k − 1) n / k, as in a ring; of n bytes that it gives to all, (k − 1) n. What
+        What goes over its own sockets is counted. Gloo and NCCL do not say: of n bytes that k members add up
+        or average, each sends 2 (k − 1) n / k, as in a ring; of n bytes that it gives to all, (k − 1) n. What
         rank 0 alone gives, (k − 1) n in all, is shared among the members.
 
         Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
-        Distrib. Comput. 69, 2009, §3. In shared memory it is what the others read of what a member has put there.
+        Distrib. Comput. 69, 2009, §3.
         """
         reduced = self._reduced + (0 if self._gpus is None else self._gpus.reduced)
         written = 0 if self._blocks is None else self._blocks.sent
@@ -164,68 +159,32 @@ class Group:
         self.connect()
         return self._gpus
 
+    def memory(self, numbers: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory on the host for one operation. It is kept: new pages cost more than what is done in them."""
+        if dtype not in self._memory or len(self._memory[dtype]) < numbers:
+            self._memory[dtype] = torch.empty(numbers, dtype=dtype)
+        return self._memory[dtype][:numbers]
+
     def add(self, flat: torch.Tensor) -> None:
         """Replace a tensor of one axis on the host by the sum over all members, with the same bits everywhere."""
-        if self.size > 1:
-            pieces = torch.split(flat, PIECE_PARTS * PART_BYTES // flat.element_size())
-            for work in [self._begin(piece) for piece in pieces]:
-                self._guarded(work.wait)
-
-    def reduce(self, layout: Layout, load: Partwise, store: Partwise) -> None:
-        """Add up the parts of a layout over all members, with the same bits everywhere. `load` fills a part, `store`
-        takes the sum, which it must not change."""
-        shared = self._shared_memory(layout.dtype, sum(layout.pieces) * layout.dtype.itemsize)
-        if shared is not None:
-            with self._hanging_up():
-                shared.reduce(layout, load, store)
-            self._reduced += sum(layout.pieces) * layout.dtype.itemsize
-            return
-        works, pieces = [], torch.split(layout.memory, layout.pieces)
-        for number, piece in enumerate(pieces):
-            for each, part in layout.parts_of(number, piece):
-                load(each, part)
-            works.append(self._begin(piece))
-        for number, (work, piece) in enumerate(zip(works, pieces, strict=True)):
+        self._reduced += flat.nbytes
+        pieces = torch.split(flat, PIECE_BYTES // flat.element_size())
+        for work in [self._guarded(partial(self._alive().allreduce, piece)) for piece in pieces]:
             self._guarded(work.wait)
-            for each, part in layout.parts_of(number, piece):
-                store(each, part)
 
-    def average(self, arrays: Sequence[torch.Tensor], rows: float) -> None:
-        """Replace arrays by their averages over all members, weighted by the members' rows, with the same bits
-        everywhere.
-
-        Args:
-            arrays: flat, on the host, of one dtype, and without memory in common; as long as those of other members.
-            rows: of this member.
-        """
-        shared = self._shared_memory(arrays[0].dtype, sum(array.nbytes for array in arrays))
-        if shared is not None:
-            with self._hanging_up():
-                shared.average(arrays, rows)
-            self._reduced += sum(array.nbytes for array in arrays)
-            return
-        with self._hanging_up():
+    def average(self, flat: torch.Tensor, rows: float) -> None:
+        """Replace a tensor of one axis on the host by the average over all members, weighted by the members' rows, with
+        the same bits everywhere. It is as long as those of other members. `rows`: of this member."""
+        try:
             if self._blocks is None:
-                self._blocks = Blocks(self._connect(), self.rank)
+                peers = connect(self.rank, self.size, self._address, self.gather, lambda: self._aborted)
+                self._blocks = Blocks(peers, self.rank)
                 if self._aborted:
                     self._blocks.abort()
-            self._blocks.average(arrays, rows)
-
-    def _connect(self) -> dict[int, Peer]:
-        return connect(self.rank, self.size, self._address, self.gather, lambda: self._aborted)
-
-    def _begin(self, piece: torch.Tensor) -> Any:
-        self._reduced += piece.nbytes
-        return self._guarded(lambda: self._alive().allreduce(piece))
-
-    def _shared_memory(self, dtype: torch.dtype, size: int) -> SharedMemory | None:
-        """Return the memory through which the members exchange so many bytes; None: they do not."""
-        if not self._one_host or size < SHARED_BYTES or not SharedMemory.takes(dtype):
-            return None
-        if self._shared is None:
-            self._shared = share(self.rank, self.size, self.gather)
-            self._one_host = self._shared is not None
-        return self._shared
+            self._blocks.average(flat, rows)
+        except BaseException:
+            self.close()  # so that the others notice
+            raise
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Replace a tensor on the host by that of rank 0."""
@@ -259,23 +218,14 @@ class Group:
         """Hang up, which the other members notice."""
         self._closed = True
         self.abort()
-        for part in (self._shared, self._blocks, self._gpus):
+        for part in (self._blocks, self._gpus):
             if part is not None:
                 part.close()
-        self._group = self._shared = self._blocks = self._gpus = None
+        self._group = self._blocks = self._gpus = None
 
     def _alive(self) -> Any:
         self.connect()
         return self._group
-
-    @contextmanager
-    def _hanging_up(self) -> Iterator[None]:
-        """Hang up where an exchange ends before its end, so that the others notice."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def _guarded(self, operation: Callable[[], Any]) -> Any:
         try:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hopyard.errors import DataError, FeedError, HopyardError, SpecError
+from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.protocol import END, SCHEMA
 from hopyard.feeds.sender import FeedConnection, Route, framed
 from hopyard.feeds.spark_tasks import ROWS, Batches, cut, task
-from hopyard.formats.arrow import is_list
-from hopyard.text import shown
+from hopyard.formats.arrow import is_list, to_lists
+from hopyard.sparkapi.dataframe import struct_type
 
 
 def ask(route: Route, partition: int, attempt: int, blocks: Iterable[Any]) -> Iterator[tuple[Any, int]]:
@@ -134,12 +134,7 @@ def _arrow(values: Any, kind: Any) -> Any:
         return pa.array(list(values), kind)
     if values.ndim == 1:
         return pa.array(values).cast(kind) if values.dtype.kind in "biuf" else pa.array(values.tolist(), kind)
-    array = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for axis in range(values.ndim - 1, 0, -1):
-        rows = int(np.prod(values.shape[:axis]))
-        offsets = np.arange(rows + 1, dtype=np.int32) * values.shape[axis]
-        array = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
-    return array.cast(kind)
+    return to_lists(values).cast(kind)
 
 
 class _Sender(threading.Thread):
@@ -187,17 +182,9 @@ class _Sender(threading.Thread):
 def _schema(schema: Any, zone: str) -> Any:
     if isinstance(schema, pa.Schema):
         return schema
-    from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import DataType, StructType
 
-    try:
-        parsed = DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    except ParseException as error:
-        raise SpecError(f'schema = {schema!r} is no such text; "prediction double" is') from error
-    if not isinstance(parsed, StructType):
-        raise SpecError(f'schema must be a StructType or text such as "prediction double", got {shown(schema)}')
-    return to_arrow_schema(parsed, timezone=zone)
+    return to_arrow_schema(struct_type(schema, "prediction double"), timezone=zone)
 
 
 def _no_more_rows(route: Route) -> FeedError:

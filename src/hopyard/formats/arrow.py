@@ -31,6 +31,32 @@ def masked_at(values: Sequence[Any]) -> int | None:
     return next((at for at, value in enumerate(values) if np.ma.is_masked(value)), None)
 
 
+def rows_of(value: Any, name: str) -> Array:
+    """Return `value` as an array of shape (rows, …), as `plain` does. Raises DataError where it has no rows axis."""
+    try:
+        array = plain(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} is no array of shape (rows, …): {error}") from error
+    if array.ndim == 0:
+        raise DataError(f"{name} must be an array of shape (rows, …), got a single value of type {array.dtype}")
+    return array
+
+
+def to_lists(array: Array, kind: Any = None) -> Any:
+    """Return an array of shape (rows, …) as lists in lists, whose values have the Arrow type `kind`; None: that of the
+    dtype. Offsets have 32 bits, as Spark takes no others: with more values it raises DataError."""
+    nested = pa.array(np.ascontiguousarray(array).reshape(-1), kind)
+    for axis in range(array.ndim - 1, 0, -1):
+        offsets = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int64) * array.shape[axis]
+        if offsets[-1] >= 1 << 31:
+            raise DataError(
+                f"a block of shape {array.shape} is more than one Arrow list may hold; make blocks smaller with "
+                f"spark.sql.execution.arrow.maxRecordsPerBatch"
+            )
+        nested = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), nested)
+    return nested
+
+
 def to_arrow(array: Any, name: str) -> Any:
     """Return an Arrow array of `array`'s rows: shape (rows,) as plain values, (rows, …) as fixed-shape tensors; null
     where a masked array is masked.
@@ -38,12 +64,7 @@ def to_arrow(array: Any, name: str) -> Any:
     Raises:
         DataError: no rows axis, rows without values, or a dtype that Arrow lacks.
     """
-    try:
-        array = plain(array)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{name} is no array of shape (rows, …): {error}") from error
-    if array.ndim == 0:
-        raise DataError(f"{name} must be an array of shape (rows, …), got a single value of type {array.dtype}")
+    array = rows_of(array, name)
     if 0 in array.shape[1:]:
         raise DataError(f"{name} has shape {array.shape}: rows without values; give each row at least one")
     if not array.dtype.isnative:

@@ -23,7 +23,6 @@ from hopyard.space import (
     parameter_name,
     plain,
     stepped,
-    unpruned,
 )
 from hopyard.spec import Config, copied
 from hopyard.text import error_line, numeral, shown
@@ -120,7 +119,7 @@ class Defined:
             if error is trial._raised:  # the sampler's, not the function's
                 raise
             raise SpecError(
-                f"space: the function raised after it was told {trial._values!r}: {error_line(error)}{unpruned(error)}"
+                f"space: the function raised after it was told {trial._values!r}: {error_line(error)}"
             ) from error
         if returned is None:
             returned = {}
@@ -157,29 +156,16 @@ def check_pure(space: Searched, config: Config) -> None:
     Raises:
         SpecError: they say something else.
     """
-    for _ in range(CALLS):
-        names, equal = _again(space, config)
-        if not equal:
-            raise SpecError(
-                f"space: it had the configuration {shown(config)}. When its functions were called again with these "
-                f"values they asked for {shown(names)} and said something else: they must depend on what they are told "
-                "alone (no clock, no file, no random numbers)"
-            )
-
-
-def _again(space: Searched, config: Config) -> tuple[list[str], bool]:
-    """Ask a space with the values of a configuration. Returns the parameters for which it asks, and whether it has that
-    configuration."""
-    names: list[str] = []
-
-    def pick(name: str, distribution: Distribution) -> Any:
-        names.append(name)
-        return config[name]
-
     try:
-        return names, space.walk(pick) == config
+        pure = all(space.walk(lambda name, _: config[name]) == config for _ in range(CALLS))
     except KeyError:  # a parameter for which it did not ask before
-        return names, False
+        pure = False
+    if not pure:
+        raise SpecError(
+            f"space: it had the configuration {shown(config)}. When its functions were called again with these values "
+            "they said something else: they must depend on what they are told alone (no clock, no file, no random "
+            "numbers)"
+        )
 
 
 def _ascending(label: str, low: float, high: float) -> None:

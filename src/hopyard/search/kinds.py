@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from hopyard.checks import no_such, sequence
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
-from hopyard.search.define import Defined, Searched, check_pure, searched
-from hopyard.search.listed import Configs, Grid, Random, plain_config
+from hopyard.search.define import Searched, check_pure, searched
+from hopyard.search.listed import Configs, Grid, Listed, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna
 from hopyard.space import Choice, Distribution, RandInt, Space, Steps
 from hopyard.spec import Config, Mode
@@ -35,8 +34,9 @@ class Enqueued:
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Sampler | LearningSampler:
         """Return the sampler of all."""
-        sampler = open_sampler(self.search, space, seed, modes)
-        return First(sampler, self.configs) if isinstance(sampler, LearningSampler) else Before(sampler, self.configs)
+        if isinstance(self.search, _LEARNED):
+            return First(self.search.open(space, seed, modes), self.configs)
+        return Listed([*self.configs, *self.search.open(space, seed).configs])
 
 
 def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> Sampler | LearningSampler:
@@ -76,38 +76,26 @@ def _completed(config: Config, space: Searched | None, learning: bool) -> Config
     if space is None:
         return config
     strange: list[str] = []
-    asked: set[str] = set()
 
     def pick(name: str, distribution: Distribution) -> Any:
         if name not in config:
-            meant = get_close_matches(name, [each for each in config if each not in asked], 1, 0.6)
-            guess = f" (did you mean that by {meant[0]!r}?)" if meant else ""
-            raise SpecError(
-                f"enqueue: {shown(config)} has no {name!r}, for which the space asks{guess}: give all parameters"
-            )
-        asked.add(name)
-        value = config[name]
-        if departure := _departure(distribution, value, f"enqueue: {shown(config)}: {name}"):
-            strange.append(f"{name} = {shown(value)} {departure}")
-        return value
+            raise SpecError(f"enqueue: {shown(config)} has no {name!r}, for which the space asks: give all parameters")
+        if departure := _departure(distribution, config[name], f"enqueue: {shown(config)}: {name}"):
+            strange.append(f"{name} = {shown(config[name])} {departure}")
+        return config[name]
 
-    def check(names: Collection[str]) -> None:
-        if wrong := [name for name in config if name not in names]:
-            raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, names)}")
-
-    if isinstance(space, Space):
-        check(space.parameters)
-    whole = space.walk(pick)
-    if isinstance(space, Defined):
-        check(whole)
-    inactive = [name for name in config if name not in whole]
-    strange += [f"{name} is not a parameter where the others are {shown(whole)}" for name in inactive]
-    unlearned = ", and the search does not learn from it" if strange and learning else ""
-    constant = [name for name in config if name in whole and whole[name] != config[name]]
-    strange += [f"{name} = {shown(config[name])} is not {shown(whole[name])}" for name in constant]
+    known = space.parameters if isinstance(space, Space) else None
+    whole = space.walk(pick) if known is None or known.keys() >= config.keys() else {}
+    if wrong := [name for name in config if name not in (known or whole)]:
+        raise SpecError(f"enqueue: {shown(config)}: {no_such('parameter', wrong, known or whole)}")
+    for name, value in config.items():
+        if name not in whole:
+            strange.append(f"{name} is not a parameter where the others are {shown(whole)}")
+        elif whole[name] != value:
+            strange.append(f"{name} = {shown(value)} is not {shown(whole[name])}")
     if strange:
-        text = "; ".join(strange)
-        log.warning("enqueue: %s: the space has no such value; it is tried all the same%s", text, unlearned)
+        text = "; ".join(strange) + ": the space has no such value; it is tried all the same"
+        log.warning("enqueue: %s%s", text, ", and the search does not learn from it" if learning else "")
     return {**whole, **config}
 
 
@@ -171,20 +159,6 @@ def _first(sampler: Sampler | LearningSampler) -> Config | None:
 def learns(search: Search | Enqueued) -> bool:
     """Whether what it proposes depends on results."""
     return isinstance(search.search if isinstance(search, Enqueued) else search, _LEARNED)
-
-
-class Before:
-    """A Sampler: configurations of the user, then those of another sampler."""
-
-    def __init__(self, sampler: Sampler, configs: Sequence[Config]) -> None:
-        self._sampler = sampler
-        self._configs = configs
-        self.total: int | None = None if sampler.total is None else len(configs) + sampler.total
-
-    def ask(self, trial: int) -> Config | None:
-        """Return the configuration of this trial; None after the last."""
-        count = len(self._configs)
-        return self._configs[trial] if trial < count else self._sampler.ask(trial - count)
 
 
 class First:

@@ -8,9 +8,9 @@ What it notes in a trial (CMA-ES keeps its state there) goes through the journal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
+from functools import partial
 from math import isfinite, nextafter
 from typing import Any, cast
 
@@ -37,8 +37,6 @@ from hopyard.text import error_line, shown
 
 Make = Callable[..., Any]
 """seed= → a sampler."""
-LISTED = 10_000_000
-"""Values of an integer that GPSampler may list: 80 MB of memory. (For 2**40 it asks for 8 TiB, after ten trials.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class TPE:
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
-        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.TPESampler, prunes=True)
+        return _opened(self, space, seed, modes, optuna_package().samplers.TPESampler, prunes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class GP:
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
         """Return its sampler for `space`."""
         _installed("GP", "scipy", "torch")
-        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.GPSampler)
+        return _opened(self, space, seed, modes, optuna_package().samplers.GPSampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ class CMA:
                 f"hy.CMA learns from one metric, metric= has {len(modes)}; hy.TPE(n), hy.GP(n) and "
                 "hy.Optuna(optuna.samplers.NSGAIISampler, n) learn from several"
             )
-        options = {"warn_independent_sampling": False}
-        return _opened(self, space, seed, modes, lambda: optuna_package().samplers.CmaEsSampler, options)
+        make = partial(optuna_package().samplers.CmaEsSampler, warn_independent_sampling=False)
+        return _opened(self, space, seed, modes, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +145,6 @@ class Optuna:
                 "Optuna: sampler must be a class of optuna.samplers or a function that takes seed= and returns a "
                 f"sampler, as one is made for each proposal, got {shown(self.sampler)}"
             )
-        try:
-            signature(self.sampler).bind(seed=0)
-        except TypeError as error:
-            raise SpecError(
-                f"Optuna: sampler must be one that seed= alone makes, got {shown(self.sampler)}: {error}; give a "
-                "function that takes seed= and returns the sampler with all it needs"
-            ) from None
-        except ValueError:  # one written in C may not say what it takes
-            pass
         _check(self)
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
@@ -164,7 +153,7 @@ class Optuna:
         Raises:
             SpecError: the study has other objectives than the run, or no trial of this space.
         """
-        asked = _opened(self, space, seed, modes, lambda: cast(Make, self.sampler))
+        asked = _opened(self, space, seed, modes, cast(Make, self.sampler))
         if self.study is not None:
             asked.learn(self.study)
         return asked
@@ -177,7 +166,7 @@ class Asked:
     """A LearningSampler over a sampler of Optuna.
 
     Args:
-        make: returns the function that makes a sampler, given seed=.
+        make: makes a sampler, given seed=.
         space: what is searched.
         total: how many configurations are proposed.
         seed: of the run, or of the search.
@@ -186,9 +175,7 @@ class Asked:
             there are several objectives, their best values count as if they had.
     """
 
-    def __init__(
-        self, make: Callable[[], Make], space: Searched, total: int, seed: int, modes: Sequence[Mode], prunes: bool
-    ) -> None:
+    def __init__(self, make: Make, space: Searched, total: int, seed: int, modes: Sequence[Mode], prunes: bool) -> None:
         self.total: int | None = total
         self._make = make
         self._space = space
@@ -227,7 +214,7 @@ class Asked:
         if count >= (self.total or 0):
             return None
         with quietly() as optuna:
-            sampler = self._make()(seed=keyed(self._seed, "sampler", self._before + count) % (1 << 32))
+            sampler = self._make(seed=keyed(self._seed, "sampler", self._before + count) % (1 << 32))
             if not isinstance(sampler, optuna.samplers.BaseSampler):
                 raise SpecError(
                     "Optuna: the function sampler= must return a sampler of optuna.samplers, and returned "
@@ -244,14 +231,9 @@ class Asked:
             )
             trial = study.ask()
 
-            lists = isinstance(sampler, optuna.samplers.GPSampler)
-
             def pick(name: str, distribution: Distribution) -> Any:
-                parameter = as_optuna(optuna, distribution)
-                if lists and isinstance(parameter, optuna.distributions.IntDistribution):
-                    _check_listed(name, parameter.high - parameter.low + 1)
                 try:
-                    return value_of(distribution, suggest(trial, name, parameter))
+                    return value_of(distribution, suggest(trial, name, as_optuna(optuna, distribution)))
                 except ValueError as error:
                     raise _explained(error, name, distribution) from error
 
@@ -298,15 +280,6 @@ def _explained(error: ValueError, name: str, distribution: Distribution) -> Valu
     )
 
 
-def _check_listed(name: str, count: int) -> None:
-    """Raise SpecError where a sampler that lists all values of an integer, eight bytes each, would have too many."""
-    if count > LISTED:
-        raise SpecError(
-            f"GP: {name} has {count:,} values, all of which Optuna's GPSampler lists for each proposal, at most "
-            f"{LISTED:,} are allowed; give it larger steps, or take hy.TPE"
-        )
-
-
 def _check(search: Any) -> None:
     name = type(search).__name__
     object.__setattr__(search, "trials", whole(f"{name}: trials", search.trials, 1))
@@ -316,23 +289,10 @@ def _check(search: Any) -> None:
         object.__setattr__(search, "seed", whole(f"{name}: seed", search.seed))
 
 
-def _opened(
-    search: Any,
-    space: Any,
-    seed: int,
-    modes: Sequence[Mode],
-    make: Callable[[], Make],
-    options: Mapping[str, Any] | None = None,
-    prunes: bool = False,
-) -> Asked:
+def _opened(search: Any, space: Any, seed: int, modes: Sequence[Mode], make: Make, prunes: bool = False) -> Asked:
     optuna_package()
-
-    def named() -> Make:
-        kind = make()
-        return lambda seed: kind(seed=seed, **(options or {}))
-
-    needs = needed(space, type(search).__name__)
-    return Asked(named, needs, search.trials, seed if search.seed is None else search.seed, modes, prunes)
+    known = needed(space, type(search).__name__)
+    return Asked(make, known, search.trials, seed if search.seed is None else search.seed, modes, prunes)
 
 
 def _installed(name: str, *packages: str) -> None:

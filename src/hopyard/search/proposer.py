@@ -11,16 +11,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from hopyard.code import places
 from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs.standing import AHEAD
 from hopyard.errors import SpecError
 from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
 from hopyard.spec import RunSpec, Warned, copied
+from hopyard.stopping.standing import AHEAD
 from hopyard.text import error_line
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ class Proposer:
         workers: how many the engine has.
         stops: trial → whether the user's function ends it; None: there is no such function.
         defined: where that function is defined, for messages.
-        watched: (what is called, trial) → the context in which it is called.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Proposer:
         workers: int,
         stops: Callable[[int], bool] | None = None,
         defined: str = "",
-        watched: Callable[[str, int], AbstractContextManager[None]] = lambda what, trial: nullcontext(),
     ) -> None:
         self._machine = machine
         self._sampler = sampler
@@ -58,7 +55,6 @@ class Proposer:
         self._workers = workers
         self._stops = stops
         self._defined = defined
-        self._watched = watched
         self._logged: set[tuple[str, str]] = set()
         """What the user's function raised, as (place, category) in the log."""
 
@@ -87,8 +83,7 @@ class Proposer:
         """Return whether the user's function ends a trial, the reason, and what it raised. Where it raises, the trial
         goes on to its next epoch: what becomes of the others must not depend on which was asked first."""
         try:
-            with self._watched(f"the function of stop= ({self._defined})", number):
-                ends = self._stops is not None and self._stops(number)
+            ends = self._stops is not None and self._stops(number)
         except Exception as error:  # noqa: BLE001 - it is the user's
             text, place = error_line(error)[:LONGEST], places.of_error(error) or self._defined
             warning = Warned(f"{text}; stop= raised it, and stops no trial where it does", place)
@@ -108,8 +103,7 @@ class Proposer:
         history = [] if self._learning is None else self._history()
         for _ in _up_to(room):
             try:
-                with self._watched("search=", number):
-                    proposal = self._next(number, history) if total is None or number < total else None
+                proposal = self._next(number, history) if total is None or number < total else None
             except Exception as error:  # the search ends, not the run
                 if not number:
                     raise SpecError(f"search: it proposed nothing: {error_line(error)[:LONGEST]}") from error

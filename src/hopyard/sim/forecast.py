@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from hopyard.checks import whole
 from hopyard.errors import SpecError
 from hopyard.sim.world import Host, Seconds, World, lengths
@@ -102,9 +100,13 @@ def predict(
     if not seconds > 0:
         raise SpecError(f"seconds must be a number above 0, got {shown(seconds)}")
     spec = RunSpec(
-        epochs=epochs, partitions=partitions, validation=validation, trials=trials, group_seconds=group_seconds
+        epochs=epochs,
+        partitions=partitions,
+        validation=validation,
+        trials=trials,
+        group_seconds=group_seconds,
+        copies=copies,
     )
-    spec = msgspec.structs.replace(spec, copies=copies, starts="spread")
     unit_seconds = lengths(trials, sigma, noise, seed, check)
 
     def scaled(unit: Unit, partition: int) -> float:

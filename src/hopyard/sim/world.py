@@ -16,7 +16,6 @@ from typing import NamedTuple
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     DECISIONS,
-    RULES,
     Began,
     Check,
     Checked,
@@ -129,7 +128,7 @@ class World:
     def run(self) -> float:
         """Run to the end. Returns the makespan: seconds from when the slots are there to the last result."""
         workers = self.slots if self.hosts else 0
-        self.feed(Began(at=0.0, spec=self.spec, rules=RULES, workers=workers))
+        self.feed(Began(at=0.0, spec=self.spec, workers=workers))
         self._propose()
         first = 0
         for number, host in enumerate(self.hosts or (Host(self.slots),)):

@@ -16,6 +16,7 @@ from hopyard.formats.arrow import require
 from hopyard.formats.vectors import without_vectors
 from hopyard.sparkapi.session import is_stopped
 from hopyard.sparkapi.workers import freeze_imports
+from hopyard.text import shown
 
 
 def is_frame(value: Any) -> bool:
@@ -59,6 +60,19 @@ def schema(df: Any) -> pa.Schema:
             f"the DataFrame has a column that Arrow lacks ({type(error).__name__}: {error}); select the columns that "
             "are needed, or cast it"
         ) from error
+
+
+def struct_type(schema: Any, example: str) -> Any:
+    """Return a StructType, which may be given as Spark's text for one. Raises SpecError, which shows the example."""
+    from pyspark.sql.types import DataType, StructType
+
+    try:
+        parsed = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise SpecError(f'schema = {schema!r} is no such text; "{example}" is') from error
+    if not isinstance(parsed, StructType):
+        raise SpecError(f'schema must be a StructType or text such as "{example}", got {shown(schema)}')
+    return parsed
 
 
 def types(df: Any) -> dict[str, str]:

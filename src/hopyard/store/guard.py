@@ -6,7 +6,7 @@ a socket that times out, a token that has run out (`PermissionError`), a driver'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hopyard.errors import HopyardError, ResourceError
@@ -28,48 +28,44 @@ class Guarded:
     (no such State), and nothing else.
 
     Args:
-        store: the store that is guarded.
+        opened: returns the store that is guarded, for each call; its errors count as the store's.
         url: its URL, for messages.
     """
 
-    def __init__(self, store: Store, url: str) -> None:
-        self._store, self._url = store, url
+    def __init__(self, opened: Callable[[], Store], url: str) -> None:
+        self._opened, self._url = opened, url
 
     def put(self, ref: Ref, data: memoryview) -> None:
         """Store and sync. Raises ResourceError, StateConflict or StoreUnreachable."""
         with self._converting_errors(ref, "stored in"):
-            self._store.put(ref, data)
+            self._opened().put(ref, data)
 
     def get(self, ref: Ref) -> bytearray | memoryview:
         """Return the bytes as stored. Raises FileNotFoundError or StoreUnreachable."""
-        try:
-            with self._converting_errors(ref, "read from"):
-                return self._store.get(ref)
-        except StoreUnreachable as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise
+        with self._converting_errors(ref, "read from", FileNotFoundError):
+            return self._opened().get(ref)
 
     def has(self, ref: Ref) -> bool:
         """Whether it is stored."""
         with self._converting_errors(ref, "looked for in"):
-            return self._store.has(ref)
+            return self._opened().has(ref)
 
     def delete(self, ref: Ref) -> None:
         """Delete a State; no error when it is not there."""
         with self._converting_errors(ref, "deleted from"):
-            self._store.delete(ref)
+            self._opened().delete(ref)
 
     def refs(self) -> set[Ref]:
         """Return the refs of all that is stored."""
         with self._converting_errors(None, "listed in"):
-            return self._store.refs()
+            return self._opened().refs()
 
     @contextmanager
-    def _converting_errors(self, ref: Ref | None, action: str) -> Iterator[None]:
+    def _converting_errors(self, ref: Ref | None, action: str, *others: type[Exception]) -> Iterator[None]:
+        passed: tuple[type[Exception], ...] = (ResourceError, StateConflict, *others)
         try:
             yield
-        except (ResourceError, StateConflict):
+        except passed:
             raise
         except Exception as error:
             explanation = why(self._url, error)

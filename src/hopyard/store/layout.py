@@ -3,7 +3,7 @@
 journal.jsonl     the record: everything else can be made from it, or is what it names; `journal-1.jsonl` and so on
                   are of earlier starts in the directory that trained nothing
 lock              held by the live driver
-run.json          how to open the run without unpickling: format, store, dataset, engine, names
+run.json          how to open the run without unpickling: versions, store, engine, rows, names
 recipe.pkl        recipe, dataset, space, search and engine (cloudpickle)
 manifest.json     the data: partitions, hashes, encodings
 states/           safetensors, one a State, unless `store=` names another place; `states-<hex>/` where another run's

@@ -233,12 +233,11 @@ def _scale(name: str, values: Sequence[Any], distribution: Any = None) -> tuple[
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     numeric = 0 < len(numbers) == len(values)
     if isinstance(distribution, Choice) or not numeric:
-        listed = sorted(set(numbers)) if numeric else sorted({words.value(value) for value in values})
-        texts = list(dict.fromkeys(_tick(value) if numeric else value for value in listed))
+        text_of = _tick if numeric else words.value
+        texts = list(dict.fromkeys(map(text_of, sorted(values, key=None if numeric else words.value))))
         places = {text: 0.5 if len(texts) == 1 else n / (len(texts) - 1) for n, text in enumerate(texts)}
         every = max(1, -(-len(texts) // MARKS))
-        marks = [(places[text], text) for text in texts[::every]]
-        return Axis(name, marks), lambda value: places[_tick(value) if numeric else words.value(value)]
+        return Axis(name, [(places[text], text) for text in texts[::every]]), lambda value: places[text_of(value)]
     low, high = min(numbers), max(numbers)
     if distribution is not None:
         bound = distribution.high - 1 if isinstance(distribution, RandInt) else distribution.high
@@ -250,8 +249,8 @@ def _scale(name: str, values: Sequence[Any], distribution: Any = None) -> tuple[
         at = math.log(value) if log else value
         return 0.5 if last == first else min(1.0, max(0.0, (at - first) / (last - first)))
 
-    marks = [first + share * (last - first) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    ticks = [math.exp(at) if log else at for at in marks]
+    ends = [first + share * (last - first) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ticks = [math.exp(at) if log else at for at in ends]
     if all(isinstance(value, int) for value in numbers):
         ticks = [round(tick) for tick in ticks]
     return Axis(name, [(place(tick), _tick(tick)) for tick in dict.fromkeys(ticks)]), place

@@ -145,7 +145,7 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "state_bytes": timeline.stored_bytes,
         "fetched_bytes": sum(host.fetched_bytes for host in timeline.hosts.records.values()),
         "exchanged_bytes": sum(host.exchanged_bytes for host in timeline.hosts.records.values()),
-        "home_idle_seconds": timeline.home_idle,
+        "home_idle_seconds": machine.home_idle,
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
         "defects": list(machine.defects),
@@ -310,14 +310,14 @@ def _account(timeline: Chart, machine: Machine, status: str) -> str:
 
 def _idle_for_homes(timeline: Chart, machine: Machine) -> list[tuple[str, str]]:
     """Return the row about slots that were idle because no partition that a trial visits next was at home there."""
-    if not timeline.home_idle:
+    if not machine.home_idle:
         return []
-    share = timeline.home_idle / max(timeline.home_idle, timeline.slot_seconds())
+    share = machine.home_idle / max(machine.home_idle, timeline.slot_seconds())
     text = f"{share:.1%} of the slots' time, in which trials waited for hosts that have their rows"
     copies = machine.spec.copies
     if share > HOME_IDLE and copies is not None and machine.spec.members == 1:
         text += f"; parallel=hy.Hopper(copies={copies + 1}) gives each partition one more home"
-    return [("idle for homes", f"{words.duration(timeline.home_idle)}, {text}")]
+    return [("idle for homes", f"{words.duration(machine.home_idle)}, {text}")]
 
 
 def _one_host(timeline: Chart, facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,8 +16,6 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
-    Closed,
-    Deferred,
     Dispatch,
     Done,
     Durable,
@@ -37,7 +35,6 @@ from hopyard.core.runs.events import (
     Shrunk,
     Stopped,
 )
-from hopyard.core.runs.rungs.search import Search
 from hopyard.spec import Part
 from hopyard.views.hosts import Hosts
 
@@ -137,9 +134,6 @@ class Chart:
     stored_bytes: int = 0
     thin: float = 0.0
     """Seconds in which fewer trials were to be trained than slots were there to train them."""
-    home_idle: float = 0.0
-    """Slot-seconds of slots that were idle while trials waited, where partitions have homes: no partition that these
-    trials visit next was at home there. Not counted are trials after a fault, which may wait for something else."""
     hosts: Hosts = field(default_factory=Hosts)
     """What each host holds and has moved."""
 
@@ -154,17 +148,6 @@ class Chart:
         self._active: set[int] = set()
         """Trials that are to be trained, or are: they do not wait for a decision, and have not come to their end."""
         self._steps, self._partitions = 0, 1
-        self._copies: int | None = None
-        self._homes = self._in_gangs = False
-        """Whether partitions have homes."""
-        self._dispatching = False
-        """Whether this driver has dispatched a unit: before, slots wait for its check."""
-        self._search: Search | None = None
-        """Says up to where a new trial trains; None: to its end."""
-        self._targets: dict[int, int] = {}
-        """Trial → the step up to which it trains, where that is not its end."""
-        self._waiting: set[int] = set()
-        """Trials that could be trained at once, and are not."""
 
     def see(self, line: Line) -> int:
         """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1)."""
@@ -174,29 +157,21 @@ class Chart:
             self._begun, self.began, before = True, line.at, line.at
         if self.first is not None and 0 < len(self._active) < self._trainers() and not isinstance(line, Resumed):
             self.thin += line.at - before
-        if self._waiting and self._dispatching and not isinstance(line, Resumed):
-            self.home_idle += min(len(self._waiting), self._idle_trainers()) * (line.at - before)
         if isinstance(line, Dispatch):
             self._dispatch(line)
         elif isinstance(line, Done):
             return self._done(line)
         elif isinstance(line, Began):
-            self._steps, self._partitions, self._copies = line.spec.steps, line.spec.partitions, line.spec.copies
-            self._homes, self._in_gangs = line.workers > 0 and self._copies is not None, line.spec.members > 1
-            self._search = Search(line.spec, {}, {}) if line.spec.stop is not None else None
+            self._steps, self._partitions = line.spec.steps, line.spec.partitions
         elif isinstance(line, (Proposed, Granted, Retried)):
             self._active.add(line.trial)
-            self._wait(line)
-        elif isinstance(line, (Paused, Stopped, Deferred)):
-            self._waiting.discard(line.trial)
-            if not isinstance(line, Deferred):
-                self._active.discard(line.trial)
-        elif isinstance(line, Closed):
-            self._waiting.clear()
+        elif isinstance(line, (Paused, Stopped)):
+            self._active.discard(line.trial)
         elif isinstance(line, Extended):
             self._steps = line.epochs * self._partitions
         elif isinstance(line, Durable):
-            self._durable(line)
+            self.stored += 1
+            self.stored_bytes += line.bytes
         elif isinstance(line, Failed):
             span = self.open.get(self._gangs.get(line.slot, (line.slot,))[0])
             if span is None or span.lease != line.lease:
@@ -217,7 +192,7 @@ class Chart:
             self.gone(line.slot, line.at, line.reason, mark=False)
         elif isinstance(line, Check):
             lane = self._present[line.slot].lane if line.slot in self._present else -1
-            self._start(Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ()))
+            self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ())
         elif isinstance(line, Checked):
             span = self.open.get(line.slot)
             if span is not None and span.kind == "check":
@@ -226,16 +201,10 @@ class Chart:
         elif isinstance(line, Resumed):
             for slot in list(self._present):
                 self.gone(slot, before, "its driver was gone", mark=False)
-            self._copies = self._copies if line.copies < 0 else line.copies or None
-            self._in_gangs = line.members > 1 if line.members else self._in_gangs
-            self._homes, self._dispatching = line.workers > 0 and self._copies is not None, False
-            if not self._homes:
-                self._waiting.clear()
             self.gaps.append((before, line.at))
             self._over = False
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
         elif isinstance(line, Shrunk):
-            self._in_gangs = line.members > 1
             text = f"the engine has no more workers: gangs have {line.members} from now on, and other bits than before"
             self.marks.append(Mark(line.at, -1, "shrunk", text))
         elif isinstance(line, Interrupted):
@@ -310,21 +279,6 @@ class Chart:
         gangs = set(self._gangs.values())
         return len(gangs) if gangs else len(self._present)
 
-    def _idle_trainers(self) -> int:
-        """Return how many slots could train a trial and do nothing."""
-        if not self._gangs:
-            return 0 if self._in_gangs else len(self._present) - len(self.open)
-        return sum(members[0] not in self.open for members in set(self._gangs.values()))
-
-    def _wait(self, line: Proposed | Granted | Retried) -> None:
-        """Note up to where a trial trains; where partitions have homes, it waits for a slot."""
-        if isinstance(line, Proposed) and self._search is not None:
-            self._targets[line.trial] = self._search.propose(line.trial)
-        elif isinstance(line, Granted):
-            self._targets[line.trial] = line.target
-        if self._homes:
-            self._waiting.add(line.trial)
-
     def _until(self, now: float | None) -> float:
         if self.open:
             return max(self.last, self.at if now is None else now)
@@ -350,13 +304,11 @@ class Chart:
         unit = line.unit
         if self.first is None:
             self.first = self.last = line.at
-        self._dispatching = True
         lane = self._present[line.slot].lane if line.slot in self._present else -1
         span = Span(line.at, line.slot, lane, unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions)
         span.step = unit.step
         if unit.kind == "train":
             span.members = self._gangs.get(line.slot, ())
-            self._waiting.discard(unit.trial)
             self._active.add(unit.trial)  # one that was completed goes on, as the run is given more epochs
         if self.keep:
             key = unit.trial, unit.kind, unit.epoch
@@ -368,9 +320,6 @@ class Chart:
             twice = (dispatched & bits).bit_count()
             span.again = twice > 0
             self.redone += twice
-        self._start(span)
-
-    def _start(self, span: Span) -> None:
         self.open[span.slot] = span
 
     def _end(self, span: Span, at: float, outcome: str, error: str = "") -> None:
@@ -393,19 +342,11 @@ class Chart:
         self._end(span, line.at, "done")
         self.units += 1
         self.parts += len(line.parts)
-        if span.kind == "train":
-            step = span.step + len(line.parts)
-            if step >= self._steps:
-                self._active.discard(span.trial)
-            elif self._homes and step < self._targets.get(span.trial, self._steps):
-                self._waiting.add(span.trial)
+        if span.kind == "train" and span.step + len(line.parts) >= self._steps:
+            self._active.discard(span.trial)
         self.hop_seconds += line.hop_seconds
         self.hop_bytes += line.hop_bytes
         return span.trial
-
-    def _durable(self, line: Durable) -> None:
-        self.stored += 1
-        self.stored_bytes += line.bytes
 
 
 def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None) -> Chart:

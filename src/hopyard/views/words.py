@@ -11,9 +11,9 @@ from typing import Any
 from hopyard.core.runs.events import Granted, Paused, Stopped
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.rungs.rung import key
 from hopyard.spec import Config
 from hopyard.stopping import Asked
+from hopyard.stopping.rung import key
 from hopyard.text import one_line
 
 _MISSING = object()

@@ -54,7 +54,7 @@ class Desk:
             settle(where)
 
         self.arena.settle = watched  # type: ignore[assignment, method-assign]
-        self.checkpoints = CheckpointWriter(0, Guarded(self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type]
+        self.checkpoints = CheckpointWriter(0, Guarded(lambda: self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type, return-value]
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hopyard.agent.runs import storage as reach_module
-from hopyard.agent.runs.storage import Later, Reach, reach
+from hopyard.agent.runs.storage import Reach, StoreOpener, reach
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.arena import Arena, Taken
@@ -64,7 +64,7 @@ def lay(one: Reach) -> str:
 def test_on_the_drivers_host_memory_and_disk_are_shared(agent: Callable[..., Reach]) -> None:
     one, two = agent(), agent()
     assert one.folder.identity == two.folder.identity
-    assert isinstance(one.store.opened, LocalStore)
+    assert isinstance(one.store.open(), LocalStore)
 
 
 def test_elsewhere_there_is_a_memory_of_its_own(agent: Callable[..., Reach]) -> None:
@@ -74,9 +74,9 @@ def test_elsewhere_there_is_a_memory_of_its_own(agent: Callable[..., Reach]) -> 
 
 def test_a_store_that_is_not_the_drivers_is_not_written(agent: Callable[..., Reach], tmp_path: Path) -> None:
     one = agent("alpha", tmp_path / "another")
-    assert isinstance(one.store.opened, RemoteStore)
+    assert isinstance(one.store.open(), RemoteStore)
     assert not (tmp_path / "another").exists()
-    one.store.put(REF, memoryview(b"state"))
+    one.store.open().put(REF, memoryview(b"state"))
     assert LocalStore(tmp_path / "states").get(REF) == b"state"
 
 
@@ -87,7 +87,7 @@ def test_a_store_that_can_only_be_read_is_left_alone(
         raise PermissionError(13, "read-only")
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", refused)
-    assert isinstance(agent("alpha").store.opened, RemoteStore)
+    assert isinstance(agent("alpha").store.open(), RemoteStore)
 
 
 def test_a_store_that_is_away_is_opened_when_it_is_back(agent: Callable[..., Reach], tmp_path: Path) -> None:
@@ -96,15 +96,15 @@ def test_a_store_that_is_away_is_opened_when_it_is_back(agent: Callable[..., Rea
     there, away = tmp_path / "states", tmp_path / "away"
     there.rename(away)
     with pytest.raises(OSError, match="not there"):
-        one.store.get(REF)
+        one.store.open().get(REF)
     with pytest.raises(FileNotFoundError):
-        one.store.put(REF, memoryview(b"state"))
+        one.store.open().put(REF, memoryview(b"state"))
     assert not there.exists()
     away.rename(there)
-    one.store.put(REF, memoryview(b"state"))
-    assert (one.store.get(REF), one.store.has(REF), one.store.refs()) == (b"state", True, {REF})
-    one.store.delete(REF)
-    assert not one.store.refs()
+    one.store.open().put(REF, memoryview(b"state"))
+    assert (one.store.open().get(REF), one.store.open().has(REF), one.store.open().refs()) == (b"state", True, {REF})
+    one.store.open().delete(REF)
+    assert not one.store.open().refs()
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
@@ -115,10 +115,10 @@ def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
             raise found
         return found
 
-    store = Later(open_it)
+    store = StoreOpener(open_it)
     with pytest.raises(ConnectionRefusedError):
-        store.has(REF)
-    assert not store.has(REF) and not store.has(REF)
+        store.open().has(REF)
+    assert not store.open().has(REF) and not store.open().has(REF)
 
 
 def test_a_store_that_is_back_is_used_without_the_driver(
@@ -129,15 +129,15 @@ def test_a_store_that_is_back_is_used_without_the_driver(
     monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: now)
     there, away = tmp_path / "states", tmp_path / "away"
     there.rename(away)
-    assert isinstance(one.store.opened, RemoteStore)
+    assert isinstance(one.store.open(), RemoteStore)
     away.rename(there)
     now += 59.0
-    assert isinstance(one.store.opened, RemoteStore)
+    assert isinstance(one.store.open(), RemoteStore)
     now += 2.0
-    assert isinstance(one.store.opened, LocalStore)
+    assert isinstance(one.store.open(), LocalStore)
     there.rename(away)
     now += 1000.0
-    assert isinstance(one.store.opened, LocalStore)
+    assert isinstance(one.store.open(), LocalStore)
 
 
 def test_a_store_that_hangs_when_it_is_asked_again_holds_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +150,13 @@ def test_a_store_that_hangs_when_it_is_asked_again_holds_one_thread(monkeypatch:
             assert free.wait(60)
         return detour
 
-    store = Later(open_it)
-    assert store.opened is detour
+    store = StoreOpener(open_it)
+    assert store.open() is detour
     now = 61.0
-    thread = threading.Thread(target=lambda: store.opened)
+    thread = threading.Thread(target=store.open)
     thread.start()
     assert asked.wait(60)
-    assert store.opened is detour
+    assert store.open() is detour
     free.set()
     thread.join()
 

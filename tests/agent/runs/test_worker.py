@@ -51,7 +51,7 @@ class Bench:
         self.store = store or LocalStore(folder / "states")
         self.arena = Arena(folder / "memory", slot, limit)
         self.told: list[Any] = []
-        guarded = Guarded(self.store, "store:")
+        guarded = Guarded(lambda: self.store, "store:")
         self.checkpoints = CheckpointWriter(slot, guarded, self.arena, self.told.append)
         self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
         self.worker = Worker(slot, self.plan, guarded, self.arena, self.checkpoints)

@@ -6,7 +6,6 @@ import pytest
 
 from hopyard.core.runs import faults
 from hopyard.core.runs.events import (
-    RULES,
     Check,
     Checked,
     Delete,
@@ -45,7 +44,7 @@ def test_a_fault_of_the_system_waits_longer_each_time_and_other_trials_have_the_
     run = Run(trials=2, partitions=4, retries=3)
     out = run.failed(0)
     assert deferred(out) == [(0, 1.0, "system")]
-    assert dispatched(out) == [(0, 1, "train", 0, (1,))]
+    assert dispatched(out) == [(0, 1, "train", 0, (2,))]
     assert run.machine.earliest() == 1.0 and run.machine.trials[0].waits_for == "system: broke"
     run.at = 1.0
     run.tick()
@@ -284,7 +283,6 @@ def test_a_state_that_is_given_up_takes_its_validations_with_it():
 
 
 def test_an_answer_for_an_epoch_whose_metrics_are_in_changes_nothing():
-    """Journals of before have validations that were given out twice."""
     run = Run(partitions=1, validation=1, epochs=1)
     run.done(0)
     run.durable(0, 0, 1, 1)
@@ -323,7 +321,7 @@ def test_who_runs_out_of_memory_gets_a_new_worker_while_the_others_rest():
     out = run.failed(0, "memory")
     assert of(Replace, out) == [Replace(0, faults.OUT_OF_MEMORY)]
     assert deferred(out) == [(0, faults.FRESH, "memory")]
-    assert dispatched(run.done(1)) == [(1, 1, "train", 0, (2,))]  # nobody rests before the new one is there
+    assert dispatched(run.done(1)) == [(1, 1, "train", 0, (3,))]  # nobody rests before the new one is there
     assert dispatched(run.join(3)) == []
     assert dispatched(run.done(1)) == []  # it takes no new unit
     assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]  # alone
@@ -354,15 +352,27 @@ def test_a_worker_that_the_system_killed_for_memory_counts_as_such():
     assert run.machine.trials[0].fault == "memory"
 
 
-def test_slots_of_another_device_or_host_do_not_rest():
+def test_slots_of_another_host_do_not_rest():
     run = Run(trials=3, slots=0, partitions=4, checked=False)
-    for slot, (host, device) in enumerate([("a", "0"), ("a", "1"), ("b", "0")]):
-        run.give(Joined(at=0.0, slot=slot, host=host, pid=slot, device=device))
+    for slot, host in enumerate(["a", "a", "b"]):
+        run.give(Joined(at=0.0, slot=slot, host=host, pid=slot, device="0"))
     run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",)))
     run.failed(0, "memory", device=True)
     run.give(Joined(at=0.0, slot=3, host="a", pid=3, device="0"))
-    assert run.unit(3).trial == 0 and run.machine.scheduler.resting == set()
-    assert dispatched(run.done(1)) and dispatched(run.done(2))
+    assert dispatched(run.done(2)) != [] and run.machine.scheduler.resting == {1, 3}
+    assert [trial for _, trial, *_ in dispatched(run.done(1))] == [0]
+    assert run.machine.scheduler.resting == {1}
+
+
+def test_two_trials_without_memory_take_turns():
+    run = Run(trials=3, slots=3, partitions=4)
+    run.failed(0, "memory")
+    run.failed(1, "memory")
+    run.join(3)
+    run.join(4)
+    assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]
+    assert dispatched(run.done(3))[0] == (4, 1, "train", 0, (1,)) and run.machine.scheduler.resting == {2, 3}
+    assert {trial for _, trial, *_ in dispatched(run.done(4))} == {0, 1, 2}
 
 
 def test_when_no_new_worker_comes_any_other_tries_it():
@@ -394,7 +404,7 @@ def test_preflight_tells_whose_memory_ran_out(on_device, named):
         )
         run.give(error)
         run.join(slot + 1)
-    assert f"its {named} rested" in run.machine.trials[0].error
+    assert f"fewer workers to each {named}" in run.machine.trials[0].error
 
 
 def test_a_check_that_the_system_disturbed_is_done_again():
@@ -453,11 +463,11 @@ def test_a_failed_trial_goes_on_from_its_last_durable_state_when_the_user_asks()
     assert run.give(Finished(at=2.0, status="completed")) == []
 
 
-def begun_anew(rules=RULES):
+def begun_anew():
     """A trial with stored States that begins anew, and these States."""
     run = ended("user")
     stored = run.machine.kept()
-    run.give(Resumed(at=1.0, rules=rules))
+    run.give(Resumed(at=1.0))
     return run, stored, run.give(Retried(at=1.0, trial=0, recipe="abc"))
 
 
@@ -484,19 +494,14 @@ def test_states_are_kept_of_a_trial_that_fails_again_before_it_has_one():
     out = run.failed(5, "user")
     assert of(Finish, out) == [Finish("failed")] and run.machine.kept() == stored
     run.give(Finished(at=1.0, status="failed"))
-    run.give(Resumed(at=2.0, rules=RULES, gone=(min(stored, key=str),)))
+    run.give(Resumed(at=2.0, gone=(min(stored, key=str),)))
     assert of(Delete, run.give(Retried(at=2.0, trial=0, recipe="def"))) == []
     assert run.machine.kept() == {max(stored, key=str)}  # those of the first attempt
 
 
-def test_by_the_rules_of_old_journals_a_trial_that_begins_anew_loses_its_states():
-    run, stored, out = begun_anew(rules=0)
-    assert {c.ref for c in of(Delete, out)} == stored and run.machine.kept() == set()
-
-
-def uploading(rules=RULES):
+def uploading():
     """A trial whose State at the end of its first epoch is on its way to the store; its second epoch is under way."""
-    run = Run(partitions=2, epochs=3, metric="loss", mode="min", rules=rules)
+    run = Run(partitions=2, epochs=3, metric="loss", mode="min")
     lease = [run.unit(0).lease, run.done(0)][0]
     run.durable(0, 0, 1, lease)
     lease = [run.unit(0).lease, run.done(0)][0]
@@ -532,7 +537,7 @@ def test_a_failed_trial_does_not_wait_for_a_state_that_is_lost(end):
 def test_a_failed_trial_makes_the_states_again_that_its_driver_took_with_it():
     run, _ = uploading()
     run.failed(0, "user")
-    run.give(Resumed(at=0.0, rules=RULES))
+    run.give(Resumed(at=0.0))
     trial = run.machine.trials[0]
     assert (trial.status, trial.step, list(trial.history), run.machine.open) == ("waiting", 1, [0], 1)
     run.join(1)
@@ -550,13 +555,6 @@ def test_a_worker_that_stores_no_state_of_a_failed_trial_is_replaced():
     assert of(Replace, out)[0].fault == "store" and of(Finish, out) == [Finish("failed")]
 
 
-def test_by_the_rules_of_old_journals_a_failed_trial_keeps_what_is_durable():
-    run, ref = uploading(rules=0)
-    out = run.failed(0, "user")
-    assert of(Finish, out) == [Finish("failed")]
-    assert [c.ref for c in of(Delete, run.durable(0, 0, 2, ref.attempt))] == [ref]
-
-
 def test_what_the_user_asks_for_at_once_is_decided_at_once():
     """Bug: the run was over, and its status decided, after the first of several trials that it was to try again."""
     run = Run(trials=2, slots=2, partitions=1, retries=0, max_time=10.0, metric="loss", mode="min")
@@ -564,7 +562,7 @@ def test_what_the_user_asks_for_at_once_is_decided_at_once():
         run.failed(slot)
     run.give(Finished(at=9.0, status="failed"))
     run.at = 9.0
-    run.give(Resumed(at=20.0, rules=RULES))
+    run.give(Resumed(at=20.0))
     at = 30.0  # the time is over when they are retried
     lines = [Retried(at=at, trial=0), Retried(at=at, trial=1)]
     assert run.machine.handle(lines[0], last=False) == []
@@ -704,7 +702,7 @@ def test_a_trial_begins_anew_also_if_its_driver_ended_while_it_was_stored(rule):
         if stored:
             run.durable(0, 0, 2, leases[1])
         run.failed(0, "user")
-        run.give(Resumed(at=0.0, rules=RULES))
+        run.give(Resumed(at=0.0))
         run.give(Retried(at=0.0, trial=0, recipe="another"))
         assert run.machine.trials[0].recipe == "another" and run.machine.trials[0].step == 0
         searches.append([(cohort.proposed, cohort.out) for cohort in run.machine.search._judge._cohorts.values()])

@@ -1,20 +1,24 @@
-"""Journals of earlier versions fold to the same state, for ever.
+"""Journals fold to the same state, for ever.
 
 A change that makes this fail breaks the resume of every run that is on a disk somewhere. Add a new pair of files when
-the format grows; never change an old one. (Until the first release they may be written anew: `freeze`.) `journal-1`
-is of a world of `faults.world`: slots lost and replaced, system and user failures, validation, folds, drivers
-killed and resumed; `journal-2` of one that is given more epochs and a trial as well; `journal-3` and `journal-4` of
-synchronous and asynchronous successive halving; `journal-5` of slots on several hosts, whose partitions have homes.
+the format grows; never change an old one. (Until the first release they may be written anew: `python test_frozen.py`.)
+`WORLDS` are of `faults.world`: slots lost and replaced, system and user failures, folds, drivers killed and
+resumed, more epochs, searches with and without rules, gangs, hosts with homes. `journal-6` has what worlds lack: a gang
+that shrinks, a driver that is interrupted, and every field of the first line.
 """
 
 import json
-import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from hopyard.core.runs.events import Finished, Resumed, decode
+from faults.worlds import drawn
+from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Resumed, Shrunk, decode, encode
 from hopyard.core.runs.machine import Machine, fold
+from hopyard.spec import Gang, Objective, Outer, Timeouts
+from hopyard.stopping import Patience
+from machines import Run
 
 HERE = Path(__file__).parent / "frozen"
 
@@ -35,6 +39,8 @@ def essentials(machine: Machine) -> dict:
                 "history": {str(epoch): values for epoch, values in sorted(trial.history.items())},
                 "states": {str(step): [str(s.ref), s.digest] for step, s in sorted(trial.states.items())},
                 "digests": {str(step): digest for step, digest in sorted(trial.digests.items())},
+                "recipe": trial.recipe,
+                "seconds": trial.worker_seconds,
             }
             for trial in machine.trials.values()
         },
@@ -56,25 +62,59 @@ def folded(path: Path) -> dict:
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.jsonl")), ids=lambda path: path.stem)
-def test_an_old_journal_folds_to_the_same_state(path):
+def test_a_journal_folds_to_the_same_state(path):
     assert json.loads(json.dumps(folded(path))) == json.loads(path.with_suffix(".json").read_text())
 
 
-def freeze(seed: int, name: str, hosts: bool = False) -> None:
-    """Write a pair, from the world of this seed: a new one when the format grows; an old one anew only before the first
-    release."""
-    from faults.worlds import drawn
+def test_they_have_every_kind_of_line():
+    kinds = {json.loads(line)["type"] for path in HERE.glob("*.jsonl") for line in path.read_bytes().splitlines()}
+    assert kinds == {kind.__name__ for kind in (*get_args(Event), *DECISIONS)}
 
-    world = drawn(seed, hosts=hosts)
+
+# ------------------------------------------------------------------------------------------ how they were written
+
+WORLDS = {
+    "journal-1": (563, {}),
+    "journal-2": (201, {}),
+    "journal-3": (172, {"gangs": True}),
+    "journal-4": (288, {"hosts": True}),
+    "journal-5": (160, {"gangs": True}),
+}
+"""Name → seed of the world, and what it has."""
+
+
+def of_world(seed: int, **kinds: bool) -> list[bytes]:
+    world = drawn(seed, **kinds)
     world.start()
     for _ in range(60):
         if not world.ended:
             world.step()
     world.finish()
+    return world.journal
+
+
+def of_a_gang_that_shrinks() -> list[bytes]:
+    gang = Gang(3, "parameters", 1, 4, 8, Outer(0.7, 0.9), "average", "bf16", least=2)
+    times = Timeouts(heartbeat_timeout=9.0, unit_timeout=60.0)
+    more = {"seed": 7, "exact": True, "max_time": 900.0, "goal": 0.25, "batch": 1, "timeouts": times}
+    run = Run(
+        slots=3, epochs=2, metric="loss", gang=gang, also=(Objective("seconds", "min"),), stop=Patience(2), **more
+    )
+    run.done(0, exchanged_bytes=7, others=((3, 4), (0, 5)))
+    run.lost(2)
+    run.give(Shrunk(at=1.0, members=2))
+    run.give(Interrupted(at=2.0, reason="the user interrupted", stopped=True))
+    run.give(Resumed(at=3.0, members=2, mark="m", directory="host:/runs/a", timeouts=Timeouts(), copies=0, workers=2))
+    return [encode(line) for line in run.lines]
+
+
+def freeze(name: str, lines: list[bytes]) -> None:
     target = HERE / f"{name}.jsonl"
-    target.write_bytes(b"".join(line + b"\n" for line in world.journal))
+    target.write_bytes(b"".join(line + b"\n" for line in lines))
     target.with_suffix(".json").write_text(json.dumps(folded(target), indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    freeze(int(sys.argv[1]), sys.argv[2], hosts="hosts" in sys.argv[3:])
+    for name, (seed, kinds) in WORLDS.items():
+        freeze(name, of_world(seed, **kinds))
+    freeze("journal-6", of_a_gang_that_shrinks())

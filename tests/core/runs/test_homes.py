@@ -8,7 +8,6 @@ import pytest
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs.events import (
     DECISIONS,
-    RULES,
     Began,
     Check,
     Checked,
@@ -30,12 +29,10 @@ class Run:
     """A machine with its journal."""
 
     def __init__(self, workers=2, trials=1, gang=1, **more):
-        spec = RunSpec(
-            epochs=1, trials=trials, group=1, copies=1, starts="spread", **({"partitions": 4, "validation": 0} | more)
-        )
+        spec = RunSpec(epochs=1, trials=trials, group=1, copies=1, **({"partitions": 4, "validation": 0} | more))
         self.spec = msgspec.structs.replace(spec, gang=Gang(gang)) if gang > 1 else spec
         self.machine, self.journal, self.workers = Machine(self.spec), [], workers
-        self.feed(Began(at=0.0, spec=self.spec, rules=RULES, workers=workers))
+        self.feed(Began(at=0.0, spec=self.spec, workers=workers))
         for trial in range(trials):
             self.feed(Proposed(at=0.0, trial=trial, config={}))
         self.feed(Exhausted(at=0.0))
@@ -66,7 +63,7 @@ class Run:
 
     def resume(self, at):
         self.machine = fold(self.journal)
-        return self.feed(Resumed(at=at, rules=RULES, workers=self.workers))
+        return self.feed(Resumed(at=at, workers=self.workers))
 
 
 def given(commands):
@@ -133,9 +130,9 @@ def test_a_run_that_goes_on_may_have_more_homes():
     run = Run()
     run.join(1.0, 0, "a"), run.join(1.0, 1, "b"), run.pass_check(2.0, 0)
     run.machine = fold(run.journal)
-    run.feed(Resumed(at=10.0, rules=RULES, workers=2, copies=2))
+    run.feed(Resumed(at=10.0, workers=2, copies=2))
     assert run.machine.spec.copies == 2 and run.machine.places.active
-    run.feed(Resumed(at=20.0, rules=RULES, workers=2, copies=0))
+    run.feed(Resumed(at=20.0, workers=2, copies=0))
     assert run.machine.spec.copies is None and not run.machine.places.active
     assert fold(run.journal).spec == run.machine.spec
 

@@ -55,13 +55,3 @@ def test_the_earliest_deadline_follows_the_slots():
     assert (leases.expired(64.0), leases.expired(65.0), leases.expired(70.0)) == ([], [2], [2, 1])
     leases.clear()
     assert leases.earliest() is None and leases.last == 5 and len(leases) == 0
-
-
-def test_the_queue_does_not_grow_with_the_units():
-    leases = Leases()
-    for n in range(1, 10_000):
-        leases.grant(line(n % 3, n), n + 30.0)
-        assert leases.accept(n % 3, n) is not None
-        leases.answered(n % 3)
-        leases.earliest()
-    assert len(leases._queue) <= 3

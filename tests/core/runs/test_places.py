@@ -1,16 +1,15 @@
 """Homes of partitions: who gets which block, and when."""
 
-import msgspec
 import pytest
 
 from hopyard.core.runs.events import Placed
 from hopyard.core.runs.order import spread, start
-from hopyard.core.runs.places import GRACE, Places, uneven
+from hopyard.core.runs.places import GRACE, Places
 from hopyard.spec import Gang, PartitionRange, RunSpec
 
 
 def spec(partitions=8, copies=1, validation=0, members=1):
-    gang = Gang(members) if members > 1 else msgspec.UNSET
+    gang = Gang(members) if members > 1 else None
     return RunSpec(epochs=1, partitions=partitions, validation=validation, copies=copies, gang=gang)
 
 
@@ -214,11 +213,6 @@ def test_needed_are_the_homes_of_what_is_ahead():
     assert places.needed({PartitionRange("train", 5, 6)}) == {"b"}
 
 
-def test_uneven_partitions_are_counted():
-    assert uneven(8, 3) == (1.125, 9) and uneven(8, 5) == (1.25, 10) and uneven(8, 4) == (1.0, 8)
-    assert uneven(4, 9)[0] == 1.0
-
-
 @pytest.mark.parametrize("partitions", [1, 2, 3, 5, 8, 12, 32, 100])
 def test_starts_are_a_permutation_whose_beginnings_are_spread(partitions):
     order = spread(partitions)
@@ -230,6 +224,5 @@ def test_starts_are_a_permutation_whose_beginnings_are_spread(partitions):
                 assert max(map(on.count, range(hosts))) - min(map(on.count, range(hosts))) <= 1
 
 
-def test_trials_of_earlier_runs_begin_where_they_began():
-    assert start(5, spec()) == 5
-    assert start(9, msgspec.structs.replace(spec(), starts="spread")) == spread(8)[1]
+def test_trials_begin_spread_over_the_partitions():
+    assert [start(trial, 8) for trial in range(10)] == [*spread(8), *spread(8)[:2]]

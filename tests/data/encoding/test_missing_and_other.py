@@ -19,10 +19,6 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, SpecError
 
-KEY = "2c7e7b5e026f226ac21dfb3153c9dc14"
-DIGEST = "f5fcd35ab4353f96162f480daa89475ae04bea6af7291b7ec71725d37e3d8734"
-"""Of `test_data_that_uses_none_of_it…`, before there was any of it."""
-
 
 def rows_of(manifest: Manifest) -> dict[int, Any]:
     """Label → the row's inputs, of all partitions."""
@@ -177,36 +173,6 @@ def test_training_rows_without_any_value(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=said):
             Dataset.pandas(rows, **options, **named).prepare(tmp_path)
-
-
-def test_data_that_uses_none_of_it_has_the_key_and_the_digest_that_it_had(tmp_path: Path) -> None:
-    table = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "y": [0, 1, 0, 1]})
-    data = Dataset.arrow(
-        table, features=["a", "b"], label="y", encode={"b": "one-hot"}, standardize=["a"], partitions=2
-    )
-    manifest = data.prepare(tmp_path)
-    assert manifest.key == KEY
-    assert manifest.digest == DIGEST
-
-
-def test_an_old_manifest_still_opens(tmp_path: Path) -> None:
-    """One that was written before there were fills."""
-    import msgspec
-
-    table = pa.table({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
-    manifest = Dataset.arrow(table, features=["a", "b"], label="y", encode={"b": "one-hot"}, partitions=1).prepare(
-        tmp_path
-    )
-    old = msgspec.json.decode(msgspec.json.encode(manifest))
-    del old["fills"]
-    for field in old["fields"]:
-        for column in field["columns"]:
-            del column["other"], column["impute"]
-    (tmp_path / "old.json").write_bytes(msgspec.json.encode(old))
-    again = Manifest.load(tmp_path / "old.json")
-    np.testing.assert_array_equal(apply(again, table).inputs, apply(manifest, table).inputs)
-    with pytest.raises(DataError, match="'z' is not among"):
-        apply(again, [{"a": 1.0, "b": "z"}])
 
 
 @pytest.mark.parametrize(

@@ -861,13 +861,9 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest\.json: cannot be read"):
         hy.Dataset.open(tmp_path)
-    for version, message in (
-        (FORMAT + 1, f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"),
-        (FORMAT - 1, r"written by an older Hopyard; make it again with Dataset\.spark"),
-    ):
-        (tmp_path / "manifest.json").write_text(f'{{"format": {version}}}')
-        with pytest.raises(DataError, match=message):
-            hy.Dataset.open(tmp_path)
+    (tmp_path / "manifest.json").write_text(f'{{"format": {FORMAT + 1}, "key": "k"}}')
+    with pytest.raises(DataError, match=f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"):
+        hy.Dataset.open(tmp_path)
     entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()
     with pytest.raises(DataError, match="entry of a cache"):
         hy.Dataset.open(entry.path)

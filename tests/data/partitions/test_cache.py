@@ -497,16 +497,6 @@ def test_a_file_is_compared_once_in_a_process(cache: Path, monkeypatch: pytest.M
     assert open_partition(manifest, "train", 1).rows and len(npy._VERIFIED) == 2
 
 
-def test_entries_without_digests_of_files_are_read(cache: Path) -> None:
-    path = Path(arrays().prepare(cache).path) / "manifest.json"
-    plain = json.loads(path.read_text())
-    for part in plain["train"]:
-        del part["files"]
-    path.write_text(json.dumps(plain))
-    manifest = arrays().prepare(cache)
-    assert [part.files for part in manifest.train] == [[], []] and open_partition(manifest, "train", 1).rows
-
-
 def test_partitions_stay_mapped_while_the_manifest_lives(cache: Path) -> None:
     manifest = arrays().prepare(cache)
     first = open_partition(manifest, "train", 0)

@@ -212,7 +212,9 @@ def blocked(config: dict[str, Any]) -> Linear:
 def test_a_store_that_blocks_who_reads_is_away(tmp_path: Path) -> None:
     """Bug: nothing was said, and the worker counted as hung."""
     configs = [{**CONFIGS[0], "folder": str(tmp_path)}]
-    run = select(tmp_path / "run", blocked, configs, engine=hy.Local(workers=1), stall_timeout=20.0)
+    run = select(
+        tmp_path / "run", blocked, configs, engine=hy.Local(workers=1), timeouts=hy.Timeouts(stall_timeout=20.0)
+    )
     assert run.status == "completed"
     lines = [line for line in journal(tmp_path / "run") if isinstance(line, (StoreAway, StoreBack, Lost))]
     assert [type(line) for line in lines] == [Lost, StoreAway, StoreBack]

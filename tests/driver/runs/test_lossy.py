@@ -115,7 +115,9 @@ def test_a_run_loses_nothing_and_nobody(
     between = network(hy.Local(workers, devices=None))
     swallow_at(monkeypatch, between, at, direction, count)
     recipe = slow_to_say if lost == "Durable" else linear
-    run = select(tmp_path / "run", recipe, CONFIGS, engine=between, heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    run = select(
+        tmp_path / "run", recipe, CONFIGS, engine=between, timeouts=hy.Timeouts(heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    )
     assert run.status == "completed"
     assert digests(run) == undisturbed
     assert between.lost > 0

@@ -455,7 +455,7 @@ def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, ca
     ("more", "words"),
     [
         ({"stop": hy.ASHA()}, "what hy.ASHA(…) decides depends on when results come in; hy.ASHA(sync=True) waits"),
-        ({"stop": hy.Median()}, "hy.Median(…, sync=True) waits for all"),
+        ({"stop": hy.Median()}, "hy.Median(sync=True) waits for all"),
         ({"search": hy.TPE(4)}, "give it batch=n, as in hy.TPE(64, batch=8)"),
         ({"max_time": 60}, "max_time=60 seconds depends on the machine"),
         ({"goal": 0.1}, "goal=0.1 depends on time"),
@@ -476,7 +476,7 @@ def test_what_depends_on_time_is_refused_or_said_once(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.ASHA'>"),
+        ({"stop": hy.ASHA}, r"stop must be hy.ASHA\(…\), .* got <class 'hopyard.stopping.asha.ASHA'>"),
         ({"stop": "asha"}, "stop must be .* got 'asha'"),
         ({"stop": hy.ASHA(min_epochs=4)}, "ASHA: min_epochs = 4 must .* 4: "),
         (
@@ -575,12 +575,6 @@ def test_a_sampler_that_knows_choices_by_value_is_told_of_their_numbers() -> Non
     assert config["opt"] in ("adam", "sgd") and config["units"] in (16, 128)
 
 
-def test_a_name_that_is_nearly_one_of_the_space_is_named() -> None:
-    """Bug: of a misspelt name nothing was said, where a function is the space."""
-    with pytest.raises(SpecError, match=r"no 'width', .*'witdh'\?"):
-        enqueued(hy.Random(1), stepped, [{"rate": 0.3, "witdh": 48}])
-
-
 def test_a_metric_that_the_recipe_does_not_report_is_refused_in_preflight(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"metric = 'val_auc': the recipe reports .*; give one of these"):
         search(tmp_path / "run", hy.ASHA(), metric="val_auc", mode="max")
@@ -592,16 +586,6 @@ def test_a_sampler_that_counts_in_the_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="QMCSampler counts"):
         search(tmp_path / "run", search=hy.Optuna(optuna.samplers.QMCSampler, 3), enqueue=[{"lr": 0.5}])
     assert not (tmp_path / "run").exists()
-
-
-def test_a_sampler_that_lists_integers_takes_no_endless_range() -> None:
-    """Bug: after ten random trials, for 2**40 values, it asked for 8 TiB."""
-    space = hy.Space(n=hy.randint(0, 2**62), lr=hy.uniform(0, 1))
-    words = r"GP: n has 4,611,686,018,427,387,904 values, .* at most 10,000,000 are allowed; .* or take hy.TPE"
-    with pytest.raises(SpecError, match=words):
-        hy.GP(3).open(space, 0).propose([])
-    assert hy.GP(3).open(hy.Space(n=hy.randint(0, 2**62, step=2**42)), 0).propose([]) is not None
-    assert hy.TPE(3).open(space, 0).propose([]) is not None
 
 
 def test_a_function_that_returns_no_sampler_is_refused(tmp_path: Path) -> None:

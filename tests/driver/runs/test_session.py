@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import re
 import traceback
 import warnings
@@ -22,7 +21,7 @@ from hopyard.core.runs.events import Checked, Done, Failed
 from hopyard.driver.runs import session
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch, RunSpec
-from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, until
+from jobs import CONFIGS, WIDTH, journal, select
 
 LOCAL = hy.Local(workers=2, devices=None)
 
@@ -143,40 +142,6 @@ def test_a_recipe_that_parses_a_command_line(tmp_path: Path) -> None:
     assert "required: --width" in hy.load(tmp_path / "run").trials[0].error
 
 
-def test_a_function_of_the_users_that_blocks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Bug: the driver waited, the table of trials stood still, and nobody knew for what."""
-    monkeypatch.setattr(session, "SLOW", 0.01)
-
-    class Signals(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            name = "search" if "search=" in record.getMessage() else "stop"
-            (tmp_path / name).touch()
-
-    signals = Signals()
-    monkeypatch.setattr(session.log, "handlers", [signals])
-    search, stop, begun = (str(tmp_path / name) for name in ("search", "stop", "run/run.json"))
-
-    def space(trial: Any) -> dict[str, Any]:
-        until(lambda: Path(search).exists() or not Path(begun).exists())  # it was asked before the run began, too
-        return {"lr": trial.suggest_float("lr", 1e-3, 1e-1)}
-
-    def ends(trial: Any, history: Any) -> bool:
-        until(Path(stop).exists)
-        return False
-
-    more: dict[str, Any] = {"metric": "val_loss", "mode": "min", "engine": hy.Inline(), "directory": tmp_path / "run"}
-    run = hy.select(linear, space, dataset(), search=hy.Random(2), epochs=2, stop=ends, **more)
-    assert run.status == "completed"
-    first, second = caplog.messages
-    assert first == "search= has not returned for 0 s, asked about trial 0: the run waits for it"
-    assert re.fullmatch(
-        r"the function of stop= \(test_session\.py, line \d+, in ends\) has not returned for 0 s, asked about .*",
-        second,
-    )
-
-
 def interrupts(config: dict[str, Any]) -> Any:
     raise KeyboardInterrupt
 
@@ -247,3 +212,10 @@ def test_partitions_that_do_not_divide_by_the_workers_are_said(
     assert bool(caplog.messages) == bool(message)
     if message:
         assert re.search(message, caplog.messages[0])
+
+
+def test_uneven_partitions_are_counted() -> None:
+    assert (
+        session.uneven(8, 3) == (1.125, 9) and session.uneven(8, 5) == (1.25, 10) and session.uneven(8, 4) == (1.0, 8)
+    )
+    assert session.uneven(4, 9)[0] == 1.0

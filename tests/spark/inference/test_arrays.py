@@ -65,6 +65,7 @@ def test_there_and_back() -> None:
     ("values", "match"),
     [
         (np.float64(1), "'x' must be .*single value .*float64"),
+        ([[1.0], [1.0, 2.0]], "'x' is no array of shape"),
         (np.zeros(2, np.complex64), "'x' has dtype complex64, which Spark lacks"),
         (np.zeros(2, np.uint64), "'x' has dtype uint64, which Spark lacks"),
         (np.array([["a"]]), r"'x' has shape \(1, 1\) and dtype <U1"),

@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> hy.Run:
 
 
 def ticket(model: Portable) -> Ticket:
-    return Ticket(model.digest, dict(model.files), None)
+    return Ticket(model.digest, dict(model.files))
 
 
 def score(run: hy.Run, **options: Any) -> Score:
@@ -145,7 +145,7 @@ from hopyard.errors import DataError
 from hopyard.spark.inference import scoring
 from hopyard.spark.inference.bundle import Ticket
 files = {{path.name: path.read_bytes() for path in pathlib.Path({str(tmp_path / "model")!r}).iterdir()}}
-score = scoring.Score(Ticket("digest", files, None), "values", "p")
+score = scoring.Score(Ticket("digest", files), "values", "p")
 good, bad = ({{"inputs": pa.array([[1.0, value]])}} for value in (2.0, None))
 good, bad = pa.RecordBatch.from_pydict(good), pa.RecordBatch.from_pydict(bad)
 def fails(batches):
@@ -154,19 +154,12 @@ def fails(batches):
     except DataError:
         return "torch" in sys.modules
 assert fails([bad]) is False
-scoring._attempt = lambda: 1                 # Spark tries the task again
-assert fails([good, bad]) is False
-scoring._attempt = lambda: 0
 assert fails([good, bad]) is True
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
-    def test_are_found_in_batches_as_they_come_when_a_task_is_tried_again(
-        self, run: hy.Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("hopyard.spark.inference.scoring._attempt", lambda: 1)
-        monkeypatch.setattr("hopyard.spark.inference.scoring.CHECKED_BYTES", 1)
+    def test_are_counted_over_batches_some_of_which_are_empty(self, run: hy.Run) -> None:
         batch = pa.RecordBatch.from_pandas(rows(12), preserve_index=False)
         parts = [batch.slice(0, 5), batch.slice(5, 0), batch.slice(5, 7)]
         scored = pa.Table.from_batches(score_batches(score(run), iter(parts)))

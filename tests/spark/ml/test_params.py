@@ -91,10 +91,6 @@ def test_what_handle_invalid_takes() -> None:
         ("epochs", 3, [np.int64(3), np.array(3)]),
         ("workers", 3, [np.int64(3)]),
         ("store", "/store", [np.str_("/store")]),
-        ("heartbeatTimeout", 2.5, [np.float32(2.5)]),
-        ("stallTimeout", 2.0, [np.float32(2), np.int64(2), 2]),
-        ("unitTimeout", 2.5, [np.float64(2.5)]),
-        ("durableTimeout", 2.5, [np.float32(2.5)]),
         ("runDirectory", "fits", [np.str_("fits")]),
         ("standardize", True, [np.True_]),
         ("standardize", ["0", "1"], [np.array(["0", "1"]), pd.Index([0, 1]), ("0", np.int64(1))]),
@@ -116,11 +112,11 @@ def test_values_of_other_libraries_are_python_s(name: str, value: Any, others: l
 def test_each_param_is_tried_with_values_of_other_libraries() -> None:
     (mark,) = test_values_of_other_libraries_are_python_s.pytestmark
     tried = {name for name, *_ in mark.args[1]}
-    objects = {"recipe", "space", "config", "search", "stop", "parallel", "engine", "encode", "impute"}
+    objects = {"recipe", "space", "config", "search", "stop", "parallel", "engine", "encode", "impute", "timeouts"}
     assert tried | objects == TABLE.keys()
 
 
-@pytest.mark.parametrize("name", ["seed", "partitions", "epochs", "workers", "validation", "stallTimeout"])
+@pytest.mark.parametrize("name", ["seed", "partitions", "epochs", "workers", "validation"])
 @pytest.mark.parametrize("value", [True, np.True_])
 def test_a_boolean_is_no_number(name: str, value: Any) -> None:
     with pytest.raises(SpecError, match=f"^{name} must be"):

@@ -4,7 +4,7 @@ reports all faults together."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from hopyard import meter
 from hopyard.agent.runs.faults import Blame, HostFault, blame
@@ -19,7 +19,7 @@ from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.ports import ReportsNondeterminism, SupportsLabelCheck, SupportsLossCheck, SupportsOutsideState
-from hopyard.spec import SECONDS, Batch, Config, ModelInfo
+from hopyard.spec import SECONDS, Batch, Config, ModelInfo, RowKind
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built, Plan
 from hopyard.training.recipes import recipe_of
@@ -42,7 +42,7 @@ class TrialCheck:
         slot: int,
         plan: Plan,
         models: BuiltModels,
-        rows: Callable[[Literal["train", "validate"]], Columns],
+        rows: Callable[[RowKind], Columns],
         caught: Callable[[BaseException], None],
     ) -> None:
         self._slot, self._plan, self._models = slot, plan, models
@@ -144,8 +144,7 @@ class TrialCheck:
         if limits is not None and isinstance(trainable, SupportsLabelCheck):
             fault = trainable.label_fault(batch, *limits)
         if not fault and isinstance(trainable, SupportsLossCheck):
-            fields = [field for field in self._plan.manifest.fields if field.role == "targets"]
-            fault = trainable.loss_fault(batch, ", ".join(column.name for field in fields for column in field.columns))
+            fault = trainable.loss_fault(batch, ", ".join(self._plan.manifest.column_names("targets")))
         return fault
 
     def _check_repeats(self, built: Built, trained: bytes | bytearray) -> str:
@@ -167,7 +166,7 @@ class TrialCheck:
             "something that state() leaves out, or on an operation that is not deterministic"
         )
 
-    def _first_batch(self, kind: Literal["train", "validate"], batch_size: int) -> Batch:
+    def _first_batch(self, kind: RowKind, batch_size: int) -> Batch:
         batch = next(iter(PartitionLoader(self._rows(kind), batch_size, None, 0)))
         if batch.weights is not None and not batch.weights.any():
             batch.weights[...] = 1  # rows that weigh nothing need not report anything; the batch is a copy

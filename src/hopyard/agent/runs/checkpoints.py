@@ -60,14 +60,6 @@ class Pending:
     due: float
 
 
-@dataclass(slots=True)
-class Call:
-    """One transfer of a State to or from the store, with all its attempts."""
-
-    away: bool = False
-    """The driver was told that the store is away."""
-
-
 class CheckpointWriter:
     """Owner of this worker's own States, from when they lie in shared memory until nobody needs them there.
 
@@ -100,8 +92,8 @@ class CheckpointWriter:
         """When the background thread wakes by itself; minus infinity while it is awake."""
         self._silence_limit = min(SILENT, HUNG * stall) if stall else SILENT
         self._silence = Silence(self._silence_limit)
-        self._away = 0
-        """Number of threads that wait for the store and have reported it."""
+        self._away: set[object] = set()
+        """Transfers to or from the store, with all their attempts, that wait for it and have reported it."""
         self._thread = threading.Thread(target=self._run, name="hopyard-keep", daemon=True)
         self._thread.start()
 
@@ -211,7 +203,7 @@ class CheckpointWriter:
             ResourceError: there is no room.
             StoreUnreachable: this worker ends, and the store is still away.
         """
-        wait, began, call = FIRST_WAIT, time.monotonic(), Call()
+        wait, began, call = FIRST_WAIT, time.monotonic(), object()
         try:
             while True:
                 try:
@@ -232,14 +224,14 @@ class CheckpointWriter:
     @contextmanager
     def watched(self, ref: Ref) -> Iterator[None]:
         """Surrounds reading a State from the store in this thread: if the store does not answer, the driver is told."""
-        call = Call()
+        call = object()
         try:
             with self._watched(call, ref):
                 yield
         finally:
             self._report_back(call)
 
-    def _watched(self, call: Call, ref: Ref) -> AbstractContextManager[None]:
+    def _watched(self, call: object, ref: Ref) -> AbstractContextManager[None]:
         reason = f"State {ref}: the store has not answered for {self._silence_limit:.0f} s, and moved no byte meanwhile"
         return self._silence.watched(lambda: self._report_away(call, reason))
 
@@ -252,22 +244,18 @@ class CheckpointWriter:
             if self._ending.wait(min(remaining, SLICE) if waited_for else remaining):
                 return
 
-    def _report_away(self, call: Call, error: str) -> None:
+    def _report_away(self, call: object, error: str) -> None:
         with self._condition:
-            if call.away:
-                return
-            call.away = True
-            self._away += 1
-            if self._away == 1:
-                self._send(StoreAway(slot=self._slot, error=error))
-
-    def _report_back(self, call: Call) -> None:
-        with self._condition:
-            if not call.away:
-                return
-            self._away -= 1
             if not self._away:
-                self._send(StoreBack(slot=self._slot))
+                self._send(StoreAway(slot=self._slot, error=error))
+            self._away.add(call)
+
+    def _report_back(self, call: object) -> None:
+        with self._condition:
+            if call in self._away:
+                self._away.remove(call)
+                if not self._away:
+                    self._send(StoreBack(slot=self._slot))
 
     def _run(self) -> None:
         while True:

@@ -72,7 +72,6 @@ class Member:
                 self._board,
                 membership.group,
                 self._address(membership.one_host),
-                membership.one_host,
                 interface_of(self._address(False)),  # NCCL takes one for the whole life of a process
             )
             self._exchange = GangExchange(self._gang, group)

@@ -83,9 +83,9 @@ def added(members: list[PackedSums]) -> PackedSums:
     return totals
 
 
-def short_rounds(gang: Gang | msgspec.UnsetType, batch_size: int, rows: Sequence[int]) -> str:
+def short_rounds(gang: Gang | None, batch_size: int, rows: Sequence[int]) -> str:
     """Return what to say where rounds of local SGD are longer than partitions; "": nothing. `rows`: of partitions."""
-    if gang is msgspec.UNSET or gang.size == 1 or gang.exchange == "gradients":
+    if gang is None or gang.size == 1 or gang.exchange == "gradients":
         return ""
     most = len(sizes(max(rows), gang.size * batch_size))
     if gang.every <= most:
@@ -97,9 +97,9 @@ def short_rounds(gang: Gang | msgspec.UnsetType, batch_size: int, rows: Sequence
     )
 
 
-def cannot_train(trainable: Any, gang: Gang | msgspec.UnsetType) -> str:
+def cannot_train(trainable: Any, gang: Gang | None) -> str:
     """Return why this Trainable cannot be a member of such a gang, in one sentence; "": it can."""
-    if gang is msgspec.UNSET or gang.serial:
+    if gang is None or gang.serial:
         return ""
     kind = f"{type(trainable).__module__}.{type(trainable).__qualname__}"
     if importlib.util.find_spec("torch") is None:

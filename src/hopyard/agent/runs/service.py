@@ -13,8 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
@@ -134,13 +132,13 @@ def assemble(
     folder, store, network = reachable.folder, reachable.store, reachable.network
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
-    guarded = Guarded(store, setup.store)
+    guarded = Guarded(store.open, setup.store)
     checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
     if network is not None and setup.bulk is not None:
         supply(manifest, partial(network.rows, setup.bulk.depot))
     member = None
-    if card is not None and setup.spec.gang is not msgspec.UNSET:
+    if card is not None and setup.spec.gang is not None:
         driver = urlsplit(card.address).hostname or LOOPBACK
         member = Member(slot, setup.spec.gang, send, lambda here: LOOPBACK if here else address_towards(driver))
     worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None, member=member)

@@ -1,8 +1,7 @@
 """Detects calls that neither return nor move bytes.
 
 A worker watches its calls of the store: a file server that is away blocks them, and raises nothing. Waiting for a store
-counts as progress of the main thread, or the worker would count as hung. A driver watches its calls of the user's
-functions.
+counts as progress of the main thread, or the worker would count as hung.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class _Call:
 
 
 class Silence:
-    """Watches calls, in a thread that sleeps while there are none.
+    """Watches calls, in a thread that looks at them ten times in `seconds`.
 
     Args:
         seconds: time without a byte after which a call is silent.
@@ -35,10 +34,11 @@ class Silence:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._calls: list[_Call] = []
-        self._open = True
-        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hopyard-silence", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def watched(self, report: Callable[[], None]) -> Iterator[None]:
@@ -46,45 +46,35 @@ class Silence:
         after the call returned."""
         thread = threading.get_ident()
         call = _Call(report, thread, meter.moved_by(thread), monotonic())
-        with self._changed:
+        with self._lock:
             self._calls.append(call)
-            if self._thread is None and self._open:
-                self._thread = threading.Thread(target=self._run, name="hopyard-silence", daemon=True)
-                self._thread.start()
-            elif len(self._calls) == 1:
-                self._changed.notify()
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._calls.remove(call)
 
     def close(self) -> None:
         """Stop watching, and wait for a report on its way."""
-        with self._changed:
-            self._open = False
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._closed.set()
+        self._thread.join()
 
     def _run(self) -> None:
-        with self._changed:
-            while self._open:
-                self._check(monotonic())
-                ends = [call.since + self._seconds for call in self._calls]
-                self._changed.wait(max(0.0, min(ends) - monotonic()) if ends else None)
+        while not self._closed.wait(self._seconds / 10):
+            with self._lock:
+                for call in self._calls:
+                    self._check(call, monotonic())
 
-    def _check(self, now: float) -> None:
-        for call in list(self._calls):
-            moved = meter.moved_by(call.thread)
-            if now - call.since < self._seconds:
-                continue
-            call.since = now
-            if moved != call.moved:
-                call.moved = moved
-                continue
-            if call.thread == threading.main_thread().ident:
-                meter.advance()
-            if not call.reported:
-                call.reported = True
-                call.report()
+    def _check(self, call: _Call, now: float) -> None:
+        moved = meter.moved_by(call.thread)
+        if now - call.since < self._seconds:
+            return
+        call.since = now
+        if moved != call.moved:
+            call.moved = moved
+            return
+        if call.thread == threading.main_thread().ident:
+            meter.advance()
+        if not call.reported:
+            call.reported = True
+            call.report()

@@ -83,12 +83,12 @@ class Network:
         self.client.close()
 
 
-class Later:
-    """A Store that is opened at its first use, so that an agent can begin while the store is away. Where that fails the
-    next use tries again. Where it gave the detour through the driver, it is tried again every `AWAY_SECONDS`.
+class StoreOpener:
+    """Opens the store at its first use, so that an agent can begin while the store is away. Where that fails the next
+    use tries again. Where it gave the detour through the driver, it is tried again every `AWAY_SECONDS`.
 
     Args:
-        opener: returns the store, or raises the error that every method then raises.
+        opener: returns the store, or raises an error.
     """
 
     def __init__(self, opener: Callable[[], Store]) -> None:
@@ -98,9 +98,8 @@ class Later:
         self._retry_at = math.inf
         """When opening is tried again."""
 
-    @property
-    def opened(self) -> Store:
-        """The store itself."""
+    def open(self) -> Store:
+        """Return the store."""
         with self._lock:
             if self._store is None:
                 return self._try_open()
@@ -118,26 +117,6 @@ class Later:
         finally:
             self._retry_at = math.inf if is_final else time.monotonic() + AWAY_SECONDS
 
-    def put(self, ref: Ref, data: memoryview) -> None:
-        """As the store's."""
-        self.opened.put(ref, data)
-
-    def get(self, ref: Ref) -> bytearray | memoryview:
-        """As the store's."""
-        return self.opened.get(ref)
-
-    def has(self, ref: Ref) -> bool:
-        """As the store's."""
-        return self.opened.has(ref)
-
-    def delete(self, ref: Ref) -> None:
-        """As the store's."""
-        self.opened.delete(ref)
-
-    def refs(self) -> set[Ref]:
-        """As the store's."""
-        return self.opened.refs()
-
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -145,7 +124,7 @@ class Reach:
 
     folder: Folder
     """The folder in shared memory."""
-    store: Later
+    store: StoreOpener
     network: Network | None
     """None: all agents are on the driver's host."""
 
@@ -162,7 +141,7 @@ def reach(setup: Setup, card: Card | None) -> Reach:
     """
     root = Path(setup.memory)
     if setup.bulk is None or card is None:
-        return Reach(Folder(root, setup.run), Later(lambda: open_store(setup.store, make=False)), None)
+        return Reach(Folder(root, setup.run), StoreOpener(lambda: open_store(setup.store, make=False)), None)
     if not Folder.shared(root, setup.run):  # another host than the driver's
         root = memory_root(Path(tempfile.gettempdir()))
         sweep(root)
@@ -175,4 +154,4 @@ def reach(setup: Setup, card: Card | None) -> Reach:
             return open_store(setup.store, make=False)
         return RemoteStore(network.client, depot)
 
-    return Reach(folder, Later(open_when_used), network)
+    return Reach(folder, StoreOpener(open_when_used), network)

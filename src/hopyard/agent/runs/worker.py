@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,7 @@ from hopyard.ports import (
     Store,
     SupportsResult,
 )
-from hopyard.spec import Config, Part, Ref, Unit, packed
+from hopyard.spec import Config, Part, Ref, RowKind, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.guard import StateConflict
 from hopyard.store.tree import decode, digest, plan
@@ -253,7 +253,7 @@ class Worker:
         faults together."""
         self.error = None
 
-        def rows(kind: Literal["train", "validate"]) -> Columns:
+        def rows(kind: RowKind) -> Columns:
             return self._open(kind, partitions[kind == "validate"])
 
         with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
@@ -270,7 +270,7 @@ class Worker:
         gang = self._plan.spec.gang
         if self._membership is not None and self._member is not None:
             return self._member.enter(self._membership, unit.lease)
-        return None if gang is msgspec.UNSET or gang.serial else alone(gang)
+        return None if gang is None or gang.serial else alone(gang)
 
     @property
     def _part(self) -> int:
@@ -348,7 +348,7 @@ class Worker:
         meter.enter("store")
         return "", [self._checkpoints.flush(ref, memoryview(buffer))], layout.total
 
-    def _open(self, kind: Literal["train", "validate"], partition: int) -> Columns:
+    def _open(self, kind: RowKind, partition: int) -> Columns:
         meter.enter("fetch")
         with Reading(f"{kind} partition {partition}", socket.gethostname()):
             return open_partition(self._plan.manifest, kind, partition)

@@ -14,7 +14,7 @@ from hopyard.compat import VARIABLE, installed
 from hopyard.compat.tensorflowonspark.TFSparkNode import Meta, program_main
 from hopyard.driver.programs.api import launch
 from hopyard.driver.programs.program import Program
-from hopyard.engines.spark import Spark
+from hopyard.engines.spark.engine import Spark
 from hopyard.errors import ProgramFailed, ResourceError, SpecError
 
 logger = logging.getLogger(__name__)

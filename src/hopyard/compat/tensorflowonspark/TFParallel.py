@@ -11,7 +11,7 @@ from hopyard.compat.tensorflowonspark import util
 from hopyard.compat.tensorflowonspark.TFCluster import compat_environment, default_fs, session
 from hopyard.compat.tensorflowonspark.TFSparkNode import TFNodeContext
 from hopyard.driver.programs.api import launch
-from hopyard.engines.spark import Spark
+from hopyard.engines.spark.engine import Spark
 
 START_SECONDS = 60.0
 """Seconds until, with a barrier, there must be a slot for each."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from hopyard.compat.tensorflowonspark import util
 from hopyard.errors import DataError, SpecError
+from hopyard.formats.arrow import to_lists
 
 
 class Kinds(msgspec.Struct, frozen=True):
@@ -161,10 +162,4 @@ def _arrow(values: Any, kind: Any) -> Any:
     inner = kind
     for _ in range(values.ndim - 1):
         inner = inner.value_type
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1), inner, from_pandas=False)
-    for depth in range(values.ndim - 1, 0, -1):
-        count = int(np.prod(values.shape[:depth]))
-        size = values.shape[depth]
-        offsets = pa.array(np.arange(0, (count + 1) * size, size) if size else np.zeros(count + 1), pa.int32())
-        flat = pa.ListArray.from_arrays(offsets, flat)
-    return flat.cast(kind)
+    return to_lists(values, inner).cast(kind)

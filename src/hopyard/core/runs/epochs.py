@@ -79,7 +79,7 @@ def _close(run: RunRecord, trial: TrialRecord, epoch: int, record: EpochRecord) 
         lifecycle.fail(run, trial, "user", str(error), "")
         return
     loss = values.get("val_loss", 0.0)
-    if run.spec.void_epochs and not math.isfinite(loss):
+    if not math.isfinite(loss):
         _void(run, trial, epoch, loss, [*values, *arrays])
     elif arrays:
         record.folding = True

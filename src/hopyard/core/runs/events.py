@@ -37,14 +37,6 @@ from hopyard.spec import (
     Warned,
 )
 
-RULES = 1
-"""The newest rules by which lines fold.
-
-0: a trial that fails loses the States that are not durable, and one that begins anew loses all. A gang's unit counts
-as the seconds of one worker.
-1: a trial that fails waits for States on their way to the store (`lifecycle.fail`); one that begins anew keeps its
-States until a new one is durable (`lifecycle.try_again`). A gang's unit counts for each member."""
-
 
 class Began(Fact, frozen=True):
     """A run began. Always the first line."""
@@ -57,8 +49,6 @@ class Began(Fact, frozen=True):
     """Id of the mark that this driver put into the folder of the States. The journal with the newest one owns it."""
     directory: str = ""
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
-    rules: int = 0
-    """The rules (`RULES`) by which the lines of this driver fold."""
     workers: int = 0
     """Workers of an engine whose hosts do not share rows, by which partitions are cut into blocks with a home each
     (`core/runs/places.py`); 0: all workers are on one host, or partitions have no homes."""
@@ -76,10 +66,6 @@ class Proposed(Fact, frozen=True, omit_defaults=True):
     """What the sampler must find again when it is asked the next time."""
     offset: int = -1
     """Where in the rotation over the partitions it begins; -1: where `order.start` says."""
-    parent: int = -1
-    """The trial with whose State it begins; -1: it begins anew. (Kept for later versions: this one cannot.)"""
-    split: int = 0
-    """The step of that State."""
 
 
 class Exhausted(Fact, frozen=True, omit_defaults=True):
@@ -222,8 +208,6 @@ class Resumed(Fact, frozen=True, omit_defaults=True):
     """Durable States that are in the store no longer: another run, or somebody, has deleted them."""
     members: int = 0
     """Workers of a gang from now on; 0: as many as before."""
-    rules: int = 0
-    """As in Began."""
     workers: int = 0
     """As in Began."""
     copies: int = -1
@@ -452,8 +436,6 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
 
 
 _Written = Event | _Dispatch | Check | Placed | Deferred | Formed | Paused | Closed
-_SHORT = (Done, Proposed, Exhausted)
-"""Facts that leave out default values, of which 0.0 is one."""
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
@@ -481,7 +463,7 @@ def decode(text: bytes) -> Line:
             line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done)
         except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {error}: {text[:120]!r}") from error
-    if not line.at and not isinstance(line, _SHORT) and b'"at":' not in text:
+    if not line.at and not line.__struct_config__.omit_defaults and b'"at":' not in text:
         raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
     if isinstance(line, _Dispatch):
         unit = line.unit

@@ -5,8 +5,8 @@
 | user, data | the trial ends |
 | system | the trial waits 1, 2, 4, … s, at most `MOST`; it ends when one unit failed so more than `retries` times |
 | store | the same without end: States are safe, only the store is away |
-| memory | once more, in a new worker, while other slots of the device or host rest; the second time ends the trial |
-| a slot did not store a State in time | its unit goes to another slot at once, without a strike |
+| memory | once more, in a new worker, while other slots of the host rest; the second time ends the trial |
+| a slot stored no State in time | its unit goes to another slot at once; the third in a row ends the State's trial |
 | a slot was lost | the unit goes to another slot at once; the third slot (`strikes`) ends the trial as poison |
 
 A unit that ends well clears what was counted against it, and progress of its trial makes the next wait short again.
@@ -28,9 +28,8 @@ MOST = 300.0
 FRESH = 120.0
 """Seconds in which a new worker should have come up; after that any slot may try what ran out of memory."""
 UNSTORED = 3
-"""Times that the store lacks a durable State, or returns it damaged, before the State is made again."""
-UNSTORING = 2
-"""Slots in a row that did not store a State of a trial in time, after which the trial's States have twice the time."""
+"""Times that the store lacks a durable State, or returns it damaged, before the State is made again; and slots in a row
+that did not store a State of a trial in time, before the trial ends."""
 
 TRANSIENT = ("system", "store", "memory")
 """Faults after which a trial is tried again."""
@@ -77,9 +76,9 @@ def out_of_memory(error: str, on_device: bool) -> str:
     """Return the error of a trial that ran out of memory again."""
     kind = "device" if on_device else "host"
     return (
-        f"out of memory, also in a new worker while the others of its {kind} rested: {error}. Give fewer workers to "
-        f"each {kind}, or a {kind} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with "
-        "a smaller batch_size or model: hy.resume(run, failed=True, recipe=…) begins it anew"
+        f"out of memory, also in a new worker while the others of its host rested: {error}. Give fewer workers to each "
+        f"{kind}, or a {kind} with more memory, then `hopyard resume --failed` goes on with it; or a recipe with a "
+        "smaller batch_size or model: hy.resume(run, failed=True, recipe=…) begins it anew"
     )
 
 
@@ -109,6 +108,6 @@ def well(trial: TrialRecord, unit: Unit, slot: int) -> None:
 def cleared(trial: TrialRecord) -> None:
     """Clear all faults and waits of the trial."""
     trial.strikes.clear()
-    trial.troubles = 0
+    trial.troubles = trial.unstored = 0
     trial.until, trial.waits_for = 0.0, ""
     trial.isolated, trial.fresh, trial.refuge = "", 0.0, -1

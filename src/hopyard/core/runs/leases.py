@@ -10,9 +10,6 @@ elsewhere (`liveness`). Time is not read here: it arrives with the events.
 
 from __future__ import annotations
 
-import math
-from heapq import heappop, heappush
-
 from hopyard.core.runs.events import Dispatch
 from hopyard.spec import Unit
 
@@ -20,18 +17,13 @@ from hopyard.spec import Unit
 class Leases:
     """The table of standing leases and of the slots that owe an answer. Owner: `Machine`."""
 
-    __slots__ = ("_queue", "_queued", "_standing", "_until", "last")
+    __slots__ = ("_standing", "_until", "last")
 
     def __init__(self) -> None:
         self.last = 0
         self._standing: dict[int, Dispatch] = {}
         self._until: dict[int, float] = {}
         """Slot → the time by which it must answer."""
-        self._queue: list[tuple[float, int]] = []
-        """(deadline, slot). A slot whose deadline moved on keeps its entry, which is put off when it comes up: so the
-        queue holds about one entry a slot, and most grants do not touch it."""
-        self._queued: dict[int, float] = {}
-        """Slot → the deadline of its entry that counts."""
 
     def __len__(self) -> int:
         return len(self._standing)
@@ -44,11 +36,8 @@ class Leases:
         self._standing[lease] = line
         if deadline is None:
             self._until.pop(slot, None)
-            return
-        self._until[slot] = deadline
-        if deadline < self._queued.get(slot, math.inf):
-            self._queued[slot] = deadline
-            heappush(self._queue, (deadline, slot))
+        else:
+            self._until[slot] = deadline
 
     def answered(self, slot: int) -> None:
         """Record that the slot owes no answer: it gave one, or is gone."""
@@ -81,20 +70,8 @@ class Leases:
         return self._standing[lease].unit
 
     def earliest(self) -> float | None:
-        """Return the next deadline; None: there is none. Amortized O(log slots)."""
-        queue, queued = self._queue, self._queued
-        while queue:
-            deadline, slot = queue[0]
-            until = self._until.get(slot)
-            if until == deadline:
-                return deadline
-            heappop(queue)
-            if queued.get(slot) == deadline:
-                del queued[slot]
-                if until is not None:
-                    queued[slot] = until
-                    heappush(queue, (until, slot))
-        return None
+        """Return the next deadline; None: there is none. O(slots) where there is a `unit_timeout`."""
+        return min(self._until.values(), default=None)
 
     def expired(self, at: float) -> list[int]:
         """Return the slots whose deadline has passed at `at`, in order of their deadlines."""
@@ -112,5 +89,3 @@ class Leases:
         """Remove all leases and slots. Numbers of leases go on."""
         self._standing.clear()
         self._until.clear()
-        self._queue.clear()
-        self._queued.clear()

@@ -13,21 +13,15 @@ from hopyard.core.runs.events import Closed, Delete, Exhausted, Extended, Grante
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
-from hopyard.errors import JournalError
 from hopyard.spec import Fault, Ref, Unit
 
 
 def propose(run: RunRecord, event: Proposed) -> None:
     """Add a trial that the search has proposed."""
     number = event.trial
-    if event.parent >= 0:
-        raise JournalError(
-            f"trial {number} begins with the State of trial {event.parent} at step {event.split}, which this version "
-            "of Hopyard cannot do: use the newer one that wrote the journal"
-        )
     trial = run.trials[number] = TrialRecord(number, event.config, run.search.propose(number))
     trial.count, trial.attributes = event.count, event.attributes
-    trial.offset = order.start(number, run.spec) if event.offset < 0 else event.offset
+    trial.offset = order.start(number, run.spec.partitions) if event.offset < 0 else event.offset
     run.open += 1
     run.estimates.renew(trial)
     run.scheduler.offer(trial)
@@ -240,9 +234,7 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     trial.error = trial.fault = trial.trace = ""
     faults.cleared(trial)
     if recipe:
-        if run.rules == 0:
-            _delete(run, trial)
-        elif trial.states:  # else the last attempt left no model, and the one before it still gives the trial's
+        if trial.states:  # else the last attempt left no model, and the one before it still gives the trial's
             trial.earlier = msgspec.structs.replace(trial)
         trial.recipe, trial.model = recipe, None
         trial.states, trial.digests, trial.step_digests, trial.epochs, trial.history = {}, {}, {}, {}, {}
@@ -316,7 +308,7 @@ def _delete(run: RunRecord, trial: TrialRecord) -> None:
 
 def _settle(run: RunRecord, trial: TrialRecord) -> None:
     """Forget what a failed trial has behind its durable step, once no State at an epoch's end is on its way."""
-    if run.rules and retention.on_their_way(trial, run.spec.partitions, run.slots):
+    if retention.on_their_way(trial, run.spec.partitions, run.slots):
         return
     trial.storing = False
     if trial.fault == "user":  # it cannot go on from here; after other faults, a retry needs these sums

@@ -96,6 +96,8 @@ class Machine:
         status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
         warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
+        home_idle: slot-seconds of slots that were idle while trials waited, where partitions have homes: no partition
+            that these trials visit next was at home there.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -114,6 +116,7 @@ class Machine:
         self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects = self._storing.defects
         self.warnings = self._run.warnings
+        self.home_idle = 0.0
         self._finishing = False
         """`Finish` was commanded."""
         self._homes_changed = False
@@ -156,7 +159,7 @@ class Machine:
         are only applied. Costs O(log n) for n trials, and O(n) when a slot is lost."""
         run = self._run
         commands = run.commands = []
-        run.before, run.at = run.at, event.at
+        self._pass(event)
         kind = type(event)
         _APPLY[kind](self, event)
         if kind is Tick:
@@ -185,8 +188,15 @@ class Machine:
 
     def apply(self, line: Line) -> None:
         """Change state by one line of the journal, and decide nothing."""
-        self._run.before, self._run.at = self._run.at, line.at
+        self._pass(line)
         _APPLY[type(line)](self, line)
+
+    def _pass(self, line: Line) -> None:
+        """Note the time of a line. No driver was there before `Resumed`."""
+        run = self._run
+        run.before, run.at = run.at, line.at
+        if self.places.active and self.status == "running" and type(line) is not Resumed:
+            self.home_idle += self.scheduler.unmatched() * (run.at - run.before)
 
     def settle(self) -> None:
         """Drop what a fold noted: the decisions that followed are in the journal themselves.
@@ -296,7 +306,7 @@ class Machine:
 
     def _done(self, event: Done) -> None:
         since, worker = self.leases.since(event.lease), self.slots.get(event.slot)
-        workers = worker.at_work if worker is not None and self._run.rules else 1
+        workers = worker.at_work if worker is not None else 1
         unit = self._accept(event)
         partitions = tuple([part.partition for part in event.parts])
         if event.memory_key and event.slot in self.slots and (unit is None or partitions != unit.partitions):
@@ -335,7 +345,7 @@ class Machine:
         ref = Ref(trial.id, step, unit.lease)
         trial.states[step] = StateRecord(ref, slot.id, event.memory_key)
         if step % partitions == 0:
-            run.durability.expect(ref, slot.id, event.at, trial.patience)
+            run.durability.expect(ref, slot.id, event.at)
         slot.memory_only.add(trial.id)
         run.estimates.learn(trial, sum([part.seconds for part in event.parts]), len(event.parts))
         retention.release_memory(trial, previous_step, partitions, run.slots, run.commands)
@@ -397,15 +407,10 @@ class Machine:
         limit = self.spec.timeouts.unit_timeout
         for number in self.leases.expired(at):
             self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
-        durability, seconds = self._run.durability, self.spec.timeouts.durable_timeout
-        for number, ref in durability.expired(at):
-            times = durability.times(ref)
-            self._replace(
-                number,
-                f"it stored nothing for {f'{times:g} times ' if times > 1 else ''}durable_timeout={seconds:g} seconds, "
-                f"though State {ref} was to be stored",
-                "store",
-            )
+        seconds = self.spec.timeouts.durable_timeout
+        for number, ref in self._run.durability.expired(at):
+            reason = f"it stored nothing for durable_timeout={seconds:g} seconds, though State {ref} was to be stored"
+            self._replace(number, reason, "store")
 
     def _tick(self, event: Tick) -> None:
         self._retries.tick(event.at)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from hopyard.spec import RunSpec
-
 
 def keyed(seed: int, purpose: str, *parts: int | str) -> int:
     """Return a 63-bit number that depends on every argument and on nothing else. Its encoding must never change, as
@@ -70,10 +68,10 @@ def spread(partitions: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(number * partitions >> bits for number in reversed_bits))
 
 
-def start(trial: int, spec: RunSpec) -> int:
-    """Return where in the rotation over the partitions a trial begins: at its number, or (`starts="spread"`) where the
-    permutation `spread` has it. Trials whose numbers follow each other begin far apart, so that each host has some."""
-    return spread(spec.partitions)[trial % spec.partitions] if spec.starts == "spread" else trial
+def start(trial: int, partitions: int) -> int:
+    """Return where in the rotation over the partitions a trial begins, by `spread`: trials whose numbers follow each
+    other begin far apart, so that each host has some."""
+    return spread(partitions)[trial % partitions]
 
 
 def visit(offset: int, step: int, partitions: int) -> tuple[int, int]:

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from hopyard.core.runs.events import Placed
-from hopyard.spec import PartitionRange, RunSpec
+from hopyard.spec import PartitionRange, RowKind, RunSpec
 
 GRACE = 30.0
 """Seconds after which hosts that have their share take blocks without a home."""
 
-Kind = Literal["train", "validate"]
 Tiers = tuple[tuple[int, ...], ...]
 """Blocks for a host: those of the first tier come before those of the second, and so on."""
 
@@ -101,11 +100,11 @@ class Places:
         self._members = spec.members
         self._workers = 0
         """Workers of the engine."""
-        self._blocks: dict[Kind, Blocks] = {
+        self._blocks: dict[RowKind, Blocks] = {
             "train": Blocks(spec.partitions, 1),
             "validate": Blocks(spec.validation, 1),
         }
-        self._hosts: dict[Kind, dict[str, int]] = {"train": {}, "validate": {}}
+        self._hosts: dict[RowKind, dict[str, int]] = {"train": {}, "validate": {}}
         """Host → the slots there that train, and its workers, all of which validate. A gang over several hosts is on
         none of them."""
         self._rows: dict[str, tuple[PartitionRange, ...]] = {}
@@ -116,10 +115,10 @@ class Places:
         """Since when fewer workers are there than the engine has; None: all are there."""
         self._waited = False
         """Whether that has been so for `GRACE` seconds."""
-        self._tiers: dict[Kind, dict[str | None, Tiers]] = {"train": {}, "validate": {}}
-        self._ranks: dict[Kind, dict[str | None, dict[int, int]]] = {"train": {}, "validate": {}}
-        self._takers: dict[Kind, list[str | None]] = {}
-        self._amounts: dict[Kind, dict[str, float]] = {}
+        self._tiers: dict[RowKind, dict[str | None, Tiers]] = {"train": {}, "validate": {}}
+        self._ranks: dict[RowKind, dict[str | None, dict[int, int]]] = {"train": {}, "validate": {}}
+        self._takers: dict[RowKind, list[str | None]] = {}
+        self._amounts: dict[RowKind, dict[str, float]] = {}
 
     # ---------------------------------------------------------------- what an event changes
 
@@ -140,7 +139,7 @@ class Places:
             self._blocks[kind].free.clear()
         self._changed()
 
-    def join(self, kind: Kind, host: str, rows: tuple[PartitionRange, ...] = ()) -> None:
+    def join(self, kind: RowKind, host: str, rows: tuple[PartitionRange, ...] = ()) -> None:
         """Add a slot for units of this kind, whose host has these rows already."""
         hosts, blocks = self._hosts[kind], self._blocks[kind]
         hosts[host] = hosts.get(host, 0) + 1
@@ -153,7 +152,7 @@ class Places:
             self._short, self._waited = None, False
         self._changed()
 
-    def leave(self, kind: Kind, host: str, at: float) -> None:
+    def leave(self, kind: RowKind, host: str, at: float) -> None:
         """Remove a slot."""
         hosts = self._hosts[kind]
         hosts[host] -= 1
@@ -215,21 +214,21 @@ class Places:
         """True if a gang over several hosts may be formed: all workers are there, or have been missing for `GRACE`."""
         return not self.active or self._short is None or self._waited
 
-    def block(self, kind: Kind, partition: int) -> int:
+    def block(self, kind: RowKind, partition: int) -> int:
         """Return the block of a partition."""
         return self._blocks[kind].of[partition] if self.active else 0
 
-    def at_home(self, host: str, kind: Kind, partition: int) -> bool:
+    def at_home(self, host: str, kind: RowKind, partition: int) -> bool:
         """Return whether the partition is at home on this host; always, where partitions have no homes."""
         blocks = self._blocks[kind]
         return not self.active or host in blocks.homes[blocks.of[partition]]
 
-    def homes(self, kind: Kind, block: int, present: bool = True) -> Sequence[str]:
+    def homes(self, kind: RowKind, block: int, present: bool = True) -> Sequence[str]:
         """Return the hosts that are home to a block; if `present`, those with workers."""
         homes = self._blocks[kind].homes[block]
         return [host for host in homes if host in self._hosts[kind]] if present else homes
 
-    def tiers(self, host: str | None, kind: Kind) -> Tiers:
+    def tiers(self, host: str | None, kind: RowKind) -> Tiers:
         """Return the blocks that a host works on, best first: those at home there, with vacant ones in its share of
         which it has rows, or that lie beside; other blocks in its share; those that any host may take. None stands for
         a gang over several hosts, which works on all alike."""
@@ -238,7 +237,7 @@ class Places:
             tiers = self._tiers[kind][host] = self._ordered(host, kind)
         return tiers
 
-    def rank(self, host: str | None, kind: Kind, block: int) -> int:
+    def rank(self, host: str | None, kind: RowKind, block: int) -> int:
         """Return the number of the host's tier that has the block, from 0; -1: none has."""
         ranks = self._ranks[kind].get(host)
         if ranks is None:
@@ -246,11 +245,11 @@ class Places:
             ranks = self._ranks[kind][host] = {block: rank for rank, tier in enumerate(tiers) for block in tier}
         return ranks.get(block, -1)
 
-    def all_placed(self, kind: Kind) -> bool:
+    def all_placed(self, kind: RowKind) -> bool:
         """Return whether each block has all of its homes, so that further hosts may become homes of any."""
         return all(len(self.homes(kind, block)) >= (self._copies or 1) for block in range(self._blocks[kind].count))
 
-    def takers(self, kind: Kind) -> list[str | None]:
+    def takers(self, kind: RowKind) -> list[str | None]:
         """Return the hosts that may take blocks beside those that are at home there."""
         takers = self._takers.get(kind)
         if takers is None:
@@ -277,7 +276,7 @@ class Places:
             count += 1
         return count
 
-    def together(self, host: str | None, kind: Kind, partitions: Sequence[int]) -> list[int]:
+    def together(self, host: str | None, kind: RowKind, partitions: Sequence[int]) -> list[int]:
         """Return those of the partitions that a unit on this host covers together: all at home there, else the first
         that it may take, with the others of its block."""
         blocks = self._blocks[kind]
@@ -305,7 +304,7 @@ class Places:
 
     # ---------------------------------------------------------------- decisions
 
-    def claim(self, host: str | None, kind: Kind, partition: int, at: float) -> Placed | None:
+    def claim(self, host: str | None, kind: RowKind, partition: int, at: float) -> Placed | None:
         """Return the decision that makes this host home to the block of a partition; None: no decision is needed, or
         another host is home to it."""
         if host is None or self.at_home(host, kind, partition):
@@ -328,7 +327,7 @@ class Places:
                 return Placed(at=at, host=host, partitions=PartitionRange(kind, first, end))
         return None
 
-    def first(self, host: str, kind: Kind) -> int:
+    def first(self, host: str, kind: RowKind) -> int:
         """Return the partition of which a host reads a batch before any unit runs: the first one that is at home there
         or can be, else 0."""
         blocks = self._blocks[kind]
@@ -340,7 +339,7 @@ class Places:
 
     # ---------------------------------------------------------------- inside
 
-    def _piece(self, host: str, kind: Kind, partition: int) -> range:
+    def _piece(self, host: str, kind: RowKind, partition: int) -> range:
         """Return the partitions that `claim` takes with this one: its block, or, where that is free for all hosts, this
         host's part of it."""
         blocks = self._blocks[kind]
@@ -369,19 +368,19 @@ class Places:
                 if not known and self._hosts[kind].keys().isdisjoint(homes):
                     blocks.vacant[block] = at
 
-    def _below(self, host: str, kind: Kind) -> bool:
+    def _below(self, host: str, kind: RowKind) -> bool:
         """Return whether the host has less than its share, up to half a block."""
         return self._blocks_of(host, kind) + 0.5 < min(self._quota(host, kind), self._blocks[kind].cut)
 
-    def _quota(self, host: str, kind: Kind) -> int:
+    def _quota(self, host: str, kind: RowKind) -> int:
         slots = self._hosts["validate"].get(host, 0) // (self._members if kind == "train" else 1)
         return math.ceil((self._copies or 1) * self._blocks[kind].cut * slots / self._slots(kind))
 
-    def _slots(self, kind: Kind) -> int:
+    def _slots(self, kind: RowKind) -> int:
         """Return how many slots the engine has for units of this kind."""
         return max(1, self._workers // (self._members if kind == "train" else 1))
 
-    def _blocks_of(self, host: str, kind: Kind) -> float:
+    def _blocks_of(self, host: str, kind: RowKind) -> float:
         """Return how many undivided blocks the partitions at home on a host amount to."""
         amounts = self._amounts.get(kind)
         if amounts is None:
@@ -392,13 +391,13 @@ class Places:
                     amounts[each] = amounts.get(each, 0.0) + blocks.size(block) * blocks.cut / max(1, len(blocks.of))
         return amounts.get(host, 0.0)
 
-    def _has(self, host: str, kind: Kind, block: int) -> float:
+    def _has(self, host: str, kind: RowKind, block: int) -> float:
         """Return the part of a block whose rows the host had when it joined."""
         blocks, rows = self._blocks[kind], [each for each in self._rows.get(host, ()) if each.kind == kind]
         first, end = blocks.bounds[block], blocks.bounds[block + 1]
         return sum(max(0, min(end, each.end) - max(first, each.first)) for each in rows) / max(1, end - first)
 
-    def _shared(self, host: str, kind: Kind) -> set[int]:
+    def _shared(self, host: str, kind: RowKind) -> set[int]:
         """Return the training blocks of which a host that joined late becomes another home, as all have their homes:
         those of hosts that have more than their share by a block, or, where it has less than its own, any."""
         blocks = self._blocks[kind]
@@ -412,13 +411,13 @@ class Places:
         anything = set(range(blocks.count)) if self._below(host, kind) else set()
         return {n for n in anything if self._has(host, kind, n) > 0.5} or of_rich or anything
 
-    def _wanting(self, host: str, kind: Kind) -> list[int]:
+    def _wanting(self, host: str, kind: RowKind) -> list[int]:
         """Return the blocks that another host than their homes may take: those with the fewest homes first."""
         blocks = self._blocks[kind]
         counts = [(len(self.homes(kind, block)), block) for block in range(blocks.count)]
         return [n for count, n in sorted(counts) if count < (self._copies or 1) and host not in blocks.homes[n]]
 
-    def _ordered(self, host: str | None, kind: Kind) -> Tiers:
+    def _ordered(self, host: str | None, kind: RowKind) -> Tiers:
         blocks = self._blocks[kind]
         everything = tuple(range(blocks.count))
         if not self.active or host is None:
@@ -443,13 +442,3 @@ class Places:
 def _moved(block: int, divided: int) -> tuple[int, ...]:
     """Return by how much the number of a block grows as another one is divided; that one itself becomes two."""
     return (0, 1) if block == divided else (int(block > divided),)
-
-
-def uneven(partitions: int, workers: int) -> tuple[float, int]:
-    """Return how an epoch of many trials compares with the least time where each partition has one home: the partitions
-    of the worker that has most, over those of an average one. With it comes the number of partitions nearest to this
-    one that divides evenly."""
-    if partitions < workers:
-        return 1.0, partitions  # each further worker is another home
-    ratio = math.ceil(partitions / workers) * workers / partitions
-    return ratio, max(1, round(partitions / workers)) * workers

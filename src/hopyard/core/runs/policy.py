@@ -18,7 +18,7 @@ three equal trials after 2 lengths instead of 1.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hopyard.core.runs.order import visit
 from hopyard.core.runs.records import SlotRecord, TrialRecord
@@ -65,22 +65,13 @@ def portion(pending: list[int], seconds: float, spec: RunSpec) -> tuple[int, ...
     return tuple(pending[: max(1, int(spec.group_seconds / seconds))])
 
 
-def sharers(slot: SlotRecord, slots: Mapping[int, SlotRecord], on_device: bool) -> set[int]:
-    """Return the other slots that share memory with this one: that of its device, or that of its host. A slot that
-    does not say which device it has may have any."""
-    return {
-        number
-        for number, other in slots.items()
-        if number != slot.id
-        and other.host == slot.host
-        and not (on_device and slot.device and other.device and slot.device != other.device)
-    }
+def neighbours(slot: SlotRecord, slots: Mapping[int, SlotRecord]) -> set[int]:
+    """Return the other slots of its host, which share memory with it."""
+    return {number for number, other in slots.items() if number != slot.id and other.host == slot.host}
 
 
-def slot_for_retry(candidates: Mapping[int, SlotRecord], new: bool) -> SlotRecord | None:
+def slot_for_retry(candidates: Iterable[SlotRecord], new: bool) -> SlotRecord | None:
     """Return the slot for a unit that ran out of memory, out of those that can take it: one that has done nothing yet,
     whose memory holds nothing of other units; else, unless it must be `new`, any slot, idle ones first."""
-    unused = [slot for slot in candidates.values() if not slot.used]
-    if not unused and new:
-        return None
-    return min(unused or candidates.values(), key=lambda slot: (bool(slot.busy), slot.id), default=None)
+    able = [slot for slot in candidates if not (new and slot.used)]
+    return min(able, key=lambda slot: (slot.used, bool(slot.busy), slot.id), default=None)

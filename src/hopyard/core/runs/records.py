@@ -157,8 +157,6 @@ class TrialRecord(msgspec.Struct, eq=False):
     """The same for steps between, only from the durable one on, as trials are many and have many steps."""
     unstored: int = 0
     """Slots in a row that were replaced because they did not store a State of it, with none stored in between."""
-    patience: float = 1.0
-    """How many times `durable_timeout` its States may take."""
 
     # its metrics: `epochs`
     epochs: dict[int, EpochRecord] = {}
@@ -178,9 +176,7 @@ class TrialRecord(msgspec.Struct, eq=False):
     waits_for: str = ""
     """Why it waits: fault and error."""
     isolated: Literal["", "train", "validate"] = ""
-    """The next unit of this kind, which ran out of memory, runs while other slots of its device or host rest."""
-    on_device: bool = False
-    """Whether it is the device's memory that it must not share; else the host's."""
+    """The next unit of this kind, which ran out of memory, runs while other slots of its host rest."""
     fresh: float = 0.0
     """Before this time, only a worker that has done nothing yet may take that unit."""
     refuge: int = -1

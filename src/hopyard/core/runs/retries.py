@@ -4,7 +4,6 @@ their trial ends. The rules are in `faults`; whether and how long a trial waits 
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import Literal
 
 from hopyard.core.runs import faults, lifecycle
@@ -29,8 +28,8 @@ class Retries:
     def __init__(self, run: RunRecord) -> None:
         self._run = run
         self.delayed: list[tuple[TrialRecord, Fault, str]] = []
-        self._times: list[tuple[float, int]] = []
-        """(when a trial's wait may be over, trial). Entries that are out of date are dropped when they come up."""
+        self._waiting: dict[int, TrialRecord] = {}
+        """Trials that wait; those whose wait something else has ended are dropped at the next `tick`."""
 
     # ---------------------------------------------------------------- a unit did not come back
 
@@ -74,7 +73,7 @@ class Retries:
             lifecycle.fail(run, trial, "memory", faults.out_of_memory(error, on_device), trace)
             return
         if unit.kind != "fold":
-            trial.isolated, trial.on_device, trial.refuge = unit.kind, on_device, -1
+            trial.isolated, trial.refuge = unit.kind, -1
             run.scheduler.isolate(trial)
         self.delay(trial, "memory", error)
         lifecycle.repair(run, trial)
@@ -107,20 +106,14 @@ class Retries:
         """Count a slot that was replaced because it owed a State of this trial. If that repeats, it is not the slots:
         States are large, or the store is slow, and none would ever be stored."""
         trial.unstored += 1
-        if trial.unstored < faults.UNSTORING:
-            return
-        timeout = self._run.spec.timeouts.durable_timeout
-        before = trial.patience * timeout
-        self._run.commands.append(
-            Warn(
-                f"trial {trial.id}: {trial.unstored} workers in a row were replaced because they stored nothing for "
-                f"{before:g} seconds (durable_timeout={timeout:g}); from now on its States "
-                f"may take {2 * before:g} seconds. If the place that store= names is slow, give a greater "
-                "durable_timeout, also to hy.resume; if it is broken, give another store="
+        if trial.unstored >= faults.UNSTORED and not trial.ended:
+            timeout = self._run.spec.timeouts.durable_timeout
+            text = (
+                f"{trial.unstored} workers in a row stored nothing for durable_timeout={timeout:g} seconds; if the "
+                "place that store= names is slow, hy.resume(run, failed=True, durable_timeout=…) with a greater one "
+                "goes on with the trial"
             )
-        )
-        trial.unstored = 0
-        trial.patience *= 2.0
+            lifecycle.fail(self._run, trial, "store", text, "")
 
     # ---------------------------------------------------------------- waits
 
@@ -152,7 +145,7 @@ class Retries:
             trial.queue_version += 1
             for epoch in trial.epochs:
                 self._run.scheduler.withdraw_fold(trial.id, epoch)
-        heappush(self._times, (trial.fresh if line.fault == "memory" else trial.until, trial.id))
+        self._waiting[trial.id] = trial
 
     def wake(self, trial: TrialRecord) -> None:
         """End the trial's wait."""
@@ -161,25 +154,18 @@ class Retries:
 
     def tick(self, at: float) -> None:
         """Let the trials go on that waited until now."""
-        due: dict[int, TrialRecord] = {}
-        while (first := self.earliest()) is not None and first <= at:
-            _, number = heappop(self._times)
-            due[number] = self._run.trials[number]
-        for trial in due.values():
-            if trial.fresh and trial.fresh <= at:
+        for number, trial in list(self._waiting.items()):
+            if trial.fresh <= at:
                 trial.fresh = 0.0
-            if trial.until and trial.until <= at:
+            if 0 < trial.until <= at:
                 self.wake(trial)
+            if not (trial.fresh or trial.until):
+                del self._waiting[number]
 
     def earliest(self) -> float | None:
-        """Return when the next wait is over; None: no trial waits. Amortized O(log n)."""
-        while self._times:
-            until, number = self._times[0]
-            trial = self._run.trials[number]
-            if not trial.ended and until in (trial.until, trial.fresh):
-                return until
-            heappop(self._times)
-        return None
+        """Return when the next wait is over; None: no trial waits. O(trials that wait)."""
+        times = [time for each in self._waiting.values() if not each.ended for time in (each.until, each.fresh) if time]
+        return min(times, default=None)
 
     def settle(self) -> None:
         """Drop what a fold noted: the decisions that followed are in the journal."""
@@ -187,4 +173,4 @@ class Retries:
 
     def clear(self) -> None:
         """Drop all waits, as another driver takes over."""
-        self._times.clear()
+        self._waiting.clear()

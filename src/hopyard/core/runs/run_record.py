@@ -9,8 +9,8 @@ from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import SlotRecord, TrialRecord
-from hopyard.core.runs.rungs.search import Search
 from hopyard.core.runs.scheduler import Scheduler
+from hopyard.core.runs.search import Search
 from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import RunSpec, Warned
 
@@ -30,7 +30,6 @@ class RunRecord:
         durability: which States must still be stored, and until when.
         open: number of trials that have not ended, or that failed and have States on their way to the store.
         exhausted: whether the search has no more to propose.
-        rules: those by which lines fold (`events.RULES`).
         extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
         warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
         commands: those that the present event led to.
@@ -50,7 +49,6 @@ class RunRecord:
         self.durability = Durability(spec.timeouts.durable_timeout)
         self.open = 0
         self.exhausted = False
-        self.rules = 0
         self.extended = 0
         self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
         self.commands: list[Command] = []
@@ -59,7 +57,6 @@ class RunRecord:
 
     def begin(self, event: Began) -> None:
         """Begin the run."""
-        self.rules = event.rules
         self.places.begin(event.workers, self.spec)
         self.search.begun(event.at)
 
@@ -108,7 +105,6 @@ class RunRecord:
             "deadlines": self.leases.deadlines(),
             "awaited": self.durability.awaited(),
             "exhausted": self.exhausted,
-            "rules": self.rules,
             "search": self.search.snapshot(),
             "places": self.places.snapshot(),
             "folds": self.scheduler.folds(),

@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hopyard.core.runs import order, policy
 from hopyard.core.runs.estimates import Estimates
-from hopyard.core.runs.places import Places, Tiers
+from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.waiting import Waiting
-from hopyard.spec import Kind, PartitionRange, RunSpec
+from hopyard.spec import Kind, PartitionRange, RowKind, RunSpec
 
 BEYOND = 2
 """The first tier of `Places` beyond a host's share: what any host may take, if it has nothing else to do."""
@@ -140,12 +140,16 @@ class Scheduler:
 
     def withhold(self, numbers: set[int]) -> None:
         """Give these idle slots nothing for now, and those that were withheld before whatever there is."""
-        for number in self.withheld - numbers:
+        self.withheld = self._hold(numbers, self.withheld)
+
+    def _hold(self, numbers: set[int], before: set[int]) -> set[int]:
+        """Give these slots nothing for now, and those of `before` whatever there is. Returns these."""
+        for number in before - numbers:
             if number in self._slots and not self._slots[number].busy:
                 self.set_idle(self._slots[number])
         for number in numbers:
             self._rest(self._slots[number])
-        self.withheld = numbers
+        return numbers
 
     def _rest(self, slot: SlotRecord) -> None:
         """Give the slot nothing."""
@@ -209,7 +213,7 @@ class Scheduler:
             number = next((number for number in idle if self._slots[number].trains), None)
         return None if number is None else self._slots[number]
 
-    def _idle_for(self, kind: Literal["train", "validate"], block: int) -> SlotRecord | None:
+    def _idle_for(self, kind: RowKind, block: int) -> SlotRecord | None:
         """Return an idle slot for a unit over this block: on a host that is home to it, else on the host that
         ranks it highest."""
         places = self._places
@@ -225,6 +229,11 @@ class Scheduler:
             if idle and rank >= 0 and (found is None or rank < best) and (slot := self._first_of(idle, kind)):
                 best, found = rank, slot
         return found
+
+    def unmatched(self) -> int:
+        """Return how many idle slots could train while trials wait. O(trials), where a slot is idle."""
+        idle = sum(self._slots[number].trains for number in self.idle)
+        return min(idle, sum(map(self.is_ready, self._trials.values()))) if idle else 0
 
     def spare(self, at: float, seconds: float) -> list[int]:
         """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
@@ -367,7 +376,7 @@ class Scheduler:
         trial = self._longest(slot) if slot.trains else None
         if trial is not None and self._helped(slot):
             return self._train(slot, trial)
-        for tier in self._tiers(slot, "validate") if self._waiting.validations else ():
+        for tier in self._places.tiers(slot.home, "validate") if self._waiting.validations else ():
             if (entry := self._waiting.oldest(tier, self._waits)) is not None:
                 number, epoch = entry
                 return self._validate(slot, self._trials[number], epoch, self._unvalidated(self._trials[number], epoch))
@@ -388,10 +397,7 @@ class Scheduler:
                     return trial
         return None
 
-    def _tiers(self, slot: SlotRecord, kind: Literal["train", "validate"]) -> Tiers:
-        return self._places.tiers(slot.home, kind)
-
-    def _rank(self, slot: SlotRecord, kind: Literal["train", "validate"], partition: int) -> int:
+    def _rank(self, slot: SlotRecord, kind: RowKind, partition: int) -> int:
         return self._places.rank(slot.home, kind, self._places.block(kind, partition))
 
     def _next(self, trial: TrialRecord) -> int:
@@ -441,42 +447,32 @@ class Scheduler:
     # ---------------------------------------------------------------- units that ran out of memory
 
     def _isolate(self) -> Iterator[Assignment]:
-        """Yield assignments of units that ran out of memory, each to a slot while those that share its memory rest."""
-        slots, refuges, resting = self._slots, set[int](), set[int]()
-        waiting = []
-        for number in list(self.isolated):
-            trial = self._trials[number]
-            if not trial.isolated or trial.ended:
-                del self.isolated[number]
-                continue
-            slot = slots.get(trial.refuge)
-            if slot is not None and slot.busy and (slot.busy == trial.lease or slot.busy in trial.validation_leases):
-                refuges.add(slot.id)
-                resting |= policy.sharers(slot, slots, trial.on_device)
-            elif not trial.until:
-                waiting.append(trial)
-        for trial in waiting:
+        """Yield the assignment of a unit that ran out of memory, one at a time, to a slot while others of its host
+        rest."""
+        slots, trials, resting = self._slots, self._trials, set[int]()
+        for number in [n for n in self.isolated if not trials[n].isolated or trials[n].ended]:
+            del self.isolated[number]
+        candidates = [trials[number] for number in self.isolated if not trials[number].until]
+        for trial in sorted(candidates, key=self._in_refuge, reverse=True):  # one that runs already comes first
+            if self._in_refuge(trial):
+                resting = policy.neighbours(slots[trial.refuge], slots)
+                break
             unit = self._isolated_unit(trial)
-            trains = unit is not None and unit[0] == "train"
-            candidates = {n: slot for n, slot in slots.items() if n not in resting and (slot.trains or not trains)}
-            slot = policy.slot_for_retry(candidates, bool(trial.fresh))
-            if slot is None or unit is None:
-                continue
-            others = policy.sharers(slot, slots, trial.on_device)
-            if slot.id in refuges or others & refuges:
-                continue  # it waits for its turn
-            refuges.add(slot.id)
-            resting |= others
-            if slot.busy or any(slots[number].busy for number in others):
-                resting.add(slot.id)
-            else:
-                yield Assignment(slot, trial, *unit)
-        for number in self.resting - resting:
-            if number in slots and not slots[number].busy:
-                self.set_idle(slots[number])
-        for number in resting:
-            self._rest(slots[number])
-        self.resting = resting
+            able = [slot for slot in slots.values() if slot.trains or trial.isolated != "train"]
+            slot = policy.slot_for_retry(able, bool(trial.fresh))
+            if unit is not None and slot is not None:
+                resting = policy.neighbours(slot, slots)
+                if slot.busy or any(slots[number].busy for number in resting):
+                    resting.add(slot.id)
+                else:
+                    yield Assignment(slot, trial, *unit)
+                break
+        self.resting = self._hold(resting, self.resting)
+
+    def _in_refuge(self, trial: TrialRecord) -> bool:
+        """Whether the unit of the trial that ran out of memory runs, while other slots rest."""
+        slot = self._slots.get(trial.refuge)
+        return slot is not None and bool(slot.busy) and slot.busy in (trial.lease, *trial.validation_leases)
 
     def _isolated_unit(self, trial: TrialRecord) -> tuple[Kind, int, tuple[int, ...]] | None:
         """Return the unit of the trial that runs while other slots rest."""

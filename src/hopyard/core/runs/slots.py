@@ -48,12 +48,8 @@ class Slots:
     def renew(self, event: Resumed) -> None:
         """Take over with a new driver: drop all slots of the old one."""
         run = self._run
-        run.rules = event.rules
         run.search.resumed(event.at, run.before)
         if event.timeouts is not None:
-            if event.timeouts.durable_timeout != run.spec.timeouts.durable_timeout:
-                for trial in run.trials.values():
-                    trial.patience = 1.0
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
         units = [unit for _, unit in run.leases.standing().values()]
         run.leases.clear()

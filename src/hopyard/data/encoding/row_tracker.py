@@ -135,23 +135,14 @@ def _row_numbers(numbers: Array) -> Array:
 
 
 def _same_rows(first: Any, second: Any, names: Collection[str]) -> bool:
-    """Whether two batches have the same rows in these columns, as far as the first has them."""
-    if first.num_rows != second.num_rows:
+    """Whether two batches have the same rows in these columns, as far as the first has them: of equal types and values,
+    NaN equal to NaN."""
+    names = [name for name in names if first.schema.get_field_index(name) >= 0]
+    if first.num_rows != second.num_rows or any(second.schema.get_field_index(name) < 0 for name in names):
         return False
-    for name in names:
-        first_index, second_index = first.schema.get_field_index(name), second.schema.get_field_index(name)
-        if first_index >= 0 and (
-            second_index < 0 or not _equal(first.column(first_index), second.column(second_index))
-        ):
-            return False
-    return True
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two columns have the same type and values; NaN is equal to NaN."""
     digests = []
-    for column in (first, second):
+    for batch in (first, second):
         content = Content()
-        content.update(pa.RecordBatch.from_arrays([column], names=["column"]))
+        content.update(pa.RecordBatch.from_arrays([batch.column(name) for name in names], names=names))
         digests.append(content.hexdigest())
     return digests[0] == digests[1]

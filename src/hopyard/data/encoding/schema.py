@@ -130,7 +130,7 @@ class _Planner:
         """Plans one column of the source. Raises DataError when its type cannot be used."""
         array = self.batch.column(self.batch.schema.get_field_index(name))
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-        fill = self.spec.fills.get(name) if role == "inputs" else None
+        fill = self.spec.impute.get(name) if role == "inputs" else None
         impute = "" if fill is None else fill.strategy
         if name not in self.spec.encode:
             shape, leaf = _leaf(array, array.type)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopyard.data.assignment import Kind
 from hopyard.data.manifest import Field
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
+from hopyard.spec import RowKind
 
 
 def negative(weights: Array) -> int | None:
@@ -30,7 +30,7 @@ class WeightCheck:
     """
 
     def __init__(self, fields: list[Field]) -> None:
-        self.heaviest: dict[Kind, float] = {}
+        self.heaviest: dict[RowKind, float] = {}
         self._number = next((at for at, field in enumerate(fields) if field.role == "weights"), -1)
         self._column = fields[self._number].columns[0].name if self._number >= 0 else ""
 
@@ -43,7 +43,7 @@ class WeightCheck:
         if is_validation is not None:
             self._add("validate", weights[is_validation])
 
-    def merge(self, heaviest: dict[Kind, float]) -> None:
+    def merge(self, heaviest: dict[RowKind, float]) -> None:
         """Adds the largest weights of other rows."""
         for kind, weight in heaviest.items():
             self.heaviest[kind] = max(weight, self.heaviest.get(kind, 0.0))
@@ -58,6 +58,6 @@ class WeightCheck:
                     f"learn from or to measure with; give at least one of them a weight above 0, or leave weight= out"
                 )
 
-    def _add(self, kind: Kind, weights: Array) -> None:
+    def _add(self, kind: RowKind, weights: Array) -> None:
         if len(weights):
             self.merge({kind: float(weights.max())})

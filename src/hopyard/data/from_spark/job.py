@@ -28,9 +28,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
-from msgspec import UNSET
 
-from hopyard.data.assignment import Kind
 from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check, listed
 from hopyard.data.encoding.exact_sums import ExactSums
@@ -61,6 +59,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import Directory
 from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types
 from hopyard.sparkapi.tasks import report_each
+from hopyard.spec import RowKind
 from hopyard.text import shell_command
 
 log = logging.getLogger(__name__)
@@ -369,7 +368,7 @@ def _fitted(
     spec: ColumnSpec, column_values: Mapping[str, set[Value]], counts: Mapping[str, Counter[Value | None]]
 ) -> ColumnSpec:
     """Return `spec` with the values and the fills that these training rows have, by the rules of `Vocabulary`."""
-    encode, fills = dict(spec.encode), dict(spec.fills)
+    encode, fills = dict(spec.encode), dict(spec.impute)
     for name, vocabulary in vocabularies(spec).items():
         for value in sorted(column_values.get(name, ())):
             vocabulary.values.setdefault(value, len(vocabulary.values))
@@ -380,7 +379,7 @@ def _fitted(
             fills[name] = Fill("most_frequent", vocabulary.fill)
         if encode[name].values is None:
             encode[name] = msgspec.structs.replace(encode[name], values=vocabulary.ordered_values())
-    return msgspec.structs.replace(spec, encode=encode, impute=fills or UNSET)
+    return msgspec.structs.replace(spec, encode=encode, impute=fills)
 
 
 def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:
@@ -479,7 +478,7 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
         )
     scaling, fills = scales(moments, fields), {**constants(options.spec), **means(moments, fields)}
     finisher = FeatureFinalizer(fields, vocabularies(options.spec), scaling, fills)
-    parts: dict[Kind, list[PartitionInfo]] = {}
+    parts: dict[RowKind, list[PartitionInfo]] = {}
     for kind, counts in rows.items():
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(counts) if count]
     manifest = make_manifest(finisher, scaling, limits, parts, options.spec.names)
@@ -489,11 +488,11 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     return manifest
 
 
-def _rows(index: Index, kind: Kind, partition: int) -> int:
+def _rows(index: Index, kind: RowKind, partition: int) -> int:
     return sum(segment.rows(index.run(kind, partition)) for segment in index.segments)
 
 
-def _part(index: Index, kind: Kind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:
+def _part(index: Index, kind: RowKind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:
     run = index.run(kind, partition)
     total = added(*(int(segment.sums[run], 16) for segment in index.segments))
     return named_partition(rows, total, finisher.infos)

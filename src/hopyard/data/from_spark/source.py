@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from hopyard import checks
 from hopyard.data.encoding.transform import Transform
-from hopyard.data.manifest import FILE, FORMAT, Manifest
+from hopyard.data.manifest import FILE, Manifest, manifest_in
 from hopyard.data.partitions.cache import pin
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, SpecError
@@ -66,15 +66,7 @@ class MaterializedSource:
                 data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        try:
-            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format")
-            if version is not None and (number := msgspec.json.decode(version, type=int)) > FORMAT:
-                raise DataError(f"{self.url}: of version {number}, this Hopyard reads up to {FORMAT}: upgrade it")
-            if version is None or number < FORMAT:
-                raise DataError(f"{self.url}: written by an older Hopyard; make it again with Dataset.spark(…)")
-            manifest = msgspec.json.decode(data, type=Manifest)
-        except msgspec.MsgspecError as error:
-            raise DataError(f"{self.url}/{FILE}: cannot be read as a manifest: {error}") from error
+        manifest = manifest_in(data, f"{self.url}/{FILE}")
         if manifest.stored is None:
             raise DataError(
                 f"{self.url} is an entry of a cache, not what Dataset.spark(…) wrote; name its source again instead"

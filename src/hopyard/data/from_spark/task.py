@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
 from hopyard.data.encoding.finalize import is_measured, measure
@@ -37,6 +36,7 @@ from hopyard.errors import SpecError
 from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
+from hopyard.spec import RowKind
 
 PROBE = "probe"
 """End of the name of a file that the driver writes first: a worker that does not see it writes nothing."""
@@ -55,8 +55,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, tuple[int, str]] = {}
     """Column → (number of bad rows, the first of them)."""
     limits: Range | None = None
-    heaviest: dict[Kind, float] = {}
-    """Kind of rows → the largest weight."""
+    heaviest: dict[RowKind, float] = {}
+    """RowKind of rows → the largest weight."""
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
     """The sum of the names of its rows, before copies were spread, in hexadecimal."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from hopyard.data.assignment import Dealer, Kind, shares
+from hopyard.data.assignment import Dealer, shares
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.finalize import (
@@ -53,9 +53,10 @@ from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
 from hopyard.data.rows.order import RowSorter
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
+from hopyard.spec import RowKind
 
-KINDS: tuple[Kind, ...] = ("train", "validate")
-NOUNS: dict[Kind, str] = {"train": "training", "validate": "validation"}
+KINDS: tuple[RowKind, ...] = ("train", "validate")
+NOUNS: dict[RowKind, str] = {"train": "training", "validate": "validation"}
 
 LabelledBatch = tuple[Any, RowOrigin, Array | None, Names | None]
 """(record batch after the transform, its origin, which of its rows are validation rows: None for none, the names of its
@@ -113,17 +114,19 @@ def vocabularies(spec: ColumnSpec) -> dict[str, Vocabulary]:
     """Return a vocabulary for each encoded column: empty and growing, or fixed to the values that the user lists."""
     result = {}
     for name, encoding in spec.encode.items():
-        fill = spec.fills[name].value if name in spec.fills else None
+        fill = spec.impute[name].value if name in spec.impute else None
         first = [fill] if encoding.values is None and fill is not None else encoding.values or []
         values = {value: code for code, value in enumerate(first)}
-        frequency = 1 if encoding.min_frequency is msgspec.UNSET else encoding.min_frequency
-        result[name] = Vocabulary(name, values, encoding.values is not None, encoding.other, frequency, fill)
+        fixed, frequency = encoding.values is not None, encoding.min_frequency or 1
+        result[name] = Vocabulary(name, values, fixed, encoding.other, frequency, fill)
     return result
 
 
 def constants(spec: ColumnSpec) -> dict[str, Value]:
     """Return the numbers that the user gives for missing ones."""
-    return {name: fill.value for name, fill in spec.fills.items() if fill.value is not None and name not in spec.encode}
+    return {
+        name: fill.value for name, fill in spec.impute.items() if fill.value is not None and name not in spec.encode
+    }
 
 
 def most_frequent(vocabulary: Vocabulary) -> Value:
@@ -136,7 +139,7 @@ def most_frequent(vocabulary: Vocabulary) -> Value:
     return value
 
 
-def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> None:
+def enough(counts: Mapping[RowKind, int], partitions: int, validating: bool) -> None:
     """Raise DataError where there are fewer rows than partitions, which need one each."""
     if counts["train"] < partitions:
         raise DataError(
@@ -150,7 +153,7 @@ def enough(counts: Mapping[Kind, int], partitions: int, validating: bool) -> Non
         )
 
 
-def check_split(rows: Mapping[Kind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
+def check_split(rows: Mapping[RowKind, Sequence[int]], options: BuildOptions, distinct: Distinct) -> None:
     """Raise DataError where the names of rows left a partition empty, or chose fewer or more rows for validation than
     chance explains.
 
@@ -200,7 +203,7 @@ def make_manifest(
     finisher: FeatureFinalizer,
     scaling: dict[str, Scale],
     limits: LabelRange,
-    parts: Mapping[Kind, list[PartitionInfo]],
+    parts: Mapping[RowKind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
     """Return the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
@@ -241,7 +244,7 @@ class _Writer:
         self._staged = growing or fitted or self._contiguous or bool(self._words)
         self._finisher = None if self._staged else FeatureFinalizer(fields, encoder.vocabularies, {}, constants(spec))
         self._dealers = {kind: Dealer(1 if self._contiguous else options.partitions) for kind in KINDS}
-        self._rows: dict[Kind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
+        self._rows: dict[RowKind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Rows of each partition, where names deal them."""
         self._files: dict[str, list[Appender]] = {}
         self._buffers: dict[int, Array] = {}
@@ -296,7 +299,7 @@ class _Writer:
                 measure(moments, self._fields, number, block)
                 count_categories(vocabularies, names, field, block)
             counted |= names
-        for name, fill in spec.fills.items():
+        for name, fill in spec.impute.items():
             if fill.strategy == "most_frequent":
                 vocabularies[name].fill = most_frequent(vocabularies[name])
         return scales(moments, self._fields), {**constants(spec), **means(moments, self._fields)}
@@ -307,7 +310,7 @@ class _Writer:
             for file in files:
                 file.close()
 
-    def _deal(self, kind: Kind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
+    def _deal(self, kind: RowKind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
         if not rows:
             return
         for partition, selection in self._dealers[kind].deal(index, rows):
@@ -317,7 +320,7 @@ class _Writer:
     def _deal_by_name(self, raw: list[Array], is_validation: Array | None, names: Names) -> None:
         self._distinct.take(names.words[:, 0])
         for run, selection, total in names.runs(self._options.partitions, is_validation):
-            kind: Kind = "train" if run < self._options.partitions else "validate"
+            kind: RowKind = "train" if run < self._options.partitions else "validate"
             partition = run % self._options.partitions
             for number, (array, file) in enumerate(zip([*raw, names.words], self._open(kind, partition), strict=True)):
                 file.append(self._gather(number, array, selection))
@@ -354,12 +357,12 @@ class _Writer:
                 files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
         return files
 
-    def _close(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
+    def _close(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         if not rows:
             return []
         return [self._seal(kind, partition, finisher) for partition in range(self._options.partitions)]
 
-    def _seal(self, kind: Kind, partition: int, finisher: FeatureFinalizer) -> PartitionInfo:
+    def _seal(self, kind: RowKind, partition: int, finisher: FeatureFinalizer) -> PartitionInfo:
         files = self._files.pop(folder_name(kind, partition))
         digest, size, data = blake3(), 0, [file.finish() for file in files]
         for field, info, file, part in zip(self._fields, finisher.infos, files, data, strict=True):
@@ -367,7 +370,7 @@ class _Writer:
             size += file.rows * info.row_bytes
         return PartitionInfo(files[0].rows, size, digest.hexdigest(), data)
 
-    def _rewrite(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
+    def _rewrite(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         """Rewrites staged rows to final partitions, block by block; each stage file is removed when it is used up."""
         infos, start = [], 0
         for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
@@ -385,7 +388,7 @@ class _Writer:
                 (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
         return infos
 
-    def _rewrite_by_name(self, kind: Kind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
+    def _rewrite_by_name(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         """Does the same as `_rewrite`, in the order of the rows' names."""
         if not rows:
             return []

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from hopyard import meter
-from hopyard.data.manifest import FILE, Manifest, PartitionInfo, file_names, folder_name
+from hopyard.data.manifest import FILE, Head, Manifest, PartitionInfo, file_names, folder_name, read_manifest
 from hopyard.data.npy import HEADER, compare
 from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -230,19 +230,10 @@ def entries(root: Path) -> list[Entry]:
 def _is_entry(name: str, data: bytes) -> bool:
     """Whether a folder of this name with this manifest is one that a cache has, of whatever version."""
     try:
-        manifest = msgspec.json.decode(data, type=_Identity)
+        manifest = msgspec.json.decode(data, type=Head)
     except msgspec.MsgspecError:
         return False
     return manifest.key == name or (manifest.stored is not None and _ROWS.fullmatch(name) is not None)
-
-
-class _Identity(msgspec.Struct):
-    """The fields that the manifests of all versions have."""
-
-    format: int
-    key: str
-    digest: str
-    stored: Any = None
 
 
 def is_pinned(path: Path) -> bool:
@@ -301,7 +292,7 @@ def _are_rows(folder: Directory) -> bool:
     if FILE not in names:
         return _is_begun(folder.url.rpartition("/")[2], names)
     try:
-        manifest = msgspec.json.decode(folder.get(FILE), type=Manifest)
+        manifest = read_manifest(folder.get(FILE))
     except msgspec.MsgspecError:
         return False
     return manifest.stored is not None and manifest.stored.file in names  # a run directory has a copy, and no index
@@ -323,7 +314,7 @@ def remove_rows(url: str) -> None:
         if not _are_rows(folder):
             raise SpecError(f"{url} is no folder of rows that Dataset.spark wrote; nothing is removed")
         names = sorted(folder.sizes(), key=lambda name: name != FILE)  # first what makes it a data set
-        key = msgspec.json.decode(folder.get(FILE), type=Manifest).key if FILE in names else ""
+        key = read_manifest(folder.get(FILE)).key if FILE in names else ""
         for name in filter(_WRITTEN.fullmatch, names):
             folder.remove(name)
         folder.drop()
@@ -334,7 +325,7 @@ def remove_rows(url: str) -> None:
 
 def compare_part(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
     """Raises as `compare` where a file of a partition does not hold what was written."""
-    for name, digest in zip(file_names(manifest.fields), part.files, strict=False):  # an older version has no digests
+    for name, digest in zip(file_names(manifest.fields), part.files, strict=True):
         compare(folder / name, digest)
 
 

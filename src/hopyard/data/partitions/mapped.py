@@ -22,12 +22,12 @@ from hopyard.data.keywords import CACHE_BYTES
 from hopyard.data.manifest import FILE, ArrayInfo, Manifest, file_name, folder_name, gone
 from hopyard.data.npy import map_npy
 from hopyard.data.partitions.cache import Pin, compare_part, default_root, find_or_make, pin, usable
-from hopyard.data.partitions.supply import SUPPLIES, Kind, bring
+from hopyard.data.partitions.supply import SUPPLIES, bring
 from hopyard.data.shared.fetch import fetch
 from hopyard.errors import DataError, SpecError
 from hopyard.folders import temporary_folder
 from hopyard.formats.arrow import Array
-from hopyard.spec import PartitionRange
+from hopyard.spec import PartitionRange, RowKind
 
 OPEN = 256
 """How many partitions of one manifest stay mapped, at most."""
@@ -50,10 +50,10 @@ class Mapped:
     def __init__(self, limit: int) -> None:
         self.fetched_bytes = 0
         self._limit = limit
-        self._columns: dict[tuple[Kind, int], Columns] = {}
+        self._columns: dict[tuple[RowKind, int], Columns] = {}
         self._lock = threading.Lock()
 
-    def get(self, kind: Kind, partition: int) -> Columns | None:
+    def get(self, kind: RowKind, partition: int) -> Columns | None:
         """Return a partition, if it is mapped, and mark it as used."""
         with self._lock:
             columns = self._columns.pop((kind, partition), None)
@@ -61,14 +61,14 @@ class Mapped:
                 self._columns[kind, partition] = columns
             return columns
 
-    def put(self, kind: Kind, partition: int, columns: Columns) -> None:
+    def put(self, kind: RowKind, partition: int, columns: Columns) -> None:
         """Keep a partition mapped, in place of the one that was used least recently."""
         with self._lock:
             self._columns[kind, partition] = columns
             if len(self._columns) > self._limit:
                 del self._columns[next(iter(self._columns))]
 
-    def drop(self, kind: Kind, partition: int) -> None:
+    def drop(self, kind: RowKind, partition: int) -> None:
         """Keep a partition mapped no longer."""
         with self._lock:
             self._columns.pop((kind, partition), None)
@@ -85,7 +85,7 @@ def _shared_pin(path: Path) -> Pin | None:
     return pinned
 
 
-def open_partition(manifest: Manifest, kind: Kind, partition: int) -> Columns:
+def open_partition(manifest: Manifest, kind: RowKind, partition: int) -> Columns:
     """Return the memory-mapped columns of one partition.
 
     Mappings stay for as long as the Manifest object lives (those of the last OPEN partitions, or fewer of many arrays),
@@ -109,7 +109,7 @@ def open_partition(manifest: Manifest, kind: Kind, partition: int) -> Columns:
     return replace(columns, inputs=own(columns.inputs), targets=own(columns.targets))
 
 
-def close_partition(manifest: Manifest, kind: Kind, partition: int) -> None:
+def close_partition(manifest: Manifest, kind: RowKind, partition: int) -> None:
     """Unmap a partition once nobody uses its columns any more, so that an entry of its own can be evicted."""
     if (mapped := MAPPED.get(id(manifest))) is not None:
         mapped.drop(kind, partition)
@@ -140,7 +140,7 @@ def rows_here(manifest: Manifest) -> tuple[PartitionRange, ...]:
     return tuple(ranges)
 
 
-def _open(manifest: Manifest, kind: Kind, partition: int) -> Columns:
+def _open(manifest: Manifest, kind: RowKind, partition: int) -> Columns:
     parts = manifest.train if kind == "train" else manifest.validate
     if kind not in ("train", "validate") or not 0 <= partition < len(parts):
         raise SpecError(f"{kind!r} partition {partition}: there are {len(parts)}, counted from 0")
@@ -174,7 +174,7 @@ def sees_entry(manifest: Manifest) -> bool:
     return False
 
 
-def _fetch_entry(manifest: Manifest, kind: Kind, partition: int) -> Manifest:
+def _fetch_entry(manifest: Manifest, kind: RowKind, partition: int) -> Manifest:
     """Return one partition that is elsewhere as an entry of this host's cache, pinned while the result lives."""
     key = f"{manifest.key}-{kind}-{partition:05d}"
     make = partial(bring if manifest.stored is None else fetch, manifest=manifest, kind=kind, partition=partition)

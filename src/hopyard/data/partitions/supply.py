@@ -11,15 +11,14 @@ import socket
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from hopyard import meter
 from hopyard.data.manifest import Manifest, file_names, folder_name
 from hopyard.errors import DataError
+from hopyard.spec import RowKind
 
-Kind = Literal["train", "validate"]
 Get = Callable[[str], memoryview]
 """What `serve` understands → the bytes of a file. Raises FileNotFoundError where there is none."""
 SUPPLIES: dict[int, Get] = {}
@@ -32,7 +31,7 @@ def supply(manifest: Manifest, get: Get) -> None:
     weakref.finalize(manifest, SUPPLIES.pop, id(manifest), None)
 
 
-def bring(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Manifest:
+def bring(directory: Path, manifest: Manifest, kind: RowKind, partition: int) -> Manifest:
     """Write one partition into the empty `directory`, as the only one of its kind.
 
     Returns:

@@ -15,7 +15,6 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard import meter
-from hopyard.data.assignment import Kind
 from hopyard.data.encoding.encoder import Vocabulary
 from hopyard.data.encoding.finalize import FeatureFinalizer, block_bytes
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
@@ -27,6 +26,7 @@ from hopyard.data.sources.paths import read_ahead
 from hopyard.errors import DataError, HopyardError
 from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
+from hopyard.spec import RowKind
 
 _BYTES = 32 << 20
 """About how many bytes are read at once. Two such batches are in memory: one is being read, one is being used."""
@@ -35,7 +35,7 @@ _Piece = tuple[Segment, int, int, int]
 """(segment, rows, first byte, end)."""
 
 
-def fetch(directory: Path, manifest: Manifest, kind: Kind, partition: int) -> Manifest:
+def fetch(directory: Path, manifest: Manifest, kind: RowKind, partition: int) -> Manifest:
     """Writes partition `partition` into the empty `directory`, as the only one of its kind.
 
     Returns:

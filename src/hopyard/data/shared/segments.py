@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from hopyard.data.assignment import Kind
 from hopyard.data.columns import ALIGN
 from hopyard.data.encoding.schema import raw_shape
 from hopyard.data.manifest import ArrayInfo, Field, FileName
 from hopyard.data.rows.names import Names, added
 from hopyard.formats.arrow import Array
+from hopyard.spec import RowKind
 
 CHUNK = 64 << 20
 """Bytes of rows that a writer gathers before it writes them."""
@@ -55,7 +55,7 @@ class Index(msgspec.Struct, frozen=True):
     """How many words a row's name has."""
     segments: list[Segment]
 
-    def run(self, kind: Kind, partition: int) -> int:
+    def run(self, kind: RowKind, partition: int) -> int:
         """Return the number of a run."""
         return partition + (self.partitions if kind == "validate" else 0)
 

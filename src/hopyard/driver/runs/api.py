@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag, one_of, real
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
-from hopyard.driver.runs.request import Limits, RunRequest, objectives_of, rule_of, run_spec
+from hopyard.driver.runs.keywords import KEYWORDS, RESUME, checked, rule_of
+from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
@@ -19,11 +18,11 @@ from hopyard.engines.default import chosen
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
-from hopyard.ports import Engine, is_engine
-from hopyard.search.kinds import NAMES, SEARCHES, Search, enqueued
+from hopyard.ports import Engine
+from hopyard.search.kinds import Search, enqueued
 from hopyard.search.listed import Configs
 from hopyard.space import Space
-from hopyard.spec import Config, Encrypt, Mode, Objective, Timeouts
+from hopyard.spec import Config, Encrypt, Mode, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
@@ -54,10 +53,7 @@ def select(
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
-    heartbeat_timeout: float = 15.0,
-    stall_timeout: float = 600.0,
-    unit_timeout: float | None = None,
-    durable_timeout: float = 600.0,
+    timeouts: Timeouts | None = None,
 ) -> Run:
     """Train many configurations of a recipe on a data set; find the best.
 
@@ -99,16 +95,7 @@ def select(
         encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
             unless they stay on one host. True: always. False: never; the network can then read them, and change them
             on their way. (On one host nearly all go by shared memory, and nothing changes.)
-        heartbeat_timeout: seconds without a heartbeat after which a worker is lost: its process was stopped, or its
-            host is gone. A worker that ended is noticed at once.
-        stall_timeout: seconds without progress after which a worker is lost. Progress is a batch that is finished,
-            bytes that are read, a change of phase; while a model is built or compiled, processor time as well.
-        unit_timeout: seconds that one unit may take, whatever progress it makes; None: any number. A worker that is
-            lost in one of these ways is replaced, and its unit done again; a unit that loses three ends its trial. With
-            hy.Inline(), whose worker is this process, only unit_timeout means anything, once the unit has ended.
-        durable_timeout: seconds in which a worker that owes the State at the end of an epoch must store something,
-            before it is replaced; the time in which the store is away, as the worker then says, does not count, unless
-            other workers store their States meanwhile. A trial whose workers were replaced twice in a row gets double.
+        timeouts: after which a worker is replaced, as hy.Timeouts(stall_timeout=60); None: hy.Timeouts().
 
     Returns:
         Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.plot(path)`, `.gantt(path)`.
@@ -134,21 +121,7 @@ def select(
         >>> run.best.predict(x).shape
         (1000, 2)
     """
-    engine = _engine(engine)
-    if not isinstance(search, SEARCHES):
-        raise SpecError(f"search must be {NAMES}, got {shown(search)}")
-    objectives = objectives_of(metric, mode)
-    timeouts = Timeouts(
-        heartbeat_timeout=heartbeat_timeout,
-        stall_timeout=stall_timeout,
-        unit_timeout=unit_timeout,
-        durable_timeout=durable_timeout,
-    )
-    limits = Limits(stop, max_trials, max_time, goal)
-    function = stop if isinstance(rule_of(stop), Asked) else None
-    inputs = RunInputs(recipe, data, space, enqueued(search, space, enqueue), engine, function)
-    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, limits)
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
+    return _begin(locals())
 
 
 def fit(
@@ -170,35 +143,19 @@ def fit(
     exact: bool | Literal["warn"] = "warn",
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
-    heartbeat_timeout: float = 15.0,
-    stall_timeout: float = 600.0,
-    unit_timeout: float | None = None,
-    durable_timeout: float = 600.0,
+    timeouts: Timeouts | None = None,
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last.
     `stop`: hy.Patience(n) or a function; the other rules compare trials."""
-    if not isinstance(config, dict):
-        raise SpecError(f"config must be a dict, got {shown(config)}")
+    given = locals()
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {shown(metric)} needs "min" or "max", which of its values is the best')
-    timeouts = Timeouts(
-        heartbeat_timeout=heartbeat_timeout,
-        stall_timeout=stall_timeout,
-        unit_timeout=unit_timeout,
-        durable_timeout=durable_timeout,
-    )
-    rule = rule_of(stop)
-    if rule is not None and not isinstance(rule, (Patience, Asked)):
+    if (rule := rule_of(stop)) is not None and rule.compares:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(…) compares trials, and fit has one: give hy.Patience(n), a function, or "
             "use hy.select"
         )
-    function = stop if isinstance(rule, Asked) else None
-    inputs = RunInputs(recipe, data, None, Configs([config]), _engine(engine), function)
-    better: Mode = "min" if mode is None else one_of("mode", mode, ("min", "max"))
-    objectives = () if metric is None else (Objective(metric, better),)
-    spec = run_spec(inputs, epochs, objectives, parallel, seed, exact, timeouts, Limits(stop))
-    return begin(RunRequest(inputs, spec, store, encrypt, directory, parallel), resume, wait, trust)
+    return _begin(given)
 
 
 def resume(
@@ -212,10 +169,7 @@ def resume(
     search: Search | None = None,
     workers: int | None = None,
     trust: bool = False,
-    heartbeat_timeout: float | None = None,
-    stall_timeout: float | None = None,
-    unit_timeout: float | None = None,
-    durable_timeout: float | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. If
     the run has ended, States that are gone from its store, or were cut, are made again.
@@ -225,8 +179,6 @@ def resume(
         engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
             this process has other values of these variables, or none.
         wait: as for `select`.
-        heartbeat_timeout, stall_timeout, unit_timeout, durable_timeout: as for `select`; None: as they were.
-            unit_timeout=math.inf: from now on a unit may take as long as it likes.
         failed: try failed trials again, also of a run that has ended: those that a fault of the system, the store, the
             data or memory ended, and poison, from their last durable States, with nothing counted against them.
         recipe: with failed=True: another recipe, with which those failed trials begin anew that errors of their recipe
@@ -244,9 +196,10 @@ def resume(
             stays; from its last State each trial goes on as a run of so many workers would from there. (How many
             processes there are is the engine's: engine=hy.Local(workers=2).)
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
+        timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
 
     Raises:
-        SpecError: a timeout is not allowed; recipe= without failed=True, or it is no recipe; failed=True where the goal
+        SpecError: recipe= without failed=True, or it is no recipe; failed=True where the goal
             of the run was reached, or its max_time is over; epochs= and search= add nothing, or the search does not
             begin with the run's trials; workers= of a run without gangs, of one that has ended, of one whose States
             belong to each member, or more than the engine has.
@@ -254,37 +207,25 @@ def resume(
             its pickle.
         JournalError: the journal is damaged, or of a newer version.
     """
-    wait, failed, trust = flag("wait", wait), flag("failed", failed), flag("trust", trust)
+    given = checked(RESUME, locals())
     if recipe is not None and not failed:
         raise SpecError(
             f"recipe = {shown(recipe)}: only trials that failed begin anew with another recipe; give failed=True too"
         )
-    timeouts = {
-        "heartbeat_timeout": heartbeat_timeout,
-        "stall_timeout": stall_timeout,
-        "unit_timeout": unit_timeout,
-        "durable_timeout": durable_timeout,
-    }
-    changed: dict[str, Any] = {name: value for name, value in timeouts.items() if value is not None}
-    if unit_timeout is not None and real(unit_timeout) == math.inf:
-        changed["unit_timeout"] = None
-    checked = Timeouts(**changed)
-    changed = {name: getattr(checked, name) for name in changed}
-    changes = Changes(changed, failed, recipe, epochs, search, workers)
-    if engine is not None:
-        _engine(engine)
+    changes = Changes(given["timeouts"], given["failed"], recipe, epochs, search, workers)
     layout = find(directory)
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, wait, changes, trust=trust)
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"])
 
 
-def _engine(engine: Engine | None) -> Engine:
-    if engine is None:
-        return chosen() or Local()
-    if isinstance(engine, type) or not is_engine(engine):
-        raise SpecError(
-            f"engine must be hy.Local(…), hy.Hosts([…]), hy.Spark(spark, …) or hy.Inline(), got {shown(engine)}"
-        )
-    return engine
+def _begin(arguments: dict[str, Any]) -> Run:
+    """Check the arguments of `select` or `fit`, by name, and begin the run."""
+    given = checked(KEYWORDS, arguments)
+    space, stop = given.get("space"), given["stop"]
+    search = enqueued(given["search"], space, given["enqueue"]) if "search" in given else Configs([given["config"]])
+    function = stop if isinstance(rule_of(stop), Asked) else None
+    inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
+    own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel")}
+    return begin(RunRequest(inputs, run_spec(inputs, given), **own), given["resume"], given["wait"], given["trust"])

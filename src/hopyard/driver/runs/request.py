@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from hopyard.checks import one_of, path, sequence, whole
+from hopyard.checks import one_of, sequence
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.keywords import rule_of
 from hopyard.errors import Inexact, SpecError
-from hopyard.parallel import CHOICES, PARALLEL, Hopper, Parallel, gang_of, grouping
+from hopyard.parallel import Parallel, gang_of, grouping
 from hopyard.ports import Engine
 from hopyard.search.kinds import batch_of, examined, learns
-from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec, Timeouts
-from hopyard.stopping import ASHA, RULES, Asked, Hyperband, Median, Rule
+from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec
+from hopyard.stopping import Hyperband
 from hopyard.store.states import private
-from hopyard.text import shown, unwritable
-from hopyard.training.recipes import wants_context
+from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -54,55 +51,13 @@ class RunRequest:
     parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
-        wants_context(self.inputs.recipe)
         if not isinstance(self.inputs.data, Dataset):
             raise SpecError(
                 "data must be a hy.Dataset, for example hy.Dataset.numpy(x, y) or "
                 f"hy.Dataset.parquet(path, features=[…], label=…), got {type(self.inputs.data).__name__}"
             )
-        object.__setattr__(self, "encrypt", one_of("encrypt", self.encrypt, (True, False, "between hosts")))
-        root = str(Path("" if self.directory is None else path("directory", self.directory)).absolute())
-        store = None if self.store is None else path("store", self.store, "a path or URL")
-        for name, text in (("directory", root), ("store", store)):
-            if fault := unwritable(text):
-                raise SpecError(f"{name} = {text!a}: {fault}")
-        check_shared(store or "", self.inputs.engine)
+        check_shared(str(self.store or ""), self.inputs.engine)
         check_workers(self.spec.members, self.inputs.engine)
-        object.__setattr__(self, "store", store)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may end trials, or the run, before their last epoch: as for `select`."""
-
-    stop: Any = None
-    max_trials: int | None = None
-    max_time: float | None = None
-    goal: float | None = None
-
-
-def rule_of(stop: Any) -> Rule | None:
-    """Return the rule that `stop=` means.
-
-    Raises:
-        SpecError: it is neither a rule nor a function.
-    """
-    if stop is None or isinstance(stop, RULES):
-        return stop
-    if callable(stop) and not isinstance(stop, type):
-        try:
-            signature(stop).bind(None, {})
-        except TypeError as error:
-            raise SpecError(
-                f"stop = {shown(stop)} is called with two arguments, a hy.Trial and epoch → metrics: {error}"
-            ) from None
-        except ValueError:  # one written in C may not say what it takes
-            pass
-        return Asked()
-    raise SpecError(
-        "stop must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history) that "
-        f"returns whether the trial ends, got {shown(stop)}"
-    )
 
 
 def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
@@ -130,49 +85,34 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     return objectives
 
 
-def run_spec(
-    inputs: RunInputs,
-    epochs: int,
-    objectives: Sequence[Objective],
-    parallel: Parallel | None,
-    seed: int,
-    exact: bool | Literal["warn"],
-    timeouts: Timeouts,
-    limits: Limits,
-) -> RunSpec:
+def run_spec(inputs: RunInputs, given: Mapping[str, Any]) -> RunSpec:
     """Check what decides results and schedule, before the data is read, which decides the numbers of partitions.
+
+    Those of the keywords (`given`, checked) that are fields of the spec go there as they are.
 
     Raises:
         SpecError: something is not allowed.
         Inexact: exact=True, and what is searched depends on time.
     """
-    parallel = Hopper() if parallel is None else parallel
-    if not isinstance(parallel, PARALLEL):
-        raise SpecError(f"parallel must be {CHOICES}, got {shown(parallel)}")
-    modes = [each.mode for each in objectives] or ["min"]
-    total, repeated = examined(inputs.search, inputs.space, whole("seed", seed), modes)
-    if limits.max_trials is not None:
-        most = whole("max_trials", limits.max_trials, 1)
+    objectives = () if given["metric"] is None else objectives_of(given["metric"], given["mode"])
+    modes = [each.mode for each in objectives] or [one_of("mode", given["mode"] or "min", ("min", "max"))]
+    total, repeated = examined(inputs.search, inputs.space, given["seed"], modes)
+    if (most := given.get("max_trials")) is not None:
         total = most if total is None else min(total, most)
+    fields = {name: value for name, value in given.items() if name in RunSpec.__struct_fields__} | {
+        "stop": rule_of(given["stop"]),
+        "metric": objectives[0].metric if objectives else None,
+        "mode": modes[0],
+        **grouping(given["parallel"]),
+    }
     spec = RunSpec(
-        epochs=epochs,
         partitions=1,
         validation=0,
         trials=total,
-        stop=rule_of(limits.stop),
         batch=batch_of(inputs.search),
-        max_time=limits.max_time,
-        goal=limits.goal,
-        seed=seed,
-        metric=objectives[0].metric if objectives else None,
-        mode=modes[0],
-        also=tuple(objectives[1:]) or msgspec.UNSET,
-        exact=exact,
-        void_epochs=True,
-        starts="spread",
-        timeouts=timeouts,
-        gang=gang_of(parallel, inputs.engine.workers),
-        **grouping(parallel),
+        also=tuple(objectives[1:]),
+        gang=gang_of(given["parallel"], inputs.engine.workers),
+        **fields,
     )
     for each in objectives:
         words = each.metric.lower().split("_")
@@ -202,15 +142,14 @@ def inexact(spec: RunSpec, learning: bool, repeated: bool = True) -> str:
             "the sampler of search= proposes something else each time that it is made, with equal seeds; let the "
             "function that makes it pass seed= on"
         )
-    if rule is not None and rule.asynchronous:
+    if rule is not None and not rule.sync:
         name = type(rule).__name__
-        wait = "; hy.ASHA(sync=True) waits for all" if name == "ASHA" else f"; hy.{name}(…, sync=True) waits for all"
-        return f"what hy.{name}(…) decides depends on when results come in{wait}"
-    if learning and not spec.batch and not isinstance(rule, (ASHA, Hyperband, Median)):
+        return f"what hy.{name}(…) decides depends on when results come in; hy.{name}(sync=True) waits for all"
+    if learning and not spec.batch and not (rule is not None and rule.compares):
         return "what the search proposes depends on when results come in; give it batch=n, as in hy.TPE(64, batch=8)"
     if len(spec.objectives) > 1 and any(each.metric == SECONDS for each in spec.objectives):
         return 'the objective "seconds" differs from run to run; leave it out of metric='
-    if spec.gang is not msgspec.UNSET and spec.gang.least:
+    if spec.gang is not None and spec.gang.least:
         least = spec.gang.least
         return f"with min_workers={least} a gang goes on with fewer workers where no more can be had; leave it out"
     if spec.max_time is not None:
@@ -224,7 +163,7 @@ def _check_cohorts(spec: RunSpec, learning: bool) -> None:
     """Raise SpecError where trials are to wait for each other, and nobody knows how many there are; warn where there
     are too few for all brackets, and where all are proposed before the search has learned anything."""
     rule = spec.stop
-    waits = isinstance(rule, (ASHA, Median)) and rule.sync
+    waits = rule is not None and rule.compares and rule.sync and not isinstance(rule, Hyperband)
     if waits and spec.trials is None and not spec.batch:
         raise SpecError(
             f"stop = hy.{type(rule).__name__}(sync=True) needs a search that knows how many trials it proposes; give "

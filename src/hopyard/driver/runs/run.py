@@ -6,7 +6,7 @@ import contextlib
 import html
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hopyard.data.manifest import sizes_in
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
+from hopyard.driver.runs import frames
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data, states_url
 from hopyard.driver.runs.fold import Fold, Moment
 from hopyard.driver.runs.handle import Handle
@@ -31,7 +32,7 @@ from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
 from hopyard.space import Distribution, Space
-from hopyard.spec import Config, RunSpec
+from hopyard.spec import RunSpec, Timeouts
 from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held
@@ -126,6 +127,12 @@ class Run:
     def done(self) -> bool:
         """Whether nothing of it runs any more."""
         return self._driver.over and not held(self._layout.lock)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """After which its workers are replaced."""
+        with self._now() as (machine, _):
+            return machine.spec.timeouts
 
     @property
     def trials(self) -> list[Trial]:
@@ -350,24 +357,7 @@ class Run:
         included, and all members of a gang counted. A metric that has the name of one of these columns is in
         "metrics/error", a parameter that has the name of a metric or of such a column in "config/loss".
         """
-        trials = self.trials
-        own = {"trial", "status", "epoch", "seconds", "digest", "error", "reason"}
-        taken = own.union(*[(*_metrics(t.metrics, own), *_metrics(_last(t), own, "last_")) for t in trials])
-        return _frame(
-            (
-                {
-                    "trial": t.id,
-                    "status": t.status,
-                    "epoch": t.epoch,
-                    "seconds": t.seconds,
-                },
-                _config(t.config, taken),
-                _metrics(t.metrics, own),
-                _metrics(_last(t), own, "last_"),
-                {"digest": t.digest, "error": t.error, "reason": t.reason},
-            )
-            for t in trials
-        )
+        return frames.by_trial(self.trials)
 
     def history(self, config: bool = False) -> Any:
         """Return one row per trial and epoch whose metrics are all in, as a DataFrame: `trial`, `epoch` (from 1),
@@ -377,17 +367,7 @@ class Run:
         checks.flag("config", config)
         with self._now():
             trials, seconds = self.trials, self._seconds()
-        own = {"trial", "epoch", "seconds"}
-        taken = own.union(*[_metrics(values, own) for t in trials for values in t.history.values()])
-        return _frame(
-            (
-                {"trial": t.id, "epoch": epoch, "seconds": seconds.get(t.id, {}).get(epoch, 0.0)},
-                _config(t.config, taken) if config else {},
-                _metrics(values, own),
-            )
-            for t in trials
-            for epoch, values in t.history.items()
-        )
+        return frames.by_epoch(trials, seconds, config)
 
     def to_optuna(self) -> Any:
         """Return the run as an optuna.Study in memory, for Optuna's dashboard and its plots: each trial with its
@@ -493,32 +473,6 @@ def _digests(inputs: RunInputs) -> list[str]:
 def _pickled(about: About) -> tuple[dict[str, str], dict[str, str]]:
     """Return the part of run.json that changes whenever the pickle of the run does."""
     return about.recipes, about.digests
-
-
-def _last(trial: Trial) -> dict[str, float]:
-    """Return the metrics of the last epoch that is all in."""
-    return trial.history[max(trial.history)] if trial.history else {}
-
-
-def _metrics(values: Mapping[str, float], own: Collection[str], prefix: str = "") -> dict[str, float]:
-    """Return column → value. `own`: columns that are no metrics."""
-    return {f"metrics/{name}" if (name := prefix + metric) in own else name: v for metric, v in values.items()}
-
-
-def _config(config: Config, taken: Collection[str]) -> dict[str, Any]:
-    """Return column → value of a configuration. `taken`: names of other columns."""
-    return {f"config/{name}" if name in taken else name: value for name, value in config.items()}
-
-
-def _frame(rows: Iterable[tuple[dict[str, Any], ...]]) -> Any:
-    """Return rows as a pandas DataFrame, whose columns are in the order of the parts of the rows."""
-    try:
-        import pandas
-    except ImportError:
-        raise UsageError("tables of a run need pandas: pip install pandas") from None
-    rows = list(rows)
-    columns = dict.fromkeys(name for parts in zip(*rows, strict=True) for part in parts for name in part)
-    return pandas.DataFrame([{k: v for part in row for k, v in part.items()} for row in rows], columns=list(columns))
 
 
 def why_failed(machine: Machine) -> str:

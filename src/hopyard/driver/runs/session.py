@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopyard import __version__
-from hopyard.agent.runs.silence import Silence
 from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, RULES, Began, Extended, Line, Resumed, Retried
+from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
-from hopyard.core.runs.places import uneven
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
 from hopyard.data.shared.needed import need, spare
@@ -86,9 +84,6 @@ files of the data cache open, live for as long as their users keep them."""
 
 ROOM = 1 << 20
 """Bytes of a message to a worker beside those of recipe and manifest."""
-
-SLOW = 30.0
-"""Seconds after which a warning names a function of the user's that has not returned."""
 
 IDLE = 30.0
 """Seconds after which an idle worker in somebody else's cluster is given back."""
@@ -192,7 +187,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         raw_store = open_store(job.states.store)
         with store_errors(job.states.store):
             raw_store.sweep()
-        store = Guarded(raw_store, job.states.store)
+        store = Guarded(lambda: raw_store, job.states.store)
         clock = Clock(earlier.at)
         fingerprint = {
             "hopyard": __version__,
@@ -212,7 +207,6 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 timeouts=job.timeouts,
                 gone=job.states.gone,
                 members=job.members,
-                rules=RULES,
                 workers=apart,
                 copies=job.copies,
             )
@@ -223,14 +217,11 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 fingerprint=fingerprint,
                 mark=job.states.mark,
                 directory=location(layout),
-                rules=RULES,
                 workers=apart,
             )
         )
 
-        watched = _watch(stack)
-        with watched("search=", len(machine.trials)):  # it may draw all trials now
-            sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
+        sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
 
         def stops_trial(number: int) -> bool:
             trial = run._trial(machine.trials[number], machine.spec, machine.status)
@@ -239,7 +230,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             return answer is not None and flag("what the function of stop= returns", answer)
 
         stops, defined = (None, "") if inputs.stop is None else (stops_trial, places.of_function(inputs.stop))
-        proposer = Proposer(machine, sampler, engine.workers, stops, defined, watched)
+        proposer = Proposer(machine, sampler, engine.workers, stops, defined)
         bulk = _depot(job, engine, store, token, stack) if starts_agents(engine) and engine.apart else None
 
         def setup(device: str) -> Setup:
@@ -304,22 +295,14 @@ def _workers_apart(engine: Engine, spec: RunSpec, new: bool) -> int:
     return engine.workers
 
 
-def _watch(stack: contextlib.ExitStack) -> Callable[[str, int], contextlib.AbstractContextManager[None]]:
-    """Return a context for calls of the user's functions, which warns once of each that does not return."""
-    silence, warned = Silence(SLOW), set[str]()
-    stack.callback(silence.close)
-
-    def watched(what: str, trial: int) -> contextlib.AbstractContextManager[None]:
-        def warn() -> None:
-            if what not in warned:
-                warned.add(what)
-                log.warning(
-                    "%s has not returned for %.0f s, asked about trial %d: the run waits for it", what, SLOW, trial
-                )
-
-        return silence.watched(warn)
-
-    return watched
+def uneven(partitions: int, workers: int) -> tuple[float, int]:
+    """Return how an epoch of many trials compares with the least time where each partition has one home: the partitions
+    of the worker that has most, over those of an average one. With it comes the number of partitions nearest to this
+    one that divides evenly."""
+    if partitions < workers:
+        return 1.0, partitions  # each further worker is another home
+    ratio = math.ceil(partitions / workers) * workers / partitions
+    return ratio, max(1, round(partitions / workers)) * workers
 
 
 def _explain(error: HopyardError, machine: Machine, link: Link) -> None:
@@ -377,11 +360,11 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     with store_errors(job.states.store):
         sign(job.states.store, run)
     stack.callback(unsign, job.states.store, run)
-    host, _ = engine.address
+    host, port = engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
     services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), Turns(GETS), largest=0)
-    server = Server(host, Credentials(token, certificate), services, port=engine.states_port, encrypt=job.encrypt)
+    server = Server(host, Credentials(token, certificate), services, port=port and port + 2, encrypt=job.encrypt)
     stack.callback(server.close)
     return Bulk(server.address, token, certificate, job.encrypt)
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard import __version__
-from hopyard.checks import flag
 from hopyard.core.runs.events import CODEC, Dispatch
 from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
@@ -20,6 +19,7 @@ from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
+from hopyard.driver.runs.keywords import KEYWORDS
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.request import RunRequest, check_background, check_shared, check_workers
 from hopyard.driver.runs.resume.again import trials_to_retry, value_digest, with_recipe
@@ -34,7 +34,7 @@ from hopyard.parallel import any_workers, for_table, parallel_of
 from hopyard.ports import Engine, LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
-from hopyard.stopping import Asked, check_partitions
+from hopyard.stopping import ASHA, Asked
 from hopyard.store.journal import read, retire, retired, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
@@ -55,7 +55,6 @@ BY_VALUE = (*COMPARED, "search")
 def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) -> Run:
     """Prepare the data, make the directory, drive the run; or, with `resume`, go on with the run in it. Raises as
     `select` does."""
-    resume, wait, trust = flag("resume", resume), flag("wait", wait), flag("trust", trust)
     inputs = request.inputs
     check_background(wait, inputs.engine)
     if resume and request.directory is None:
@@ -75,7 +74,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             )
         sizes = {"partitions": len(manifest.train), "validation": len(manifest.validate)}
         spec = for_table(request.parallel, msgspec.structs.replace(request.spec, **sizes), manifest.bytes)
-        check_partitions(spec.stop, spec.epochs, spec.partitions)
+        if isinstance(spec.stop, ASHA):
+            spec.stop.check_partitions(spec.epochs, spec.partitions)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
@@ -167,7 +167,6 @@ def go_on(
         if changes.search is not None:
             about, inputs = with_search(layout, about, inputs, changes.search)
         states = take_over(layout, about, machine, earlier)
-    timeouts = msgspec.structs.replace(machine.spec.timeouts, **changes.timeouts)
     return drive(
         Drive(
             layout,
@@ -179,7 +178,7 @@ def go_on(
             earlier,
             (*retries, *added),
             encrypt=about.encrypt,
-            timeouts=None if timeouts == machine.spec.timeouts else timeouts,
+            timeouts=None if changes.timeouts == machine.spec.timeouts else changes.timeouts,
             members=members,
             copies=changes.copies,
         ),
@@ -262,14 +261,14 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
     then, now = machine.spec, request.spec
     now = for_table(request.parallel, msgspec.structs.replace(now, partitions=then.partitions), 0)
     if (
-        then.gang is not msgspec.UNSET
-        and now.gang is not msgspec.UNSET
+        then.gang is not None
+        and now.gang is not None
         and (any_workers(request.parallel) or now.gang.size == recovered[1].members)
     ):
         gang = msgspec.structs.replace(now.gang, size=then.gang.size)
         now = msgspec.structs.replace(now, gang=gang)
-    names = ("epochs", "seed", "exact", "stop", "batch", "max_time", "goal")
-    asked = {name: (getattr(then, name), getattr(now, name)) for name in names}
+    fields = [name for name in RunSpec.__struct_fields__ if name in (*KEYWORDS, "batch") and name != "timeouts"]
+    asked = {name: (getattr(then, name), getattr(now, name)) for name in fields}
     asked |= {
         "metric": (_one_or_all(then, "metric"), _one_or_all(now, "metric")),
         "mode": (_one_or_all(then, "mode"), _one_or_all(now, "mode")),
@@ -305,7 +304,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             f"with what it was started with{more}"
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
-    changes = Changes(msgspec.structs.asdict(now.timeouts), copies=-1 if copies == then.copies else copies or 0)
+    changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0)
     return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
 
 

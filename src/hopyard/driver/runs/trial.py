@@ -23,8 +23,8 @@ from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
 from hopyard.text import escaped, shell_command, shown
 from hopyard.training.build import Plan, build, undisturbed
+from hopyard.training.predictor import Predictor
 from hopyard.training.recipes import assigned
-from hopyard.training.trained import TrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Trial:
         Raises:
             TrialFailed: there is no such model.
         """
-        return self._trained(checkpoint).model()
+        return self._predictor(checkpoint).model()
 
     def predict(self, data: Any, checkpoint: Literal["best", "last"] = "best") -> Any:
         """The model's outputs, one for each row of `data`, in its order.
@@ -146,7 +146,7 @@ class Trial:
             DataError: the rows cannot be encoded as those of the training were; the transform doubles rows, or drops
                 or moves some and loses their numbers.
         """
-        return self._trained(checkpoint).predict(data)
+        return self._predictor(checkpoint).predict(data)
 
     def evaluate(self, data: Any, checkpoint: Literal["best", "last"] = "best") -> dict[str, float]:
         """Loss and metrics over all rows of `data`, which has the label too; all NaN where the loss is not finite. Of
@@ -156,7 +156,7 @@ class Trial:
         """
         if not isinstance(checkpoint, str):
             raise SpecError(f'checkpoint must be "best" or "last", got {shown(checkpoint)}; {WITH_LABEL}')
-        return self._trained(checkpoint).evaluate(data)
+        return self._predictor(checkpoint).evaluate(data)
 
     def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
         """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, what else the
@@ -175,10 +175,10 @@ class Trial:
             RunDirectoryError: the folder is a run's, a program's or somebody else's, or cannot be written.
             ResourceError: there is no room.
         """
-        trained = self._trained(checkpoint)
+        predictor = self._predictor(checkpoint)
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
-        return save(Path(path("directory", directory)), self._plan, self._record.stored, epoch, trained)
+        return save(Path(path("directory", directory)), self._plan, self._record.stored, epoch, predictor)
 
     @property
     def _plan(self) -> Plan:
@@ -194,7 +194,7 @@ class Trial:
             return record.durable_step
         return (record.best + 1) * self._partitions
 
-    def _trained(self, checkpoint: str) -> TrainedModel:
+    def _predictor(self, checkpoint: str) -> Predictor:
         """Build the model with the weights of that epoch.
 
         Raises:
@@ -224,7 +224,7 @@ class Trial:
         with undisturbed():
             built = build(replace(self._plan, threads=0), self.id, self._record.config)
         restore(built.trainable, decode(data))
-        return TrainedModel(built, source.plan.manifest, source.tracker)
+        return Predictor(source.plan.manifest, source.tracker, lambda: built)
 
 
 def without_time(trial: Trial) -> Trial:

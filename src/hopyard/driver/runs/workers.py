@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from hopyard.core.facts import Lost
 from hopyard.core.messages import NoRoom, Ready, Unfit
 from hopyard.core.runs.events import Joined, Shrunk
@@ -200,7 +198,7 @@ class Workers:
     def _least(self) -> int:
         """How many workers the run needs to go on."""
         spec = self._machine.spec
-        least = 0 if spec.gang is msgspec.UNSET else spec.gang.least
+        least = 0 if spec.gang is None else spec.gang.least
         return least if least and self._any_gang else spec.members
 
     def shrunk(self, now: float) -> Shrunk | None:

@@ -10,5 +10,6 @@ pool.py        in the driver: which supervisor has the agent of which slot
 record.py      in the driver: what is known of one supervisor
 logs.py        in the driver: what agents print
 
-None of this knows how supervisors are placed: `engines/spark.py` and `engines/hosts.py` do.
+None of this knows how supervisors are placed: `engines/spark/` and `engines/hosts/` do, each by a `Placement`
+(`engines/supervised.py`).
 """

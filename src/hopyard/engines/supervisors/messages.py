@@ -11,9 +11,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-FORMAT = 3
-"""Version of these messages; hosts may have another version of Hopyard than the driver."""
-
 
 class Hello(msgspec.Struct, frozen=True):
     """The first line of a supervisor. It has no tag, so that one of any version is understood."""
@@ -25,11 +22,10 @@ class Hello(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     job: int = -1
     """Number of what placed it: the job whose task started it, where Spark did."""
-    format: int = 0
     version: str = ""
-    """Of Hopyard; empty: not said."""
+    """Of Hopyard."""
     python: str = ""
-    """Major and minor version; empty: not said."""
+    """Major and minor version."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):

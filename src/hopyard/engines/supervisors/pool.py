@@ -69,6 +69,8 @@ class Supervisors:
         lasting: bool = False,
     ) -> None:
         self._task_name = task_name
+        self.lasting = lasting
+        """Whether there may be another run."""
         self._logs = SlotLogs(log_of)
         self._lock = threading.Condition()
         """Notified when something has changed in the roster."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hopyard import __version__
 from hopyard.engines.supervisors.line import Line
-from hopyard.engines.supervisors.messages import FORMAT, Hello, Lines
+from hopyard.engines.supervisors.messages import Hello, Lines
 from hopyard.engines.supervisors.supervisor import PYTHON
 
 
@@ -60,12 +60,12 @@ class Supervisor:
 
 def version_fault(hello: Hello) -> str:
     """Return why a supervisor cannot work for this process; empty: it can."""
-    if hello.format != FORMAT or (hello.version and hello.version != __version__):
+    if hello.version != __version__:
         return (
-            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}, messages of "
-            f"format {hello.format}; here {__version__}, {FORMAT}): install the same one for all"
+            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}; here "
+            f"{__version__}): install the same one for all"
         )
-    if hello.python and hello.python != PYTHON:
+    if hello.python != PYTHON:
         return (
             f"{hello.host} runs agents with Python {hello.python}, and this process is {PYTHON}: neither reads the "
             "other's pickles; use the same minor version for all"

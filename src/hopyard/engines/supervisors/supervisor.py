@@ -33,7 +33,6 @@ from hopyard.engines.local import AGENT, agent_environment
 from hopyard.engines.processes import Process, Spawned
 from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
 from hopyard.engines.supervisors.messages import (
-    FORMAT,
     Began,
     End,
     Ended,
@@ -114,9 +113,7 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Left:
     """
     with contextlib.closing(line), holder.task:
         host = socket.gethostname()
-        hello = Hello(
-            ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, FORMAT, __version__, PYTHON
-        )
+        hello = Hello(ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, __version__, PYTHON)
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection shows it
             line.send(line_of(hello))
         return _AgentRunner(ticket.prepare, line, holder, gpus).run()

@@ -129,7 +129,7 @@ def save(trainable: Any, path: Path) -> None:
 def rest(trainable: Any, other: Any, content: bytes) -> Tree:
     """Return what the file does not restore, such as seed generators and buffers of torch modules that are not
     persistent: part of the State → position → values."""
-    load(other, content, None)
+    load(other, content, {})
     here, there = trainable.state(), other.state()
     lost = {
         part: {
@@ -143,7 +143,7 @@ def rest(trainable: Any, other: Any, content: bytes) -> Tree:
     return {part: values for part, values in lost.items() if values}
 
 
-def load(trainable: Any, content: bytes, rest: Tree | None) -> None:
+def load(trainable: Any, content: bytes, rest: Tree) -> None:
     """Copy a file of `save`, and its rest, into a model of the same build."""
     with scratch_folder("model") as folder:
         (folder / FILE).write_bytes(content)

@@ -53,16 +53,13 @@ def rest(trainable: Any, other: Any, content: bytes) -> Tree:
     return {name: part for name, part in parts.items() if part}
 
 
-def load(trainable: Any, content: bytes, rest: Tree | None) -> None:
+def load(trainable: Any, content: bytes, rest: Tree) -> None:
     """Copy into a model of the same build what `save` and `rest` gave of another."""
     from safetensors.torch import load as tensors_of
 
     module, tensors = trainable.module, tensors_of(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     tensors |= {name: tensors[first] for name, first in header.get("__metadata__", {}).items() if first in tensors}
-    if rest is None:
-        module.load_state_dict(tensors)
-        return
     parameters, buffers = dict(module.named_parameters()), torch_state.buffers_of(module)
     state = dict(rest.get("module", {}))
     for name in {*state.pop(_OTHERS, []), *(_named(module).keys() - parameters.keys() - buffers.keys())}:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array
+from hopyard.formats.arrow import Array, rows_of, to_lists
 
 _SPARK_DTYPES = ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
 """dtypes that Spark has."""
@@ -100,7 +100,7 @@ def to_vectors(values: Array) -> Any:
         pa.array(np.full(rows, _DENSE, np.int8)),
         pa.nulls(rows, pa.int32()),
         pa.nulls(rows, pa.list_(pa.int32())),
-        _lists(np.asarray(values, np.float64)),
+        to_lists(np.asarray(values, np.float64)),
     ]
     return pa.StructArray.from_arrays(parts, names=["type", "size", "indices", "values"])
 
@@ -115,31 +115,14 @@ def to_column(values: Any, name: str) -> Any:
     if isinstance(values, dict):
         parts = {key: to_column(part, f"{name}.{key}") for key, part in values.items()}
         return pa.StructArray.from_arrays(list(parts.values()), names=[str(key) for key in parts])
-    array = np.asarray(values)
-    if array.ndim == 0:
-        raise DataError(f"{name!r} must be an array of shape (rows, …), got a single value of type {array.dtype}")
+    array = np.asarray(rows_of(values, repr(name)))
     if array.dtype.kind in "USO" or (array.dtype.kind == "M" and array.ndim == 1):
         return _text_or_times(array, name)
     kind = _WIDENED.get(array.dtype.name, array.dtype.name)
     if kind not in _SPARK_DTYPES:
         allowed = ", ".join([*_SPARK_DTYPES, *_WIDENED])
         raise DataError(f"{name!r} has dtype {array.dtype}, which Spark lacks; {allowed}, text and times are allowed")
-    return _lists(array.astype(kind, copy=False))
-
-
-def _lists(array: Array) -> Any:
-    """Return lists in lists with int32 offsets, the only ones that Spark takes."""
-    nested = pa.array(np.ascontiguousarray(array).reshape(-1))
-    for axis in range(array.ndim - 1, 0, -1):
-        rows = int(np.prod(array.shape[:axis]))
-        offsets = np.arange(rows + 1, dtype=np.int64) * array.shape[axis]
-        if offsets[-1] >= 1 << 31:
-            raise DataError(
-                f"a block of shape {array.shape} is more than one Arrow list may hold; make blocks smaller with "
-                f"spark.sql.execution.arrow.maxRecordsPerBatch"
-            )
-        nested = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), nested)
-    return nested
+    return to_lists(array.astype(kind, copy=False))
 
 
 def _text_or_times(array: Array, name: str) -> Any:

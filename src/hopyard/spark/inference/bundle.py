@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -40,7 +41,7 @@ class Portable:
     def __post_init__(self) -> None:
         self.about  # noqa: B018 - files that `save` did not write are refused here
 
-    @property
+    @cached_property
     def about(self) -> Saved:
         """The content of `config.json`."""
         return parse(self.files[CONFIG])
@@ -69,25 +70,19 @@ class Portable:
                     "query): use a classic session, or keep the file where executors can read it and use "
                     "hy.spark.map_batches with a function that loads it"
                 )
-            return Ticket(self.digest, dict(self.files), None)
+            return Ticket(self.digest, dict(self.files))
         context = session.sparkContext
         if context not in self._broadcasts:
             self._broadcasts[context] = context.broadcast(dict(self.files))
-        return Ticket(self.digest, None, self._broadcasts[context])
+        return Ticket(self.digest, self._broadcasts[context])
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A model's digest, and its files: here, or in a broadcast."""
+    """A model's digest, and its files: a dict, or Spark's Broadcast of one."""
 
     digest: str
-    files: Mapping[str, bytes] | None
-    broadcast: Any
-
-    def fetch(self) -> Mapping[str, bytes]:
-        """Return the files; in an executor this may wait for them."""
-        files: Mapping[str, bytes] = self.broadcast.value if self.files is None else self.files
-        return files
+    files: Any
 
 
 def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bool = False) -> Portable:

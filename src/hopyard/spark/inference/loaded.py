@@ -7,30 +7,22 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Literal
 
-import cloudpickle
 import numpy as np
 
-from hopyard.data.apply import apply
-from hopyard.data.columns import Columns
-from hopyard.data.encoding.row_tracker import RowTracker
+from hopyard.data.columns import Columns, pack
 from hopyard.data.manifest import ArrayInfo
-from hopyard.driver.pickling import unpickle
-from hopyard.driver.saved_files import CONFIG, RECIPE, TRANSFORM, parse
-from hopyard.driver.saved_model import restore_model
-from hopyard.errors import SpecError
+from hopyard.driver.saved_model import predictor_of
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
-from hopyard.frameworks import environment, quiet
-from hopyard.ports import SupportsPredict
+from hopyard.frameworks import environment
 from hopyard.spark.inference.bundle import Portable, Ticket
 from hopyard.spec import Batch
-from hopyard.training.build import Plan, build, undisturbed
-from hopyard.training.predicting import answers
+from hopyard.training.build import undisturbed
+from hopyard.training.predictor import Predictor, joined
 
 Invalid = Literal["error", "skip", "keep"]
 """What becomes of rows that cannot be encoded: an error, no row, or a row whose prediction is NaN."""
@@ -42,96 +34,65 @@ CHUNK_BYTES = 256 << 10
 PROBES = 64
 """Rows of the data, and as many made-up ones, whose outputs show what outputs mean."""
 
-_cache: OrderedDict[str, LoadedModel] = OrderedDict()
+_cache: OrderedDict[str, Predictor] = OrderedDict()
 
 
-class LoadedModel:
-    """A model in memory, and the encoding of its data. The model itself is opened when it first predicts: what is wrong
-    with rows is found before its framework is imported.
-
-    Args:
-        files: name → content, of a Portable.
-        threads: number of threads of its framework; 0: it stays as it is.
-    """
-
-    def __init__(self, files: Mapping[str, bytes], threads: int) -> None:
-        self._files, self._threads = files, threads
-        self._about = parse(files[CONFIG])
-        self._tracker = RowTracker(cloudpickle.loads(files[TRANSFORM])) if TRANSFORM in files else None
-        """Runs the Dataset's transform, where it had one."""
-
-    def encode(self, batch: Any, invalid: Invalid = "error") -> Iterator[Columns]:
-        """Yield an Arrow record batch of at least one row as the model sees it; in parts, where it is large.
-
-        Args:
-            batch: the rows.
-            invalid: "error": rows that cannot be encoded are an error; else they are left out.
-
-        Raises:
-            DataError: the rows cannot be encoded as the training rows were; the transform doubles rows, or drops some
-                and does not tell which.
-        """
-        drop = invalid != "error"
-        for part in lists(batch):
-            yield apply(self._about.manifest, part, self._tracker, targets=False, drop_invalid=drop)
-
-    def predict(self, batch: Any, invalid: Invalid = "error") -> tuple[Any, Array | None]:
-        """Return the outputs for an Arrow record batch of at least one row.
-
-        Args:
-            batch: the rows.
-            invalid: as for `encode`.
-
-        Returns:
-            The outputs, an array of shape (rows, …) or a dict of such, with NaN for rows that the transform drops or
-            that cannot be encoded; and None. With `invalid` "skip" the outputs for the other rows (None, if there are
-            none), and a boolean array of shape (rows,) that says which these are.
-
-        Raises:
-            DataError: as `encode`.
-            Exception: whatever the recipe raises.
-        """
-        outputs, masks = [], []
-        for columns in self.encode(batch, invalid):
-            if invalid == "skip":
-                masks.append(_close_up(columns))
-                if not columns.rows:
-                    continue
-            trainable, batch_size = self._opened
-            outputs.append(answers(trainable, columns, batch_size, same_type=True))
-        return (_concatenate(outputs) if outputs else None), (np.concatenate(masks) if masks else None)
-
-    @property
-    def trainable(self) -> Any:
-        """The model."""
-        return self._opened[0]
-
-    @cached_property
-    def _opened(self) -> tuple[Any, int]:
-        """The model, and how many rows it gets at once."""
-        about, files = self._about, self._files
-        quiet(about.backend)
-        recipe = unpickle(files[RECIPE], RECIPE, about.python)
-        built = build(Plan(recipe, about.manifest, about.spec, threads=self._threads), about.trial, about.config)
-        restore_model(built.trainable, about.framework, files, about.format)
-        if not isinstance(built.trainable, SupportsPredict):
-            raise SpecError(f"{type(built.trainable).__name__} has no method predict(batch): give it one")
-        self._files = {}
-        chunk_rows = max(1, CHUNK_BYTES // max(1, sum(info.row_bytes for info in about.manifest.inputs.values())))
-        return built.trainable, max(built.batch_size, chunk_rows)
-
-
-def cached_model(ticket: Ticket) -> LoadedModel:
+def cached_model(ticket: Ticket) -> Predictor:
     """Return the model of a ticket in this worker. Its first prediction takes as long as the recipe does."""
     if ticket.digest in _cache:
         _cache.move_to_end(ticket.digest)
         return _cache[ticket.digest]
     for name, value in environment(1).items():
         os.environ.setdefault(name, value)
-    model = _cache[ticket.digest] = LoadedModel(ticket.fetch(), threads=1)
+    files = getattr(ticket.files, "value", ticket.files)  # may wait for a broadcast
+    model = _cache[ticket.digest] = predictor_of(files, threads=1)
     while len(_cache) > CACHED_MODELS:
         _cache.popitem(last=False)
     return model
+
+
+def encoded(predictor: Predictor, batch: Any, invalid: Invalid = "error") -> Iterator[Columns]:
+    """Yield an Arrow record batch of at least one row as the model sees it; in parts, where it is large.
+
+    Args:
+        predictor: the model.
+        batch: the rows.
+        invalid: "error": rows that cannot be encoded are an error; else they are left out.
+
+    Raises:
+        DataError: the rows cannot be encoded as the training rows were; the transform doubles rows, or drops some and
+            does not tell which.
+    """
+    for part in lists(batch):
+        yield predictor.encode(part, drop_invalid=invalid != "error")
+
+
+def predicted(predictor: Predictor, batch: Any, invalid: Invalid = "error") -> tuple[Any, Array | None]:
+    """Return the outputs for an Arrow record batch of at least one row.
+
+    Args:
+        predictor: the model.
+        batch: the rows.
+        invalid: as for `encoded`.
+
+    Returns:
+        The outputs, an array of shape (rows, …) or a dict of such, with NaN for rows that the transform drops or that
+        cannot be encoded; and None. With `invalid` "skip" the outputs for the other rows (None, if there are none), and
+        a boolean array of shape (rows,) that says which these are.
+
+    Raises:
+        DataError: as `encoded`.
+        SpecError: the recipe raised, or what it returned cannot predict.
+    """
+    least = CHUNK_BYTES // max(1, sum(info.row_bytes for info in predictor.manifest.inputs.values()))
+    outputs, masks = [], []
+    for columns in encoded(predictor, batch, invalid):
+        if invalid == "skip":
+            masks.append(_close_up(columns))
+            if not columns.rows:
+                continue
+        outputs.append(predictor.outputs(columns, least, same_type=True))
+    return (joined(outputs) if outputs else None), (np.concatenate(masks) if masks else None)
 
 
 def probe(model: Portable) -> Any:
@@ -143,7 +104,7 @@ def probe(model: Portable) -> Any:
     """
     zeros = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        return LoadedModel(model.files, threads=0).trainable.predict(_batch(zeros, 2))
+        return predictor_of(model.files).net.predict(Batch(pack(zeros, "inputs"), None, None, 2))
 
 
 def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
@@ -168,10 +129,10 @@ def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
 
     inputs = {name: made_up(info) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
-        loaded = LoadedModel(model.files, threads=0)
-        outputs = [loaded.predict(batch)[0] for batch in rows if batch.num_rows]
+        predictor = predictor_of(model.files)
+        outputs = [predicted(predictor, batch)[0] for batch in rows if batch.num_rows]
         with suppress(Exception):  # whatever a framework raises
-            outputs.append(loaded.trainable.predict(_batch(inputs, PROBES)))
+            outputs.append(predictor.net.predict(Batch(pack(inputs, "inputs"), None, None, PROBES)))
     return outputs
 
 
@@ -185,13 +146,3 @@ def _close_up(columns: Columns) -> Array:
         columns.places = np.cumsum(present)[columns.places] - 1
     columns.source_rows = columns.rows
     return present
-
-
-def _batch(inputs: dict[str, Any], rows: int) -> Batch:
-    return Batch(inputs["inputs"] if list(inputs) == ["inputs"] else inputs, None, None, rows)
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

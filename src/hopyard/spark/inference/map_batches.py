@@ -22,7 +22,7 @@ from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import column_to_numpy
 from hopyard.spark.inference.arrays import LazyColumns, to_column
 from hopyard.spark.inference.scoring import partition
-from hopyard.sparkapi.dataframe import alive, mapped, new_columns, quoted, require_unique
+from hopyard.sparkapi.dataframe import alive, mapped, new_columns, quoted, require_unique, struct_type
 from hopyard.text import shown
 
 SAMPLE_ROWS = 8
@@ -117,7 +117,7 @@ def map_batches(
         [Row(double=2.0), Row(double=4.0)]
     """
     from pyspark.sql.pandas.types import to_arrow_type
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     if not callable(fn):
         raise SpecError(f"fn must be a function from a dict of arrays to a dict of arrays, got {shown(fn)}")
@@ -147,12 +147,7 @@ def map_batches(
     if schema is None:
         result_schema = _result_schema(Blocks(code, names, columns is None, keep=False, types=None), source)
     else:
-        try:
-            result_schema = DataType.fromDDL(schema) if isinstance(schema, str) else schema
-        except Exception as error:
-            raise SpecError(f'schema = {schema!r} is no such text; "score double, vector array<float>" is') from error
-        if not isinstance(result_schema, StructType):
-            raise SpecError(f'schema must be a StructType or text such as "score double", got {shown(schema)}')
+        result_schema = struct_type(schema, "score double, vector array<float>")
     if keep:
         new_columns(df, [field.name for field in result_schema.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")

@@ -105,7 +105,7 @@ def check(df: Any, model: Portable) -> None:
     if TRANSFORM in model.files:
         return  # only the transform knows which columns it makes the features from
     manifest = model.about.manifest
-    names = [column.name for field in manifest.fields if field.role == "inputs" for column in field.columns]
+    names = manifest.column_names("inputs")
     columns = narrowed(df, list(dict.fromkeys(names)), "the DataFrame")
     check_types(manifest, schema(columns), "the DataFrame")  # Spark would try a task that fails four times
 

@@ -19,14 +19,11 @@ from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 from hopyard.spark.inference.arrays import to_column, to_vectors
 from hopyard.spark.inference.bundle import Ticket
-from hopyard.spark.inference.loaded import Invalid, LoadedModel, cached_model
+from hopyard.spark.inference.loaded import Invalid, cached_model, encoded, predicted
+from hopyard.training.predictor import Predictor
 
 Meaning = Literal["values", "logits", "probabilities"]
 """What a model's outputs are."""
-
-
-CHECKED_BYTES = 64 << 20
-"""Bytes of a Spark partition's first rows that are encoded in advance where Spark tries a failed task again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +43,20 @@ class Score:
 def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of one Spark partition with the columns added.
 
-    Rows are encoded before the model is opened: where they cannot be, a task fails without an import of the model's
-    framework, each of the times that Spark tries it.
+    The first rows are encoded before the model is opened: where they cannot be, a task fails without an import of the
+    model's framework, each of the times that Spark tries it.
 
     Raises:
         DataError: rows cannot be encoded; names the column, the row and the Spark partition.
     """
     model = cached_model(score.ticket)
-    numbered = _numbered(batches)
-    if _attempt():
-        numbered = _checked(score, model, numbered)
-    for row, batch in numbered:
-        with _placed(score, model, row, batch):
-            outputs, kept = model.predict(batch, score.invalid)
+    row = 0
+    for batch in batches:
+        first, row = row, row + batch.num_rows
+        if not batch.num_rows:
+            continue
+        with _placed(score, model, first, batch):
+            outputs, kept = predicted(model, batch, score.invalid)
         if outputs is None:  # each of its rows is left out
             continue
         rows = batch if kept is None else batch.filter(pa.array(kept))
@@ -69,33 +67,8 @@ def score_batches(score: Score, batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the batches that have rows, each with the number of its first row."""
-    row = 0
-    for batch in batches:
-        if batch.num_rows:
-            yield row, batch
-        row += batch.num_rows
-
-
-def _checked(score: Score, model: LoadedModel, numbered: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield the same. The first batches are encoded before any of them is given out: what is wrong with rows fails the
-    task again, but without an import of the model's framework each time."""
-    first, size = [], 0
-    for row, batch in numbered:
-        with _placed(score, model, row, batch):
-            for _ in model.encode(batch, score.invalid):
-                pass
-        first.append((row, batch))
-        size += batch.nbytes
-        if size >= CHECKED_BYTES:
-            break
-    yield from first
-    yield from numbered
-
-
 @contextmanager
-def _placed(score: Score, model: LoadedModel, row: int, batch: Any) -> Iterator[None]:
+def _placed(score: Score, model: Predictor, row: int, batch: Any) -> Iterator[None]:
     """Let a DataError say where in the DataFrame it is, and what handleInvalid= could do."""
     try:
         yield
@@ -103,7 +76,7 @@ def _placed(score: Score, model: LoadedModel, row: int, batch: Any) -> Iterator[
         hint = ""
         if score.invalid == "error":
             with suppress(DataError):
-                for _ in model.encode(batch, "skip"):
+                for _ in encoded(model, batch, "skip"):
                     pass
                 hint = '; or leave such rows out with handleInvalid="skip", or keep them, with NaN, with "keep"'
         raise DataError(f"Spark partition {partition()}, rows counted from its row {row}: {error}{hint}") from None
@@ -180,14 +153,6 @@ def infer_meaning(outputs: Any, classes: int | None) -> Meaning:
     in_range = bool(len(values) and (values >= 0).all() and (values <= 1).all())
     normalized = single or np.allclose(values.sum(1), 1, atol=1e-3)
     return "probabilities" if in_range and normalized else "logits"
-
-
-def _attempt() -> int:
-    """Return how often Spark has tried this task before."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else context.attemptNumber()
 
 
 def partition() -> int:

@@ -19,14 +19,15 @@ from hopyard.code.pickling import loads
 from hopyard.data.dataset import Dataset
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.runs.api import fit, select
+from hopyard.driver.runs.keywords import KEYWORDS
 from hopyard.driver.runs.run import Run
-from hopyard.engines.spark import Spark
+from hopyard.engines.spark.engine import Spark
 from hopyard.errors import PreflightError, RunDirectoryError, SpecError
 from hopyard.search.listed import Configs
 from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.model import NEW_COLUMNS, HopyardModel
-from hopyard.spark.ml.params import ClassifierParams, EstimatorParams, begin, has, value
+from hopyard.spark.ml.params import TABLE, ClassifierParams, EstimatorParams, begin, has, value
 from hopyard.sparkapi.session import is_connect
 from hopyard.store.layout import fresh
 from hopyard.text import shown
@@ -101,16 +102,10 @@ class HopyardEstimator(
     def _run(self, data: Dataset, engine: Any, validates: bool) -> Run:
         root = fresh(Path(value(self, "runDirectory")))
         metric = value(self, "metric") or ("val_loss" if validates else None)
-        options: dict[str, Any] = {name: value(self, name) for name in ("epochs", "parallel", "seed", "store")}
-        options |= {
-            "heartbeat_timeout": value(self, "heartbeatTimeout"),
-            "stall_timeout": value(self, "stallTimeout"),
-            "unit_timeout": value(self, "unitTimeout"),
-            "durable_timeout": value(self, "durableTimeout"),
-        }
+        own = {"recipe", "config", "search", "metric"}
+        options: dict[str, Any] = {name: value(self, name) for name in (KEYWORDS.keys() & TABLE.keys()) - own}
         options |= {"engine": engine, "mode": value(self, "mode") or "min"}
         options["directory"] = root.with_name(f"{root.name}-{secrets.token_hex(3)}")  # fits may run side by side
-        options["stop"] = value(self, "stop")
         recipe, config = value(self, "recipe"), value(self, "config")
         if config is not None:
             return fit(recipe, config, data, metric=metric, **options)

@@ -86,7 +86,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
         instance._auto_meaning = _meaning(instance._model, df) if meaning is None else meaning
         instance.run = model if isinstance(model, Run) else None
         if TRANSFORM not in instance._model.files:  # only a transform knows the columns that it reads
-            inputs, targets = (_columns(instance._model, role) for role in ("inputs", "targets"))
+            manifest = instance._model.about.manifest
+            inputs, targets = manifest.column_names("inputs"), manifest.column_names("targets")
             instance._set(**({"featuresCol": inputs[0]} if len(inputs) == 1 else {"featuresCols": inputs}))
             if len(targets) == 1:
                 instance._set(labelCol=targets[0])
@@ -107,7 +108,8 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
     def labels(self) -> list[Any] | None:
         """The values of a label that encode= or StringIndexer made numbers of, by the number that stands for each in
         predictions; else None. They are in the metadata of these, where IndexToString looks for them."""
-        vocabularies, names = self._model.about.manifest.vocabularies, _columns(self._model, "targets")
+        manifest = self._model.about.manifest
+        vocabularies, names = manifest.vocabularies, manifest.column_names("targets")
         return list(vocabularies[names[0]]) if len(names) == 1 and names[0] in vocabularies else self._indexed
 
     @property
@@ -120,7 +122,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
         check(dataset, self._model)
         self._check_features()
         if self._sample is None:
-            self._sample = _first(probe(self._model))
+            self._sample = probe(self._model)
         raw, probability, prediction = (value(self, name) for name in NEW_COLUMNS)
         score = Score(
             self._model.ticket(dataset.sparkSession),
@@ -154,7 +156,7 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
     def _check_features(self) -> None:
         """Raise SpecError when a Param names other feature columns than the model was trained on."""
-        trained = _columns(self._model, "inputs")
+        trained = self._model.about.manifest.column_names("inputs")
         name = "featuresCols" if self.isSet("featuresCols") else "featuresCol"
         allowed = [trained, *(trained if len(trained) == 1 else [])]
         if self.isSet(name) and value(self, name) not in allowed:
@@ -174,15 +176,10 @@ class HopyardModel(Model, ClassifierParams, MLWritable, MLReadable["HopyardModel
 
         def restore(files: dict[str, dict[str, bytes]], extra: dict[str, Any]) -> HopyardModel:
             model = cls.of(Portable(files["model"]), meaning=extra["found"])
-            model._indexed = extra.get("indexed")
+            model._indexed = extra["indexed"]
             return model
 
         return FileReader(cls, restore)
-
-
-def _columns(model: Portable, role: str) -> list[str]:
-    """Return the names of the columns with this role: "inputs" or "targets"."""
-    return [column.name for field in model.about.manifest.fields if field.role == role for column in field.columns]
 
 
 def _values(df: Any, label: str) -> list[str] | None:
@@ -194,12 +191,13 @@ def _values(df: Any, label: str) -> list[str] | None:
 
 def _meaning(model: Portable, df: Any) -> Meaning:
     """Return what "auto" decides, by some rows of the DataFrame, if there is one, and made-up rows."""
-    classes, targets = model.about.manifest.classes, _columns(model, "targets")
+    manifest = model.about.manifest
+    classes, targets = manifest.classes, manifest.column_names("targets")
     is_value = classes is None
     if is_value and (df is None or len(targets) != 1):
         return "values"
     if df is not None:
-        names = [*_columns(model, "inputs"), *(targets if is_value else [])]
+        names = [*manifest.column_names("inputs"), *(targets if is_value else [])]
         try:
             table = narrowed(df, list(dict.fromkeys(names)), "the DataFrame").limit(PROBES).toArrow()
             if is_value and (classes := _classes(table[targets[0]])) is None:
@@ -243,10 +241,3 @@ def _meaning_of_rows(model: Portable, rows: Sequence[Any], classes: int | None, 
             )
         return "values"
     return infer_meaning(outputs, classes)
-
-
-def _first(outputs: Any) -> Any:
-    """Return the outputs for two rows: the rest is not needed, and may be large."""
-    if isinstance(outputs, dict):
-        return {name: _first(part) for name, part in outputs.items()}
-    return np.array(outputs[:2])

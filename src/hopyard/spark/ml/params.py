@@ -25,19 +25,29 @@ from pyspark.ml.param.shared import (
     HasThresholds,
 )
 
-from hopyard.checks import closest, column_name, column_names, fraction, one_of, real, scalar, sequence, whole
+from hopyard.checks import (
+    closest,
+    column_name,
+    column_names,
+    fraction,
+    instance_of,
+    one_of,
+    real,
+    scalar,
+    sequence,
+    whole,
+)
+from hopyard.driver.runs.keywords import KEYWORDS, REQUIRED, Check
 from hopyard.errors import SpecError
-from hopyard.parallel import CHOICES, PARALLEL, Parallel
-from hopyard.ports import Engine, is_engine
-from hopyard.search.kinds import NAMES, SEARCHES, Search
+from hopyard.parallel import Parallel
+from hopyard.ports import Engine
+from hopyard.search.kinds import Search
 from hopyard.space import Space
 from hopyard.spark.inference.loaded import Invalid
 from hopyard.spec import Timeouts
-from hopyard.stopping import ASHA, RULES, Hyperband, Median, Patience
+from hopyard.stopping import ASHA, Hyperband, Median, Patience
 from hopyard.text import shown
-from hopyard.training.recipes import wants_context
 
-Check = Callable[[str, Any], Any]
 Class = TypeVar("Class", bound=type)
 
 
@@ -76,10 +86,7 @@ class EstimatorParams(ModelParams, total=False):
     workers: int
     engine: Engine
     store: str
-    heartbeatTimeout: float
-    stallTimeout: float
-    unitTimeout: float
-    durableTimeout: float
+    timeouts: Timeouts
     runDirectory: str
     encode: Mapping[str, Any]
     impute: Mapping[str, Any]
@@ -144,24 +151,6 @@ def _fraction(name: str, value: Any) -> Any:
     return fraction(name, value, "validationCol, a column of true and false")
 
 
-def _seconds(field: str, name: str, value: Any) -> Any:
-    try:
-        return getattr(Timeouts(**{field: value}), field)
-    except SpecError as error:
-        raise SpecError(str(error).replace(field, name, 1)) from None
-
-
-def _recipe(name: str, value: Any) -> Any:
-    wants_context(value)
-    return value
-
-
-def _instance_of(kinds: type | tuple[type, ...], expected: str, name: str, value: Any) -> Any:
-    if isinstance(value, kinds):
-        return value
-    raise SpecError(f"{name} must be {expected}, got {shown(value)}")
-
-
 def _standardize(name: str, value: Any) -> Any:
     items = sequence(value)
     if isinstance(items, (bool, list)):
@@ -169,30 +158,13 @@ def _standardize(name: str, value: Any) -> Any:
     raise SpecError(f"{name} must be a boolean or a list, got {shown(value)}")
 
 
-def _search(name: str, value: Any) -> Any:
-    if isinstance(value, SEARCHES):
-        return value
-    raise SpecError(f"{name} must be {NAMES}, got {shown(value)}")
-
-
-def _stop(name: str, value: Any) -> Any:
-    if isinstance(value, RULES) or (callable(value) and not isinstance(value, type)):
-        return value
-    raise SpecError(
-        f"{name} must be hy.ASHA(…), hy.Hyperband(…), hy.Median(…), hy.Patience(n) or a function (trial, history), "
-        f"got {shown(value)}"
-    )
-
-
-def _engine(name: str, value: Any) -> Any:
-    if is_engine(value):
-        return value
-    raise SpecError(f"{name} must be an engine such as hy.Local(workers=2), got {shown(value)}")
+def _of_select(default: Any, check: Check, text: str) -> Row:
+    return Row(text, check, None if default is REQUIRED else default)
 
 
 OUTPUTS = ("auto", "logits", "probabilities", "values")
 
-TABLE: dict[str, Row] = {
+OWN: dict[str, Row] = {
     "featuresCol": Row("column of features: a vector, or an array of numbers", _column, "features"),
     "featuresCols": Row("columns of features, in the place of featuresCol", _columns),
     "labelCol": Row("column of the label", _column, "label"),
@@ -216,13 +188,7 @@ TABLE: dict[str, Row] = {
         partial(one_of, allowed=OUTPUTS),
         "auto",
     ),
-    "recipe": Row("recipe(config) or recipe(config, ctx): returns a model that can train", _recipe),
-    "space": Row("hyperparameters to search", partial(_instance_of, Space, "a hy.Space")),
-    "config": Row(
-        "the one configuration to train, in the place of space and search", partial(_instance_of, dict, "a dict")
-    ),
-    "search": Row("how to search the space", _search),
-    "stop": Row("what stops, pauses and promotes trials; by default all train to the last epoch", _stop),
+    "space": Row("hyperparameters to search", partial(instance_of, Space, "a hy.Space")),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
     "validation": Row("fraction of the rows that validate", _fraction, 0.0),
@@ -232,41 +198,23 @@ TABLE: dict[str, Row] = {
         "default rows of equal features do",
         _column,
     ),
-    "seed": Row("seed of everything random", partial(_whole, None), 0),
     "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
-    "parallel": Row(
-        "how trials share the workers",
-        partial(_instance_of, PARALLEL, CHOICES),
-    ),
-    "epochs": Row("passes over the training rows", partial(_whole, 1), 1),
+    "epochs": Row(KEYWORDS["epochs"].text, KEYWORDS["epochs"].check, 1),
     "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
-    "engine": Row("an engine in the place of hopyard.Spark(session, workers)", _engine),
-    "store": Row("path or URL that driver and executors share", _text),
-    "heartbeatTimeout": Row(
-        "seconds without a heartbeat after which a worker is lost", partial(_seconds, "heartbeat_timeout"), 15.0
-    ),
-    "stallTimeout": Row(
-        "seconds without progress after which a worker is lost", partial(_seconds, "stall_timeout"), 600.0
-    ),
-    "unitTimeout": Row(
-        "seconds that one unit may take, whatever progress it makes; by default any number",
-        partial(_seconds, "unit_timeout"),
-    ),
-    "durableTimeout": Row(
-        "seconds within which a State is stored, or its maker is replaced", partial(_seconds, "durable_timeout"), 600.0
-    ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
         'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
-        partial(_instance_of, Mapping, "a dict from column to encoding"),
+        partial(instance_of, Mapping, "a dict from column to encoding"),
     ),
     "impute": Row(
         'feature → what stands for missing values: "mean" or a number; of categories "most_frequent" or '
         '("constant", value)',
-        partial(_instance_of, Mapping, "a dict from feature to what stands for missing values"),
+        partial(instance_of, Mapping, "a dict from feature to what stands for missing values"),
     ),
     "standardize": Row("True, or a list of feature columns", _standardize, False),
 }
+TABLE = {name: OWN.get(name) or _of_select(**KEYWORDS[name]._asdict()) for name in EstimatorParams.__annotations__}
+"""All Params; those that are not here are keywords of `hy.select` or `hy.fit`."""
 
 
 def has(keywords: type) -> Callable[[Class], Class]:

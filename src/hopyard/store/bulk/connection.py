@@ -72,7 +72,7 @@ class Credentials:
 
     def mac(self, side: bytes, *nonces: bytes) -> bytes:
         """Return the proof that this side knows the token."""
-        return hmac.digest(self.token, b"hopyard bulk 2 " + side + b"".join(nonces), "sha256")
+        return hmac.digest(self.token, b"hopyard bulk 1 " + side + b"".join(nonces), "sha256")
 
     def seals(self, side: bytes, *nonces: bytes) -> Seals:
         """Return the seals of what this side sends over a connection in clear."""

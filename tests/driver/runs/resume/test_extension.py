@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -282,7 +281,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gang", "workers", "message"),
     [
-        (msgspec.UNSET, 2, r"one worker, .* for 2 processes give engine=hy.Local\(workers=2\)"),
+        (None, 2, r"one worker, .* for 2 processes give engine=hy.Local\(workers=2\)"),
         (Gang(2, "parameters"), 3, "optimizer of its own"),
         (Gang(2), 0, "workers must .* 0"),
     ],
