@@ -53,7 +53,7 @@ from hopyard.core.runs.events import (
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
-from hopyard.core.runs.scheduler import Assignment
+from hopyard.core.runs.scheduling.scheduler import Assignment
 from hopyard.spec import Fault, Part, PartitionRange, Ref, RunSpec, Unit, packed
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hopyard.core.runs.events import Placed
 from hopyard.core.runs.order import spread, start
-from hopyard.core.runs.places import GRACE, Places
+from hopyard.core.runs.scheduling.places import GRACE, Places
 from hopyard.spec import Gang, PartitionRange, RunSpec
 
 

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from hopyard.core.runs import policy
-from hopyard.core.runs.estimates import Estimates
-from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
-from hopyard.core.runs.scheduler import Scheduler
+from hopyard.core.runs.scheduling import policy
+from hopyard.core.runs.scheduling.estimates import Estimates
+from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.scheduler import Scheduler
 from hopyard.spec import RunSpec
 
 

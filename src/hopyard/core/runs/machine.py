@@ -72,7 +72,7 @@ from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
-from hopyard.core.runs.scheduler import Assignment
+from hopyard.core.runs.scheduling.scheduler import Assignment
 from hopyard.core.runs.slots import Slots
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.storing import Storing

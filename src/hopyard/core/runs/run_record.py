@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hopyard.core.runs.estimates import Estimates
 from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
-from hopyard.core.runs.places import Places
 from hopyard.core.runs.records import SlotRecord, TrialRecord
-from hopyard.core.runs.scheduler import Scheduler
+from hopyard.core.runs.scheduling.estimates import Estimates
+from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.scheduler import Scheduler
 from hopyard.core.runs.search import Search
 from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import RunSpec, Warned

@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hopyard.core.runs import order, policy
-from hopyard.core.runs.estimates import Estimates
-from hopyard.core.runs.places import Places
+from hopyard.core.runs import order
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
+from hopyard.core.runs.scheduling import policy
+from hopyard.core.runs.scheduling.estimates import Estimates
+from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.waiting import Waiting
 from hopyard.core.runs.states import retention
-from hopyard.core.runs.waiting import Waiting
 from hopyard.spec import Kind, PartitionRange, RowKind, RunSpec
 
 BEYOND = 2
