@@ -14,13 +14,7 @@ import typer
 
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
 from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
-from hopyard.driver.runs.keywords import RESUME
 from hopyard.errors import HopyardError, UsageError
-
-
-def _help(name: str) -> str:
-    """Return what help says of a keyword of `hy.resume`."""
-    return f"{RESUME[name].text.capitalize()}."
 
 
 @verb
@@ -103,9 +97,15 @@ def resume(
     workers: Annotated[
         int | None, typer.Option(help="Go on with this many processes on this host, wherever the run was started.")
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help=_help("failed"))] = False,
-    epochs: Annotated[int | None, typer.Option(help=_help("epochs"))] = None,
-    gang: Annotated[int | None, typer.Option(metavar="WORKERS", help=_help("workers"))] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Also try failed trials again, except those that the recipe ended.")
+    ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of each trial from now on; more than the run has so far.")
+    ] = None,
+    gang: Annotated[
+        int | None, typer.Option(metavar="WORKERS", help="Workers that train one net together from now on.")
+    ] = None,
     trust: Trust = False,
     hosts: HostNames = None,
     python: HostPython = None,

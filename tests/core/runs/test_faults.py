@@ -371,7 +371,7 @@ def test_two_trials_without_memory_take_turns():
     run.join(3)
     run.join(4)
     assert dispatched(run.done(2)) == [(3, 0, "train", 0, (0,))]
-    assert dispatched(run.done(3))[0] == (4, 1, "train", 0, (1,)) and run.machine.scheduler.resting == {2, 3}
+    assert dispatched(run.done(3))[0] == (4, 1, "train", 0, (2,)) and run.machine.scheduler.resting == {2, 3}
     assert {trial for _, trial, *_ in dispatched(run.done(4))} == {0, 1, 2}
 
 

@@ -1,7 +1,7 @@
 """The keywords of `select`, `fit` and `resume`: the default, the check and a line of text of each, declared once.
 
-Params of the Estimator and options of the command line have check and text from here. Signatures and docstrings are
-written out in `api`; `tests/test_public.py` compares them with the tables.
+Params of the Estimator have check and text from here. Signatures and docstrings are written out in `api`, and help in
+the command line, which imports nothing heavy; `tests/test_public.py` compares signatures with the tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Keyword(NamedTuple):
     default: Any
     check: Check
     text: str = ""
-    """For Params and the command line; "": they do not have it."""
+    """For Params; "": there is none."""
 
 
 def rule_of(stop: Any) -> Rule | None:
@@ -126,7 +126,7 @@ KEYWORDS = {
         None, optional(partial(_writable, "a path or URL")), "path or URL that driver and executors share"
     ),
     "resume": Keyword(False, flag),
-    "trust": Keyword(False, flag, "open the run's pickle even where other users may write it"),
+    "trust": Keyword(False, flag),
     "exact": Keyword("warn", CHECKS["exact"]),
     "wait": Keyword(True, flag),
     "encrypt": Keyword("between hosts", partial(one_of, allowed=(True, False, "between hosts"))),
@@ -135,11 +135,11 @@ KEYWORDS = {
 """Of `select` and `fit`, in which metric and mode may be None."""
 
 RESUME = {name: KEYWORDS[name] for name in ("engine", "wait", "trust")} | {
-    "failed": Keyword(False, flag, "also try failed trials again, except those that the recipe ended"),
+    "failed": Keyword(False, flag),
     "recipe": Keyword(None, later),
-    "epochs": Keyword(None, later, "epochs of each trial from now on; more than the run has so far"),
+    "epochs": Keyword(None, later),
     "search": Keyword(None, optional(_search)),
-    "workers": Keyword(None, later, "workers that train one net together from now on"),
+    "workers": Keyword(None, later),
     "timeouts": Keyword(None, optional(_timeouts)),
 }
 
