@@ -26,7 +26,7 @@ from hopyard.driver.runs.replay import replay
 from hopyard.driver.runs.run import Run
 from hopyard.errors import ResourceError, RunFailed, SpecError
 from hopyard.frameworks.linear import Linear
-from hopyard.spec import RunSpec
+from hopyard.parallel import grouping
 from hopyard.store.states import FsspecStore, LocalStore
 from hopyard.system import oom
 from jobs import (
@@ -526,7 +526,8 @@ def always_reset(config: dict[str, Any]) -> Linear:
 def test_a_run_whose_every_trial_failed_by_the_system_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopyard.driver.runs.request.RunSpec", partial(RunSpec, retries=1))  # else it takes minutes
+    few = {"retries": 1}  # else it takes minutes
+    monkeypatch.setattr("hopyard.driver.runs.request.grouping", lambda parallel: grouping(parallel) | few)
     there = tmp_path / "there"
     configs = [{"lr": 0.1, "there": str(there)}]
     with pytest.raises((RunFailed, hy.PreflightError), match="Connection refused"):

@@ -873,7 +873,12 @@ def hanging_store(config: dict[str, Any]) -> Any:
 def test_a_worker_that_does_not_store_its_states_is_replaced(tmp_path: Path) -> None:
     config = {"lr": 0.1, "once": str(tmp_path / "once")}
     run = select(
-        tmp_path / "run", hanging_store, [config], engine=hy.Local(1, devices=None), epochs=1, durable_timeout=2.0
+        tmp_path / "run",
+        hanging_store,
+        [config],
+        engine=hy.Local(1, devices=None),
+        epochs=1,
+        timeouts=hy.Timeouts(durable_timeout=2.0),
     )
     assert run.status == "completed"
     (lost,) = [line for line in journal(tmp_path / "run") if isinstance(line, Lost)]
