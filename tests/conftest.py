@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     what takes long to start: a session of Spark with executors, one without, TensorFlow. Else a file is a group."""
     files: dict[Path, str] = {}
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if "sessions" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
         if item.path not in files:
             text = item.path.read_text()

@@ -43,7 +43,9 @@ class Frame:
 def model(*names: str) -> Any:
     columns = [Column(name, "int64:int64", ()) for name in names]
     fields = [Field("inputs", "inputs", True, columns, "float32", "float32")]
-    return SimpleNamespace(files={}, about=SimpleNamespace(manifest=SimpleNamespace(fields=fields)))
+    return SimpleNamespace(
+        files={}, about=SimpleNamespace(manifest=SimpleNamespace(fields=fields, column_names=lambda role: list(names)))
+    )
 
 
 ALIKE = r"the DataFrame has columns 'age', 'Age', which are one to Spark: rename all but one"

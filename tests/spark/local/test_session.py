@@ -427,7 +427,8 @@ def test_ctrl_c_leaves_no_page_of_java(tmp_path):
     assert not re.search(r"Spark |java\.|^\s+at ", trace, re.MULTILINE), shown
 
 
-def test_an_active_session_is_used(spark, recwarn):
+def test_an_active_session_is_used(executors, recwarn):
+    spark = executors
     found = hopyard.spark.session()
     assert found.sparkContext is spark.sparkContext
     assert hopyard.spark.session(cores=1, executors=2).sparkContext is spark.sparkContext
