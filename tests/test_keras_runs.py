@@ -283,11 +283,12 @@ def test_an_architecture_is_traced_once_by_each_worker(two: Run, folder: Path) -
 
 
 def quiet(run: Run) -> bool:
-    """Whether no worker of the run said anything."""
+    """Whether no worker of the run said anything but what TensorFlow says as it is imported."""
     logs = list((run.directory / "logs").iterdir())
     assert logs
     for path in logs:
-        assert path.read_text(errors="replace") == ""
+        lines = path.read_text(errors="replace").splitlines()
+        assert [line for line in lines if "oneDNN" not in line and "absl::InitializeLog" not in line] == []
     return True
 
 
