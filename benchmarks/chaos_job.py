@@ -19,9 +19,6 @@ from typing import Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from faults.proxy import Proxied
-
 FEATURES = 20
 
 
@@ -155,7 +152,7 @@ def engine(how: dict[str, Any]) -> Any:
         return hy.Inline()
     environment = {name: os.environ[name] for name in ("TROUBLE", "SHAKY", "HOPYARD_CHAOS", "PYTHONPATH")}
     if how["engine"] == "local":
-        return behind(Proxied(hy.Local(workers=how["workers"], env=environment)))
+        return behind(hy.Local(workers=how["workers"], env=environment))
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local-cluster[{how['workers']},1,1024]")
@@ -167,11 +164,15 @@ def engine(how: dict[str, Any]) -> Any:
         "spark.log.level": "ERROR",
     }.items():
         builder = builder.config(name, value)
-    return behind(Proxied(hy.Spark(builder.getOrCreate(), workers=how["workers"], env=environment)))
+    return behind(hy.Spark(builder.getOrCreate(), workers=how["workers"], env=environment))
 
 
-def behind(engine: Proxied) -> Proxied:
+def behind(engine: Any) -> Any:
     """The engine, whose network is bad when the file at $NETWORK says so: "swallow" or "hold", seconds."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from faults.proxy import Proxied  # workers, which open the store of this module, need none
+
+    engine = Proxied(engine)
     path = Path(os.environ["NETWORK"])
 
     def watch() -> None:
