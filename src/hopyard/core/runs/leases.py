@@ -10,6 +10,7 @@ elsewhere (`liveness`). Time is not read here: it arrives with the events.
 
 from __future__ import annotations
 
+from hopyard.core.runs.deadlines import Deadlines
 from hopyard.core.runs.events import Dispatch
 from hopyard.spec import Unit
 
@@ -22,7 +23,7 @@ class Leases:
     def __init__(self) -> None:
         self.last = 0
         self._standing: dict[int, Dispatch] = {}
-        self._until: dict[int, float] = {}
+        self._until = Deadlines()
         """Slot → the time by which it must answer."""
 
     def __len__(self) -> int:
@@ -70,12 +71,12 @@ class Leases:
         return self._standing[lease].unit
 
     def earliest(self) -> float | None:
-        """Return the next deadline; None: there is none. O(slots) where there is a `unit_timeout`."""
-        return min(self._until.values(), default=None)
+        """Return the next deadline; None: there is none."""
+        return self._until.earliest()
 
     def expired(self, at: float) -> list[int]:
         """Return the slots whose deadline has passed at `at`, in order of their deadlines."""
-        return [slot for _, slot in sorted((until, slot) for slot, until in self._until.items() if until <= at)]
+        return self._until.due(at)
 
     def standing(self) -> dict[int, tuple[int, Unit]]:
         """Return lease → (slot, unit)."""

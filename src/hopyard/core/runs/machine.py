@@ -25,6 +25,7 @@ No clock, no I/O, no randomness: time is in the events.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast
 
@@ -78,6 +79,9 @@ from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.storing import Storing
 from hopyard.spec import Ref, RunSpec, Unit, Warned
 
+COUNT_SECONDS = 1e-4
+"""Seconds of a run, for each trial, in which idle slots beside waiting trials are counted at most once."""
+
 
 class Machine:
     """The state of one run.
@@ -117,6 +121,8 @@ class Machine:
         self.defects = self._storing.defects
         self.warnings = self._run.warnings
         self.home_idle = 0.0
+        self._unmatched, self._counted = 0, -math.inf
+        """Slots that are idle while trials wait, as counted last, and when."""
         self._finishing = False
         """`Finish` was commanded."""
         self._homes_changed = False
@@ -196,7 +202,9 @@ class Machine:
         run = self._run
         run.before, run.at = run.at, line.at
         if self.places.active and self.status == "running" and type(line) is not Resumed:
-            self.home_idle += self.scheduler.unmatched() * (run.at - run.before)
+            if run.at >= self._counted + COUNT_SECONDS * len(self.trials):
+                self._unmatched, self._counted = self.scheduler.unmatched(), run.at
+            self.home_idle += self._unmatched * (run.at - run.before)
 
     def settle(self) -> None:
         """Drop what a fold noted: the decisions that followed are in the journal themselves.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hopyard.core.runs.deadlines import Deadlines
 from hopyard.spec import Ref
 
 CUT_OFF = 150.0
@@ -35,7 +36,7 @@ class _Owing:
 class Durability:
     """The States that are awaited. Owner: `Machine`.
 
-    `earliest`, `expired` and `stored` cost O(slots), all else O(1); `gone` costs O(n) for what the slot owes.
+    `earliest` costs amortized O(log n), `stored` O(slots that are away), `gone` O(n) for what the slot owes.
 
     Args:
         timeout: seconds in which a slot that owes a State must store one, while it reaches the store.
@@ -48,7 +49,7 @@ class Durability:
         self._slots: dict[int, _Owing] = {}
         self._away: dict[int, _Owing] = {}
         """Slots that cannot reach the store."""
-        self._late: dict[int, float] = {}
+        self._late = Deadlines()
         """Slot → when it is late."""
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class Durability:
                 other.alone = at
             oldest = next(iter(other.states.values()), math.inf)
             if at - max(other.alone, oldest) >= max(self._timeout, CUT_OFF):
-                self._late.setdefault(number, at)
+                self._late[number] = self._late.get(number, at)
 
     def settled(self, ref: Ref) -> None:
         """Stop awaiting a State: it is durable, or nobody needs it."""
@@ -110,13 +111,12 @@ class Durability:
 
     def earliest(self) -> float | None:
         """Return when the next slot is late; None: none can be."""
-        return min(self._late.values(), default=None)
+        return self._late.earliest()
 
     def expired(self, at: float) -> list[tuple[int, Ref]]:
         """Return (slot, the State that it has owed for the longest time) for all slots that are late at this time, in
         order of their deadlines."""
-        late = sorted((until, slot) for slot, until in self._late.items() if until <= at)
-        return [(slot, next(iter(self._slots[slot].states))) for _, slot in late]
+        return [(slot, next(iter(self._slots[slot].states))) for slot in self._late.due(at)]
 
     def awaited(self) -> dict[str, tuple[int, float]]:
         """State → (slot, when that slot is late with it). For tests."""
