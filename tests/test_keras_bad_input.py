@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -432,14 +433,16 @@ def drawing() -> Any:
 
 
 def sampling() -> Any:
-    """A layer that draws from another of TensorFlow's own generators."""
+    """A layer that draws from the operating system, by a function of Python."""
     import keras
     import tensorflow as tf
 
+    def drawn() -> np.float32:
+        return np.float32(int.from_bytes(os.urandom(3)) / 2**24)
+
     class Sampling(keras.layers.Layer):
         def call(self, x):
-            drawn, _, _ = tf.random.log_uniform_candidate_sampler(tf.zeros((1, 1), tf.int64), 1, 4, False, 1_000_000)
-            return x + tf.cast(tf.reduce_sum(drawn), tf.float32) / 1e6  # of few numbers, two sums would be equal
+            return x + tf.ensure_shape(tf.numpy_function(drawn, [], tf.float32), ())
 
     return Sampling()
 
