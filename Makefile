@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 # Tests start hundreds of processes; without bytecode each compiles the package anew, for a second.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait about as long as they compute, so two cores have four processes.
+# Tests wait about as long as they compute, so two cores have four processes. Each test goes to the first that is free.
 PROCESSES := 4
 CLASSES := $(VENV)/.spark-classes.jsa
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadgroup

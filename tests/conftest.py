@@ -43,12 +43,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # shells start jobs in th
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
-GROUPS = {
-    "executors": r"def spark\(executors",
-    "spark": r"\bspark: Any",
-    "tensorflow": r"mark\.tensorflow|import tensorflow|import keras",
-}
-"""Group of tests → by which words its files are known."""
 MARKS = ("spark", "tensorflow", "jax", "programs", "slow", "long", "campaign")
 
 
@@ -81,16 +75,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks that follow from others, and from fixtures. One process of xdist takes all tests of a group, as they share
-    what takes long to start: a session of Spark with executors, one without, TensorFlow. Else a file is a group."""
-    files: dict[Path, str] = {}
+    """Marks that follow from others, and from fixtures."""
     for item in items:
         if "sessions" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
-        if item.path not in files:
-            text = item.path.read_text()
-            files[item.path] = next((name for name, words in GROUPS.items() if re.search(words, text)), str(item.path))
-        item.add_marker(pytest.mark.xdist_group(files[item.path]))
         if any(item.get_closest_marker(name) for name in ("long", "campaign")):
             item.add_marker("slow")
 
