@@ -696,3 +696,8 @@ def test_an_item_that_cannot_be_read() -> None:
     pytest.importorskip("torch")
     with pytest.raises(hy.DataError, match="item 2 cannot be read: ValueError: corrupt image"):
         hy.Dataset.torch(Items(), partitions=1).prepare()
+
+
+def test_fit_takes_one_metric() -> None:
+    with pytest.raises(hy.SpecError, match=r"metric = \['loss', 'val_loss'\]: fit has one trial"):
+        hy.fit(None, {"lr": 0.1}, None, epochs=1, metric=["loss", "val_loss"], mode=["min", "min"])  # type: ignore[arg-type]

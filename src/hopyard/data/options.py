@@ -93,7 +93,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     key: list[str] = []
     """Columns whose values decide where a row goes; none: the row's number, or its features."""
     impute: dict[str, Fill] = {}
-    """What stands for the missing values of columns; {}: none may be missing."""
+    """Replacements for the missing values of columns; {}: none may be missing."""
 
     @property
     def counted(self) -> set[str]:

@@ -75,7 +75,7 @@ class Placement(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether other runs of this process have the places, and will end: that time does not count."""
+        """Return True if other runs of this process hold the places and will end. That time does not count."""
         return False
 
     @property

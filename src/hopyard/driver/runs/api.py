@@ -148,6 +148,8 @@ def fit(
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last.
     `stop`: hy.Patience(n) or a function; the other rules compare trials."""
     given = locals()
+    if metric is not None and not isinstance(metric, str):
+        raise SpecError(f"metric = {shown(metric)}: fit has one trial and takes one name; hy.select takes a list")
     if metric is not None and mode is None:
         raise SpecError(f'mode = None: metric = {shown(metric)} needs "min" or "max", which of its values is the best')
     if (rule := rule_of(stop)) is not None and rule.compares:

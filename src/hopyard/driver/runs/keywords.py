@@ -132,7 +132,7 @@ KEYWORDS = {
     "encrypt": Keyword("between hosts", partial(one_of, allowed=(True, False, "between hosts"))),
     "timeouts": Keyword(None, optional(_timeouts, Timeouts()), "after which a worker is replaced, a hy.Timeouts"),
 }
-"""Of `select` and `fit`, in which metric and mode may be None."""
+"""Keywords of `select` and `fit`. For `fit`, metric and mode default to None."""
 
 RESUME = {name: KEYWORDS[name] for name in ("engine", "wait", "trust")} | {
     "failed": Keyword(False, flag),

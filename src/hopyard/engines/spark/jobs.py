@@ -87,7 +87,7 @@ class Jobs(Placement):
             self._tag = f"hopyard-{secrets.token_hex(4)}"  # jobs of the last one may still be cancelled
         self._logs, self._open_ended = launch.log(0).parent, launch.open_ended
         self._placed = False
-        """Whether each slot has had an agent."""
+        """True once every slot has had an agent."""
         with _OPEN_LOCK:
             _OPEN[self] = None
 
@@ -103,7 +103,7 @@ class Jobs(Placement):
 
     @property
     def blocked(self) -> bool:
-        """Whether other runs of this process wait for slots or hold some, and end by themselves."""
+        """Return True if other runs of this process wait for slots or hold some, and end by themselves."""
         return not all(other._open_ended for other in (*self._waiting(), *self._holders()))
 
     def absence(self, when: str) -> str:

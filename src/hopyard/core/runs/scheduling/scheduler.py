@@ -471,7 +471,7 @@ class Scheduler:
         self.resting = self._hold(resting, self.resting)
 
     def _in_refuge(self, trial: TrialRecord) -> bool:
-        """Whether the unit of the trial that ran out of memory runs, while other slots rest."""
+        """Return True while the isolated unit of a trial that ran out of memory is running."""
         slot = self._slots.get(trial.refuge)
         return slot is not None and bool(slot.busy) and slot.busy in (trial.lease, *trial.validation_leases)
 

@@ -21,7 +21,7 @@ CUT_OFF = 150.0
 
 @dataclass(slots=True)
 class _Owing:
-    """What one slot owes."""
+    """The States that one slot must still store."""
 
     states: dict[Ref, float] = field(default_factory=dict)
     """State → when it was made, the oldest first."""
