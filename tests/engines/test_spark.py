@@ -70,21 +70,25 @@ def trouble(folder: Path, what: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def beyond_the_safe_step(directory: Path) -> list[Dispatch]:
-    """Training that began before a State that was durable by then, with all ends of epochs before it. (One that is
-    stored while its units are done again does not count.)"""
+    """Training that began before a State that was durable by then, with all ends of epochs before it.
+
+    A State that a worker made before another one was lost, and that was stored after it, does not count: its trial may
+    have gone back meanwhile.
+    """
     durable: dict[int, set[int]] = {}
-    units: list[Unit] = []
+    newest = lost = 0
     found = []
     for line in journal(directory):
-        if isinstance(line, Durable):
-            ref = line.ref
-            if not any(u.trial == ref.trial and u.lease > ref.attempt and began(u) < ref.step for u in units):
-                durable.setdefault(ref.trial, set()).add(ref.step)
-        elif isinstance(line, Dispatch) and line.unit.kind == "train":
-            units.append(line.unit)
+        if isinstance(line, Left):
+            lost = newest
+        elif isinstance(line, Durable):
+            if line.ref.attempt > lost:
+                durable.setdefault(line.ref.trial, set()).add(line.ref.step)
+        elif isinstance(line, Dispatch):
+            newest = max(newest, line.unit.lease)
             steps = durable.get(line.unit.trial, set())
             safe = max((s for s in steps if all(end in steps for end in range(4, s, 4))), default=0)
-            if began(line.unit) < safe:
+            if line.unit.kind == "train" and began(line.unit) < safe:
                 found.append(line)
     return found
 
