@@ -28,12 +28,12 @@ PARTITIONS = 100
 
 
 def recipe(config: dict[str, Any]) -> Any:
-    from hopyard.agent.connection import Connection
+    from hopyard.agent.connection import DriverConnection
     from hopyard.core.runs.events import Done
 
-    if not hasattr(Connection, "noted"):  # once an agent: note the times at its own end of the wire
-        Connection.noted = Path(config["notes"]).open("ab", buffering=0)
-        send, receive, said = Connection.send, Connection.receive, []
+    if not hasattr(DriverConnection, "noted"):  # once an agent: note the times at its own end of the wire
+        DriverConnection.noted = Path(config["notes"]).open("ab", buffering=0)
+        send, receive, said = DriverConnection.send, DriverConnection.receive, []
 
         def note_send(self: Any, message: Any, patient: bool = False) -> None:
             send(self, message, patient)
@@ -43,10 +43,10 @@ def recipe(config: dict[str, Any]) -> Any:
         def note_receive(self: Any, idle: Any = None) -> Any:
             message = receive(self, idle)
             if said:
-                Connection.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
+                DriverConnection.noted.write(np.float64(time.perf_counter() - said.pop()).tobytes())
             return message
 
-        Connection.send, Connection.receive = note_send, note_receive
+        DriverConnection.send, DriverConnection.receive = note_send, note_receive
     return Nothing()
 
 

@@ -85,7 +85,14 @@ def main() -> None:
         for sigma in (0.0, 0.5):
             text = f"8 hosts, 16 trials, {partitions} partitions, sigma {sigma:g}, over the bound"
             over_bound(text, 1.06, seeds, eight, 16, partitions, sigma=sigma)
-    over_bound("hosts of 1 and 4 workers, 64 partitions, over the bound", 1.05, seeds, [Host(1), Host(4)], 16, 64)
+    over_bound(
+        "hosts of 1 and 4 workers, 64 partitions, over the bound",
+        1.05,
+        seeds,
+        [Host(1), Host(4)],
+        16,
+        64,
+    )
     for count, partitions in ((2, 32), (3, 32), (5, 64), (8, 32), (8, 64)):
         worlds = [
             run(seed, [Host()] * count, 16, partitions, group_seconds=10.0)[2] for seed in range(seeds // 10 or 1)
@@ -110,7 +117,13 @@ def main() -> None:
         for copies in (1, 2):
             text = f"{count} hosts, {partitions} partitions, copies={copies}, over the bound"
             over_bound(
-                text, 1.3 if copies == 1 else 1.05, seeds // 4 or 1, [Host()] * count, 16, partitions, copies=copies
+                text,
+                1.3 if copies == 1 else 1.05,
+                seeds // 4 or 1,
+                [Host()] * count,
+                16,
+                partitions,
+                copies=copies,
             )
     text = "16 hosts, 8 partitions, 32 trials, over the bound"
     over_bound(text, 1.1, seeds // 4 or 1, [Host()] * 16, 32, 8)

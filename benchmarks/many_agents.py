@@ -3,11 +3,11 @@
     python benchmarks/many_agents.py [--agents 1000] [--processes 20] [--trials 5000] [--apart] [--profile]
 
 The driver is a real one, in a process of its own: `hy.select` with an engine of this script, its journal, its encrypted
-socket, its stores. The agents are threads, some dozens in a process: each has what an agent has (a `Connection` of two
-sockets and a thread, a third socket for heartbeats, a worker with shared memory of its own and a thread that stores
-States) and runs the agent's own code (`agent.runs.service.work`). Their units do nothing, so all that takes time is
-Hopyard. Only what belongs to a process is missing: a companion each, for which one thread sends the heartbeats of all
-agents of a process, spread over time.
+socket, its stores. The agents are threads, some dozens in a process: each has what an agent has (a `DriverConnection`
+of two sockets and a thread, a third socket for heartbeats, a worker with shared memory of its own and a thread that
+stores States) and runs the agent's own code (`agent.runs.service.work`). Their units do nothing, so all that takes
+time is Hopyard. Only what belongs to a process is missing: a companion each, for which one thread sends the heartbeats
+of all agents of a process, spread over time.
 
 The first trial's check waits until all agents are up, and some seconds longer; so the costs of joining, of standing by
 and of the selection are told apart. The driver shares the machine's cores with all agents: its wall time is theirs too.
@@ -42,13 +42,13 @@ import msgspec
 import zmq
 
 import hopyard as hy
-from hopyard.agent.connection import Connection, dial
+from hopyard.agent.connection import DriverConnection, dial
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs import service
 from hopyard.core.messages import Beat, Card, Hello, Setup, pack
 from hopyard.core.runs.events import CODEC, Dispatch, Done, Joined, Lost
 from hopyard.driver.router import Router
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers
 from hopyard.ports import LaunchInfo
 from hopyard.store.journal import read
@@ -108,7 +108,7 @@ def host() -> None:
 
 def run_agent(card: Card, progress: Progress) -> None:
     """Be an agent, as `agent.main.serve` is."""
-    connection = Connection(card, progress)
+    connection = DriverConnection(card, progress)
     try:
         connection.send(Hello(card.slot))
         setup = connection.receive()
@@ -227,7 +227,7 @@ class Watch:
         self._count(Router, "_heartbeat", "heartbeats")
         self._count(Router, "_numbered", "from agents")
         self._count(Router, "_write", "to agents")
-        ready, fact, finished = Workers.ready, Loop._fact, Loop._finished
+        ready, fact, finished = Workers.ready, RunLoop._fact, RunLoop._finished
 
         def on_ready(workers: Workers, message: Any, now: float) -> Joined:
             self._left -= 1
@@ -235,15 +235,15 @@ class Watch:
                 self.mark("up")
             return ready(workers, message, now)
 
-        def on_fact(loop: Loop, message: Any, now: float) -> Any:
+        def on_fact(loop: RunLoop, message: Any, now: float) -> Any:
             self.mark("checked")
             return fact(loop, message, now)
 
-        def on_finish(loop: Loop, command: Any) -> None:
+        def on_finish(loop: RunLoop, command: Any) -> None:
             self.mark("finished")
             finished(loop, command)
 
-        Workers.ready, Loop._fact, Loop._finished = on_ready, on_fact, on_finish  # type: ignore[method-assign]
+        Workers.ready, RunLoop._fact, RunLoop._finished = on_ready, on_fact, on_finish  # type: ignore[method-assign]
         from hopyard.driver.runs import loop
 
         loop._CARRY_OUT[loop.Finish] = on_finish

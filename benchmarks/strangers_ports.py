@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import DriverConnection as Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +29,11 @@ import msgspec
 import zmq
 
 from hopyard import __version__
-from hopyard.agent.connection import Connection
+from hopyard.agent.connection import DriverConnection
 from hopyard.agent.connection import dial as dial_driver
 from hopyard.agent.progress import Progress
 from hopyard.certificate import make_certificate
-from hopyard.core.delivery import Head
+from hopyard.core.delivery import Header
 from hopyard.core.messages import FRAME_LIMIT, Card, Examine, Hello, Ready, Setup, framed, pack
 from hopyard.driver import router
 from hopyard.engines.supervisors import messages as lines
@@ -122,7 +122,7 @@ def serve_messages(pipe: Pipe) -> None:
 
 def agent(address: Address, card: Card) -> Iterator[None]:
     card = msgspec.structs.replace(card, address=f"tcp://{joined(*address)}", incarnation=secrets.randbelow(10**9))
-    connection = Connection(card, Progress())
+    connection = DriverConnection(card, Progress())
     try:
         connection.send(Hello(0))
         connection.receive()
@@ -145,7 +145,7 @@ def command(name: bytes, body: bytes) -> bytes:
 
 
 NAME = b"w0.9999999999"
-HELLO = framed(Head(1, 0), pack(Hello(0)))
+HELLO = framed(Header(1, 0), pack(Hello(0)))
 HELLO_FRAME = bytes([0, len(HELLO)]) + HELLO
 IDENTITY = b"\x08Identity" + struct.pack(">I", len(NAME)) + NAME
 MESSAGES: list[Bytes] = [
@@ -203,12 +203,12 @@ def serve_supervisors(pipe: Pipe) -> None:
 
 def executor(address: Address, token: str) -> Iterator[None]:
     with dial_from_host(Ticket(*address, token)).socket as connection:
-        connection.sendall(lines.line_of(lines.Hello(token, "here", "here-1", (), 0, __version__, PYTHON)))
+        connection.sendall(lines.line_of(lines.SupervisorHello(token, "here", "here-1", (), 0, __version__, PYTHON)))
         with connection.makefile("rb") as orders:
             while line := orders.readline():
                 slot = lines.order_of(line).slot
                 yield
-                connection.sendall(lines.line_of(lines.Ended(slot, "as agreed")))
+                connection.sendall(lines.line_of(lines.AgentEnded(slot, "as agreed")))
         raise ConnectionError("the driver hung up")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hopyard import __version__
-from hopyard.engines.supervisors.messages import Hello, line_of, order_of
+from hopyard.engines.supervisors.messages import SupervisorHello, line_of, order_of
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import PYTHON
 
@@ -45,7 +45,7 @@ class Played:
     ) -> None:
         self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job if job >= 0 else len(self.all)
-        self.say(Hello(token, host, executor, gpus, self.job, version, PYTHON))
+        self.say(SupervisorHello(token, host, executor, gpus, self.job, version, PYTHON))
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 

@@ -21,7 +21,7 @@ from hopyard.cli import app
 from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Line, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import session as drive
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.resume.recovery import recover
 from hopyard.errors import PreflightError
 from hopyard.spec import Ref, RunSpec
@@ -198,16 +198,16 @@ def descriptors() -> int:
 
 
 @pytest.fixture
-def loops(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Loop]]:
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[RunLoop]]:
     """Of all drivers from here on."""
-    made: list[weakref.ref[Loop]] = []
+    made: list[weakref.ref[RunLoop]] = []
 
-    class Watched(Loop):
+    class Watched(RunLoop):
         def __init__(self, *args: Any) -> None:
             made.append(weakref.ref(self))
             super().__init__(*args)
 
-    monkeypatch.setattr(drive, "Loop", Watched)
+    monkeypatch.setattr(drive, "RunLoop", Watched)
     return made
 
 
@@ -221,7 +221,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Loop]]:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_run_that_is_kept_holds_no_driver(
-    tmp_path: Path, loops: list[weakref.ref[Loop]], wait: bool, engine: Any
+    tmp_path: Path, loops: list[weakref.ref[RunLoop]], wait: bool, engine: Any
 ) -> None:
     select(tmp_path / "first", engine=engine)  # what a process opens once
     gc.collect()
@@ -233,7 +233,9 @@ def test_a_run_that_is_kept_holds_no_driver(
     assert [run.status for run in kept] == ["completed"] * 3
 
 
-def test_a_run_that_failed_in_the_background_holds_none_either(tmp_path: Path, loops: list[weakref.ref[Loop]]) -> None:
+def test_a_run_that_failed_in_the_background_holds_none_either(
+    tmp_path: Path, loops: list[weakref.ref[RunLoop]]
+) -> None:
     run = select(tmp_path / "run", metric="auc", engine=hy.Local(1, devices=None), wait=False)
     with pytest.raises(PreflightError, match="auc"):
         run.wait()

@@ -27,14 +27,13 @@ from zmq.utils.monitor import recv_monitor_message
 from feed_servers import TOKEN, feed_server, numbers
 from hopyard import __version__
 from hopyard.agent.connection import dial
-from hopyard.core.delivery import Head
+from hopyard.core.delivery import Header
 from hopyard.core.messages import LIMIT, Hello, Ready, Setup, framed, pack
 from hopyard.driver import router as router_module
 from hopyard.driver import strangers as strangers_module
 from hopyard.driver.router import Router
 from hopyard.engines.supervisors import listener as supervisors_module
-from hopyard.engines.supervisors.messages import Hello as SupervisorHello
-from hopyard.engines.supervisors.messages import Start, line_of, order_of
+from hopyard.engines.supervisors.messages import Start, SupervisorHello, line_of, order_of
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.feeds import protocol, receiver
@@ -109,8 +108,8 @@ class Driver:
         """Whether an agent is heard."""
         context = zmq.Context()
         agent = dial(context, self.card, "w", {zmq.LINGER: 0})
-        agent.send(framed(Head(1, 0), pack(Hello(0))))
-        agent.send(framed(Head(2, 0), pack(Ready(0, "here", 1))))
+        agent.send(framed(Header(1, 0), pack(Hello(0))))
+        agent.send(framed(Header(2, 0), pack(Ready(0, "here", 1))))
         end = time.monotonic() + SECONDS
         heard: list[Any] = []
         while not heard and time.monotonic() < end:

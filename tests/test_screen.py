@@ -16,7 +16,7 @@ import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.machine import fold
 from hopyard.driver.logs import last_lines
-from hopyard.views.live import Table
+from hopyard.views.live import LiveTable
 from jobs import dataset, journal, linear
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/x][bold red]\u202egpj.exe\u200b[link=http://x]\b\n\tbest  completed  9/9"
@@ -83,7 +83,7 @@ def test_the_live_table(run: hy.Run, terminal: bool) -> None:
     console = Console(file=screen, force_terminal=terminal, width=400, height=50, color_system=None)
     lines = journal(run.directory)
     machine = fold(lines)
-    view = Table(machine.spec, console=console)
+    view = LiveTable(machine.spec, console=console)
     view.see(lines, machine)
     view.close(machine)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "")  # rich's own

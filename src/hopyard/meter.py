@@ -70,7 +70,7 @@ def enter(phase: str) -> None:
     _Process.counter.enter(phase)
 
 
-class Steps:
+class StepMeter:
     """The steps of one built model. The first of each kind and shape may compile, which may take any time: that is the
     phase "compile"; the steps after it are "train" or "validate"."""
 

@@ -310,7 +310,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     gang: Gang | None = None
     """How several workers train one model; None: each worker trains alone."""
     copies: int | None = None
-    """Hosts that are home to each partition (`core/runs/scheduling/places.py`); None: rows go to every host that needs
+    """Hosts that are home to each partition (`core/runs/scheduling/homes.py`); None: rows go to every host that needs
     them. It never changes results."""
     also: tuple[Objective, ...] = ()
     """Objectives beside `metric`, which is the first."""

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from faults.proxy import Proxied
-from hopyard.agent.connection import Connection, dial
+from hopyard.agent.connection import DriverConnection, dial
 from hopyard.agent.progress import Progress
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
 from hopyard.core.programs.messages import FeedFailed
@@ -47,8 +47,8 @@ class Both:
     def _card(self, incarnation: int) -> Card:
         return msgspec.structs.replace(self.cards.cards[0], incarnation=incarnation)
 
-    def dial(self, incarnation: int = 1) -> Connection:
-        return Connection(self._card(incarnation), self.progress)
+    def dial(self, incarnation: int = 1) -> DriverConnection:
+        return DriverConnection(self._card(incarnation), self.progress)
 
     def turn(self, confirm: bool = True) -> None:
         self._companion.send(pack(Beat(0, taken=self.progress.taken)))
@@ -220,7 +220,7 @@ def test_an_agent_whose_messages_are_never_confirmed_ends_with_a_reason(
     left_open(lost)
 
 
-def left_open(connection: Connection) -> None:
+def left_open(connection: DriverConnection) -> None:
     """Close what a process that ended would have closed by its end."""
     connection._thread.join(60)
     connection._main.close(0)

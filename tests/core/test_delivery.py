@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hopyard.core.delivery import BYTES, LONGEST, MESSAGES, SPEED, Delivery, Head, Inbox, Outbox, Unconfirmed
+from hopyard.core.delivery import BYTES, LONGEST, MESSAGES, SPEED, Delivery, Header, Inbox, Outbox, Unconfirmed
 
 PATIENCE = 5.0
 ENDS = st.sampled_from([0, 1])
@@ -24,12 +24,12 @@ class Channel(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.ends = [Delivery(PATIENCE), Delivery(PATIENCE)]
-        self.way: list[list[tuple[Head, bytes]]] = [[], []]
+        self.way: list[list[tuple[Header, bytes]]] = [[], []]
         """To each end."""
         self.sent: list[list[bytes]] = [[], []]
         self.got: list[list[bytes]] = [[], []]
 
-    def frame(self, to: int, head: Head, body: bytes) -> None:
+    def frame(self, to: int, head: Header, body: bytes) -> None:
         for each in self.ends[to].receive(head, body):
             self.got[to].append(each)
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from hopyard.agent.connection import dial
-from hopyard.core.delivery import Head
+from hopyard.core.delivery import Header
 from hopyard.core.liveness import PHASES
 from hopyard.core.messages import (
     LIMIT,
@@ -66,7 +66,7 @@ class Played:
         if number is None:
             number = self.number = self.number + 1
         body = message if isinstance(message, bytes) else pack(message)
-        self.socket.send(framed(Head(number, confirmed), body), flags)
+        self.socket.send(framed(Header(number, confirmed), body), flags)
 
     def greet(self) -> Played:
         self.say(Hello(self.slot))
@@ -78,7 +78,7 @@ class Played:
     def ready(self) -> None:
         self.say(Ready(self.slot, "here", 1))
 
-    def told(self, milliseconds: int = 0) -> tuple[str, Head, Any] | None:
+    def told(self, milliseconds: int = 0) -> tuple[str, Header, Any] | None:
         """(socket, head, message) of what the driver said; the message is None in a mere confirmation."""
         for name, dealer in (("main", self.socket), ("side", self.side)):
             if dealer.poll(milliseconds // 2):
@@ -126,7 +126,7 @@ class Wire:
         dealer.connect(card.address)
         return dealer
 
-    def told(self, agent: Played, seconds: float = 60.0) -> tuple[str, Head, Any]:
+    def told(self, agent: Played, seconds: float = 60.0) -> tuple[str, Header, Any]:
         """What the agent is told next, while the driver does what it does."""
         end = time.monotonic() + seconds
         while (found := agent.told(40)) is None:
@@ -170,7 +170,7 @@ def test_who_has_the_card_is_heard_and_told_its_setup(wire: Callable[..., Wire])
     agent = it.dial(1).greet()
     agent.ready()
     assert it.hear() == [Ready(1, "here", 1)]
-    assert it.told(agent) == ("main", Head(1, 1), SETUP)
+    assert it.told(agent) == ("main", Header(1, 1), SETUP)
     assert it.devices == ["cuda"]
 
 
@@ -510,12 +510,12 @@ def test_the_largest_message_arrives_both_ways(wire: Callable[..., Wire]) -> Non
 def test_what_is_not_confirmed_is_sent_again_until_it_is(wire: Callable[..., Wire]) -> None:
     it = wire(heartbeat_timeout=0.9)
     agent = it.dial(0).greet()
-    assert it.told(agent) == ("main", Head(1, 1), SETUP)
-    assert it.told(agent) == ("side", Head(1, 1), SETUP)  # after 0.3 s
+    assert it.told(agent) == ("main", Header(1, 1), SETUP)
+    assert it.told(agent) == ("side", Header(1, 1), SETUP)  # after 0.3 s
     it.router.send(0, End())
-    assert it.told(agent) == ("main", Head(2, 1), End())
+    assert it.told(agent) == ("main", Header(2, 1), End())
     agent.beat(taken=1)
-    assert it.told(agent) == ("side", Head(2, 1), End())
+    assert it.told(agent) == ("side", Header(2, 1), End())
     agent.beat(taken=2)
     it.router.receive(0.1)
     end = time.monotonic() + 0.8
@@ -554,15 +554,15 @@ def test_what_was_received_is_confirmed_once_the_caller_has_it_safe(wire: Callab
     agent.say(READY)
     assert it.hear() == [READY]
     it.router.confirm()
-    assert it.told(agent) == ("side", Head(0, 3), None)
+    assert it.told(agent) == ("side", Header(0, 3), None)
     agent.say(READY)
     assert it.hear() == [READY]
     it.router.confirm()
     it.router.send(0, End())
-    assert it.told(agent) == ("main", Head(2, 4), End())
+    assert it.told(agent) == ("main", Header(2, 4), End())
     assert agent.told(100) is None
     agent.say(READY, number=4)  # it has not heard of the confirmation
-    assert it.told(agent) == ("side", Head(0, 4), None)
+    assert it.told(agent) == ("side", Header(0, 4), None)
 
 
 def test_what_an_earlier_process_of_the_slot_said_is_not_heard(wire: Callable[..., Wire]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from hopyard.core.liveness import SHOWN, Sample
-from hopyard.driver.timeouts import Timeouts
+from hopyard.driver.timeouts import SlotTimers
 
 
 def test_stalls_follow_each_heartbeat_and_earlier_answers_stay_as_they_were() -> None:
-    timeouts = Timeouts(60.0, 600.0)
+    timeouts = SlotTimers(60.0, 600.0)
     for slot in range(3):
         timeouts.start(slot)
     now = time.monotonic()

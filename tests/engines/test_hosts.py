@@ -26,7 +26,7 @@ from hopyard.doctor import examine_hosts
 from hopyard.engines.hosts import ssh as module
 from hopyard.engines.hosts.login import Login
 from hopyard.engines.hosts.reach import PEER
-from hopyard.engines.hosts.ssh import Target, targets
+from hopyard.engines.hosts.ssh import SshTarget, targets
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.ports import LaunchInfo
 from hosts import played_ssh
@@ -40,13 +40,13 @@ def ssh(tmp_path: Path) -> str:
 
 def test_how_hosts_are_named() -> None:
     assert targets("Hosts(hosts)", ["a", "b:4", "user@c", "user@d.lab:2", "[2001:db8::1]:3", "::1", "u@fe80::2"]) == (
-        Target("a", None),
-        Target("b", 4),
-        Target("user@c", None),
-        Target("user@d.lab", 2),
-        Target("2001:db8::1", 3),
-        Target("::1", None),
-        Target("u@fe80::2", None),
+        SshTarget("a", None),
+        SshTarget("b", 4),
+        SshTarget("user@c", None),
+        SshTarget("user@d.lab", 2),
+        SshTarget("2001:db8::1", 3),
+        SshTarget("::1", None),
+        SshTarget("u@fe80::2", None),
     )
 
 
@@ -263,7 +263,7 @@ def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_pat
     path = tmp_path / "ssh"
     path.write_text(f"#!/bin/sh\nsleep 30 &\necho $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child\nwait\n")
     path.chmod(0o700)
-    login = Login([str(path)], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    login = Login([str(path)], SshTarget("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
     login.begin()
     end = time.monotonic() + 60
     while not (tmp_path / "child").exists():
@@ -275,7 +275,7 @@ def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_pat
 
 
 def test_what_a_host_says_gives_no_orders_to_a_terminal() -> None:
-    login = Login(["ssh"], Target("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
+    login = Login(["ssh"], SshTarget("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
     assert login._explained(3, "a\x1b[2Jb\n").startswith(r"beta: a\x1b[2Jb: give hy.Hosts(address=")
 
 

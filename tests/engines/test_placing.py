@@ -20,7 +20,7 @@ from hopyard import __version__
 from hopyard.certificate import make_certificate
 from hopyard.engines.local import cores
 from hopyard.engines.supervisors import host as module
-from hopyard.engines.supervisors.messages import Hello, Prepare, line_of
+from hopyard.engines.supervisors.messages import Prepare, SupervisorHello, line_of
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import PYTHON, dial
 from hopyard.engines.supervisors.ticket import Ticket, write
@@ -208,7 +208,7 @@ def test_only_who_has_the_certificate_and_the_token_is_let_in(tmp_path: Path) ->
     placed = Placed("login", tmp_path)
     try:
         count, address = placed.supervisors.admitted_count, ("127.0.0.1", placed.supervisors.port)
-        hello = line_of(Hello(TOKEN, "there", "", (), 0, __version__, PYTHON))
+        hello = line_of(SupervisorHello(TOKEN, "there", "", (), 0, __version__, PYTHON))
         with socket.create_connection(address, 5) as plain:  # knows the token, speaks no TLS
             plain.sendall(hello)
             assert ended(plain)
@@ -217,7 +217,7 @@ def test_only_who_has_the_certificate_and_the_token_is_let_in(tmp_path: Path) ->
             dial(other)
         wrong = dial(Ticket(*address, "a guess", certificate=placed.ticket.certificate))
         with wrong.socket:
-            wrong.send(line_of(Hello("a guess", "there", "", (), 0, __version__, PYTHON)))
+            wrong.send(line_of(SupervisorHello("a guess", "there", "", (), 0, __version__, PYTHON)))
             assert wrong.receive() in (b"", None)
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

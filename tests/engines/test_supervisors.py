@@ -28,15 +28,15 @@ from hopyard.engines.local import agent_environment
 from hopyard.engines.supervisors import roster as module
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.messages import (
-    End,
-    Ended,
+    AgentEnded,
+    EndAgent,
     EndTask,
     Free,
-    Hello,
     Leave,
     Prepare,
     Printed,
     Start,
+    SupervisorHello,
     line_of,
 )
 from hopyard.engines.supervisors.pool import Supervisors
@@ -104,7 +104,7 @@ def test_an_agent_that_ended_leaves_its_seat_to_the_next(supervisors: Supervisor
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()
-    one.say(Ended(0, "process 7 was killed by SIGKILL"))
+    one.say(AgentEnded(0, "process 7 was killed by SIGKILL"))
     assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
     supervisors.start(1)
     assert one.hear() == Start(1)
@@ -116,7 +116,7 @@ def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(superviso
     one.hear()
     supervisors.end(0)
     supervisors.start(1)
-    assert one.hear() == End(0)
+    assert one.hear() == EndAgent(0)
     assert supervisors.waits(1)
     one.say(Free(0))
     assert one.hear() == Start(1)
@@ -128,8 +128,8 @@ def test_an_end_and_an_order_to_end_that_cross(supervisors: Supervisors) -> None
     one = Played(supervisors)
     one.hear()
     supervisors.end(0)
-    one.say(Ended(0, "it was over before it heard"))
-    assert one.hear() == End(0)
+    one.say(AgentEnded(0, "it was over before it heard"))
+    assert one.hear() == EndAgent(0)
     supervisors.start(1)
     assert one.hear() == Start(1)
     assert supervisors.lost() == []
@@ -152,7 +152,7 @@ def test_a_seat_that_does_not_end_its_agent_is_given_up(
     assert supervisors.abandoned() == set()
     time.sleep(0.2)
     supervisors.lost()
-    assert (one.hear(), one.hear()) == (End(0), Leave())
+    assert (one.hear(), one.hear()) == (EndAgent(0), Leave())
     assert supervisors.abandoned() == {one.job} and supervisors.abandoned() == set()
     assert supervisors.waits(0), "the agent that was given up may still be at work"
     until(lambda: supervisors.lost() == [] and not supervisors.waits(0))
@@ -253,7 +253,7 @@ def test_strangers_and_garbage(supervisors: Supervisors, caplog: pytest.LogCaptu
     assert supervisors.waits(0)
     one = Played(supervisors)
     assert one.hear() == Start(0)
-    one.say(Ended(99, "of nobody"))
+    one.say(AgentEnded(99, "of nobody"))
     one.say(Printed(0, "still here"))
     assert supervisors.lost() == []
 
@@ -284,7 +284,7 @@ def test_all_who_are_expected_may_dial_at_once(tmp_path: Path, monkeypatch: pyte
     lines = [socket.create_connection(("127.0.0.1", supervisors.port), 5) for _ in range(12)]
     until(lambda: len(supervisors._listener._strangers) == 12)
     for line in lines:
-        line.sendall(line_of(Hello(TOKEN, version=__version__, python=PYTHON)))
+        line.sendall(line_of(SupervisorHello(TOKEN, version=__version__, python=PYTHON)))
     until(lambda: supervisors.admitted_count == 12)
     for line in lines:
         line.close()
@@ -488,7 +488,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
     supervisor.run()
     line.close()
     its.close()
-    assert [message.memory for message in told if isinstance(message, Ended)] == [True, False, True]
+    assert [message.memory for message in told if isinstance(message, AgentEnded)] == [True, False, True]
 
 
 @pytest.mark.slow
@@ -550,7 +550,7 @@ def test_a_task_that_holds_a_slot_takes_the_next_agent(supervisors: Supervisors)
     supervisors.reacquire_cores()
     other = Played(supervisors)
     until(lambda: supervisors.admitted_count == 2)
-    one.say(Ended(0, "process 7 was killed by SIGKILL"))
+    one.say(AgentEnded(0, "process 7 was killed by SIGKILL"))
     assert until(supervisors.lost) == [(0, "process 7 was killed by SIGKILL")]
     assert one.hear() == Leave()
     supervisors.start(0)
@@ -563,14 +563,14 @@ def test_while_slots_are_aside(supervisors: Supervisors) -> None:
     supervisors.start(0)
     spare = Played(supervisors)
     assert spare.hear() == Start(0)
-    spare.say(Ended(0, "it is over"))
+    spare.say(AgentEnded(0, "it is over"))
     until(supervisors.lost)
     supervisors.release_cores([1, 2])
     supervisors.start(1)
     assert (spare.hear(), spare.hear()) == (Start(1), EndTask())
     assert Played(supervisors).hear() == Leave()
     supervisors.end(1)
-    assert spare.hear() == End(1)
+    assert spare.hear() == EndAgent(1)
     spare.say(Free(1))
     assert spare.hear() == Leave()
 

@@ -25,16 +25,16 @@ from hopyard.engines.spark import jobs as spark_jobs
 from hopyard.engines.supervised import Warm
 from hopyard.engines.supervisors import host, pool, roster
 from hopyard.engines.supervisors.messages import (
-    Began,
-    End,
-    Ended,
+    AgentBegan,
+    AgentEnded,
+    EndAgent,
     EndTask,
     Free,
+    HostWarning,
     Leave,
     Prepare,
     Printed,
     Start,
-    Warned,
 )
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import Holder, attend, dial
@@ -193,7 +193,7 @@ def rests(supervisors: Supervisors, *played: Played, seconds: float = 60.0) -> N
     thread.start()
     for each in played:
         order = each.hear()
-        assert isinstance(order, End)
+        assert isinstance(order, EndAgent)
         each.say(Printed(order.slot, "its last words\n"))
         each.say(Free(order.slot))
     thread.join(seconds)
@@ -219,7 +219,7 @@ def test_supervisors_stand_by_for_the_next_run(supervisors: Supervisors, tmp_pat
         assert supervisors.due == 1
         holder = Played(supervisors, 2)
         assert holder.hear() == SECOND
-        one.say(Ended(7, "it was killed"))
+        one.say(AgentEnded(7, "it was killed"))
         assert until(supervisors.lost) == [(7, "it was killed")]
         supervisors.start(7)
         assert one.hear() == Start(7), "it is the one that has a template"
@@ -246,7 +246,7 @@ def test_a_supervisor_that_nobody_needs_stays_without_its_task(
     one, other = Played(on_spark, 1), Played(on_spark, 2)
     assert (one.hear(), one.hear(), other.hear()) == (FIRST, Start(0), FIRST)
     on_spark.end(0)
-    assert one.hear() == End(0)
+    assert one.hear() == EndAgent(0)
     one.say(Free(0))
     until(lambda: not any(each.ending for each in on_spark._roster.supervisors.values()))
     monkeypatch.setattr(roster, "SPARE_SECONDS", -1.0)
@@ -264,7 +264,7 @@ def test_others_keep_the_cores_that_they_have_for_good(on_spark: Supervisors) ->
     assert one.hear() == EndTask()
     ended = threading.Thread(target=on_spark.rest, args=([0],))
     ended.start()
-    assert one.hear() == End(0)
+    assert one.hear() == EndAgent(0)
     one.say(Free(0))
     ended.join(60)
     on_spark.renew(lambda slot: Path(), SECOND)
@@ -337,7 +337,7 @@ def test_a_slot_waits_while_its_template_imports(supervisors: Supervisors) -> No
     one = Played(supervisors, 1)
     assert (one.hear(), one.hear()) == (FIRST, Start(0))
     assert supervisors.waits(0) and not supervisors.missing
-    one.say(Began(0))
+    one.say(AgentBegan(0))
     until(lambda: not supervisors.waits(0))
 
 
@@ -388,7 +388,7 @@ def test_a_place_is_not_lost_whose_agents_could_not_reach_the_driver_once(
 def test_what_hosts_warn_of_is_said_once(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for job in (1, 2):
-            Played(supervisors, job).say(Warned("workers are not forked\x1b[2J"))
+            Played(supervisors, job).say(HostWarning("workers are not forked\x1b[2J"))
         until(lambda: supervisors.admitted_count == 2)
         until(lambda: "not forked" in caplog.text)
     assert caplog.text.count(r"there: workers are not forked\x1b[2J") == 1

@@ -11,7 +11,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import rows as keras_rows
-from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, SingleBatch, leaves, map_arrays, weigh
+from hopyard.frameworks.keras.rows import BatchRange, Pace, RowBatches, SingleBatch, leaves, map_arrays, weigh
 from hopyard.ports import PartitionBatches
 from hopyard.spec import Batch
 
@@ -29,7 +29,7 @@ def columns(rows: int, weighted: bool = False) -> Columns:
     return Columns(inputs, {"y": number}, number.astype(np.float32) if weighted else None, rows)
 
 
-def taken(part: Part) -> list[list[int]]:
+def taken(part: BatchRange) -> list[list[int]]:
     """Row numbers of each batch, by the rule in the docstring of Part."""
     starts = [0, *part.ends[:-1]]
     index = [part.order[start:end] for start, end in zip(starts, part.ends, strict=True)]

@@ -148,7 +148,7 @@ def all_messages() -> dict[str, bytes]:
     texts: dict[str, Any] = {}
     for way, kinds in (("up", messages.Up), ("down", messages.Down)):
         texts |= {f"{way} {kind.__name__}": pack(sample(kind)) for kind in get_args(kinds)}
-    for kind in (supervisors.Hello, *get_args(supervisors.Order), *get_args(supervisors.Report)):
+    for kind in (supervisors.SupervisorHello, *get_args(supervisors.Order), *get_args(supervisors.Report)):
         texts[f"supervisors {kind.__name__}"] = supervisors.line_of(sample(kind))
     texts |= {f"json {kind.__name__}": msgspec.json.encode(sample(kind)) for kind in (Card, Ticket, About, Endpoint)}
     texts |= {f"msgpack {kind.__name__}": msgspec.msgpack.encode(sample(kind)) for kind in (Ask, Reply)}
@@ -167,7 +167,7 @@ def test_messages() -> None:
     [
         ("up", unpack_up),
         ("down", unpack_down),
-        ("supervisors Hello", supervisors.hello_of),
+        ("supervisors SupervisorHello", supervisors.hello_of),
         ("json Card", msgspec.json.Decoder(Card).decode),
         ("json Ticket", msgspec.json.Decoder(Ticket).decode),
         ("json About", msgspec.json.Decoder(About).decode),

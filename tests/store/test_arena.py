@@ -20,7 +20,7 @@ import pytest
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store import arena as module
-from hopyard.store.arena import HEADER, Arena, Reader, memory_name, memory_root, take
+from hopyard.store.arena import HEADER, Arena, ArenaReader, memory_name, memory_root, take
 from hopyard.store.tree import decode, plan
 from hopyard.system import scratch
 from hopyard.system.scratch import Folder, sweep
@@ -41,7 +41,7 @@ class Bytes:
 
 
 def got(directory: Path, where: str, ref: Ref) -> bytes | None:
-    taken = Reader().take(directory, where, ref)
+    taken = ArenaReader().take(directory, where, ref)
     if taken is None:
         return None
     data = bytes(taken.data)
@@ -224,7 +224,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 
 def test_a_reader_keeps_few_mappings_and_lets_go_of_removed_files(tmp_path: Path) -> None:
-    arena, reader = Arena(tmp_path, 0, 10 * MB), Reader(mappings=3)
+    arena, reader = Arena(tmp_path, 0, 10 * MB), ArenaReader(mappings=3)
     wheres = [arena.lay(ref(step), Bytes(b"%d" % step)) for step in range(5)]
     for step, where in enumerate(wheres):
         taken = reader.take(tmp_path, where, ref(step))
@@ -257,7 +257,7 @@ def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
     good = [0, 0]
 
     def read() -> None:
-        reader = Reader()
+        reader = ArenaReader()
         while not ended.is_set():
             if latest[0] is None:
                 continue

@@ -23,7 +23,7 @@ from hopyard.core.runs.events import (
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Part, PartitionRange, Ref, RunSpec, Unit
-from hopyard.views.hosts import Hosts, plain, table
+from hopyard.views.hosts import HostRecords, plain, table
 from hopyard.views.report import facts, report
 
 SIZES = {"train": [100, 200, 300, 400], "validate": [10, 20]}
@@ -44,7 +44,7 @@ def joined(slot, host, *rows):
 
 
 def records(*lines, sizes=SIZES):
-    hosts = Hosts()
+    hosts = HostRecords()
     for line in lines:
         hosts.see(line)
     return plain(hosts, sizes)
@@ -172,7 +172,7 @@ LINES = [
 
 
 def test_a_table_has_the_columns_that_have_numbers():
-    hosts = Hosts()
+    hosts = HostRecords()
     for line in LINES:
         hosts.see(line)
     assert table(hosts, SIZES) == [

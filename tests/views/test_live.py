@@ -28,7 +28,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Part, RunSpec, Warned
-from hopyard.views.live import Table
+from hopyard.views.live import LiveTable
 from machines import Run
 
 
@@ -57,7 +57,7 @@ def picture(lines, width=120, height=30, after=0.5):
     """What stands on a terminal after these lines."""
     machine = fold(lines)
     console = paper(width, height)
-    table = Table(machine.spec, console)
+    table = LiveTable(machine.spec, console)
     table._output = "plain"  # fold without drawing
     table._print = lambda text: None
     table.see(lines, machine)
@@ -84,7 +84,7 @@ def test_what_waits_and_why_is_in_the_table():
 
 def test_plain_lines_one_an_epoch(rough):
     console = paper(terminal=False)
-    table = Table(rough[0].spec, console)
+    table = LiveTable(rough[0].spec, console)
     table.close(drive(table, rough))
     lines = told(console)
     assert lines[0] == "training: 6 trials × 3 epochs, on 3 workers"
@@ -116,7 +116,7 @@ def test_each_epoch_is_told_once_and_in_order(batches, printed):
     """Validations end in any order, and one unit or one receive may bring several epochs."""
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)
-    table = Table(spec, console)
+    table = LiveTable(spec, console)
     table.see([Began(at=0.0, spec=spec)], machine)
     found = []
     for epochs in [*batches, None]:
@@ -136,7 +136,7 @@ def test_each_epoch_is_told_once_and_in_order(batches, printed):
 def test_trials_that_do_not_pass_preflight_are_told_once_another_has_passed(fit):
     """If none does, the error that ends the run tells them."""
     run, console = Run(trials=5, checked=False), paper(terminal=False)
-    table = Table(run.machine.spec, console)
+    table = LiveTable(run.machine.spec, console)
     table.see(run.lines, run.machine)
     for trial in range(3):
         faults = () if fit and trial == 2 else ("no label",)
@@ -150,7 +150,7 @@ def test_trials_that_do_not_pass_preflight_are_told_once_another_has_passed(fit)
 @pytest.mark.parametrize("terminal", [True, False])
 def test_warnings_are_told_at_the_end(terminal):
     run, console = Run(trials=1), paper(terminal=terminal, width=200)
-    table = Table(run.machine.spec, console)
+    table = LiveTable(run.machine.spec, console)
     table.see(run.lines, run.machine)
     run.done(0, warnings=tuple([Warned("W: odd", f"train.py, line {place}") for place in range(7)]))
     table.see(run.lines[-1:], run.machine)
@@ -165,7 +165,7 @@ def test_warnings_are_told_at_the_end(terminal):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_each_traceback_is_told_once_and_at_once(terminal):
     run, console = Run(trials=6, partitions=1), paper(terminal=terminal, width=200)
-    table = Table(run.machine.spec, console, clock=count(0, 10).__next__)
+    table = LiveTable(run.machine.spec, console, clock=count(0, 10).__next__)
     table.see(run.lines, run.machine)
     for number in range(6):
         slot = next(iter(run.machine.leases.standing().values()))[0]
@@ -183,7 +183,7 @@ def test_each_traceback_is_told_once_and_at_once(terminal):
 def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)
-    table = Table(spec, console)
+    table = LiveTable(spec, console)
     machine.trials[0].add_epoch(1, {"val_loss": 1.0}, spec)
     machine.trials[0].status, machine.trials[0].ended = "failed", True
     table.see([Began(at=0.0, spec=spec), Checked(at=1.0, slot=0, trial=0, faults=(), names=())], machine)
@@ -193,7 +193,7 @@ def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():
 def test_a_run_that_goes_on_tells_only_what_is_new(rough):
     at = next(n for n, line in enumerate(rough) if type(line).__name__ == "Resumed")
     console = paper(terminal=False)
-    table = Table(rough[0].spec, console)
+    table = LiveTable(rough[0].spec, console)
     drive(table, rough[at + 1 :], fold(rough[: at + 1]))
     before = epochs(rough[:at])
     assert sum("  epoch " in line for line in told(console)) == epochs(rough) - before
@@ -209,7 +209,7 @@ def test_a_trial_that_is_tried_again_is_told_of_again():
         run.failed(0, "user" if run.unit(0).trial == 0 else "system")
     run.give(Finished(at=0.0, status="failed"))
     console = paper(terminal=False)
-    table = Table(machine.spec, console)
+    table = LiveTable(machine.spec, console)
 
     def tell(event):
         decided = [command for command in run.give(event) if isinstance(command, DECISIONS)]
@@ -289,7 +289,7 @@ def test_a_fit_shows_its_epochs(play):
 
 def test_it_draws_at_most_four_times_a_second(good):
     now = [1000.0]
-    table = Table(good[0].spec, paper(), clock=lambda: now[0])
+    table = LiveTable(good[0].spec, paper(), clock=lambda: now[0])
     drawn = []
     table._draw = lambda machine, at: drawn.append(at)
     machine = fold(good[:1])
@@ -301,7 +301,7 @@ def test_it_draws_at_most_four_times_a_second(good):
 
 def test_see_does_not_look_at_the_run_when_it_does_not_draw(good):
     now = 1000.0
-    table = Table(good[0].spec, paper(), clock=lambda: now)
+    table = LiveTable(good[0].spec, paper(), clock=lambda: now)
     machine = fold(good)
     table.see(good, machine)
     table.see([], None)
@@ -310,7 +310,7 @@ def test_see_does_not_look_at_the_run_when_it_does_not_draw(good):
 def test_live_draws_and_leaves_the_table(good):
     console = paper()
     clock = count()
-    table = Table(good[0].spec, console, clock=lambda: good[0].at + next(clock) / 40)
+    table = LiveTable(good[0].spec, console, clock=lambda: good[0].at + next(clock) / 40)
     table.close(drive(table, good))
     table.close(fold(good))
     text = console.file.getvalue()
@@ -334,7 +334,7 @@ def test_in_a_notebook_one_display_is_updated(good, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
     clock = count()
-    table = Table(good[0].spec, clock=lambda: good[0].at + next(clock) / 40)
+    table = LiveTable(good[0].spec, clock=lambda: good[0].at + next(clock) / 40)
     table.close(drive(table, good))
     assert [how for how, _ in pages[:2]] == ["display", "update"]
     assert pages[-1][1].startswith("<pre") and "completed" in pages[-1][1] and "val_loss" in pages[-1][1]
@@ -346,7 +346,7 @@ def test_a_worker_that_makes_no_progress_is_a_status_on_a_terminal(good):
     slot, unit = next(iter(machine.leases.standing().values()))
     console = paper()
     stalls = {slot: Stall("train", 42.0)}
-    table = Table(machine.spec, console, clock=lambda: lines[-1].at, stalls=lambda: stalls)
+    table = LiveTable(machine.spec, console, clock=lambda: lines[-1].at, stalls=lambda: stalls)
     table.see(lines, machine)
     shown = console.file.getvalue()
     assert "1 stalled for 42 s" in shown
@@ -358,7 +358,7 @@ def test_a_worker_that_makes_no_progress_is_told_once_in_plain_lines(good):
     lines = good[: len(good) // 2]
     machine = fold(lines)
     console, stalls = paper(terminal=False), {}
-    table = Table(machine.spec, console, stalls=lambda: dict(stalls))
+    table = LiveTable(machine.spec, console, stalls=lambda: dict(stalls))
     table.see(lines, machine)
     before = len(told(console))
     for seconds in (30.4, 31.4):

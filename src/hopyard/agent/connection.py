@@ -24,7 +24,7 @@ from typing import Any
 import zmq
 
 from hopyard.agent.progress import Progress
-from hopyard.core.delivery import Delivery, Head, Unconfirmed
+from hopyard.core.delivery import Delivery, Header, Unconfirmed
 from hopyard.core.messages import FRAME_LIMIT, Card, Down, End, GaveUp, Up, framed, pack, unframed, unpack_down
 from hopyard.errors import HopyardError
 
@@ -67,7 +67,7 @@ def dial(
     return dealer
 
 
-class Connection:
+class DriverConnection:
     """The agent's connection to the driver. The thread that creates it is its main thread.
 
     Args:
@@ -244,7 +244,7 @@ class Connection:
         """End the process: nobody knows which of its messages the driver has received."""
         print(f"slot {self._slot}: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the log
         self._side.poll(int(LAST_WORDS_SECONDS * 1000), zmq.POLLOUT)  # it may be full of frames that nobody confirmed
-        _put(self._side, framed(Head(0, self._delivery.confirmed), pack(GaveUp(self._slot, reason))))
+        _put(self._side, framed(Header(0, self._delivery.confirmed), pack(GaveUp(self._slot, reason))))
         self._open = False
         self._side.close()  # the main thread may be using its own
         time.sleep(LAST_WORDS_SECONDS)

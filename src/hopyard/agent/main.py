@@ -22,20 +22,20 @@ import msgspec
 
 from hopyard import meter
 from hopyard.agent.companion import STACKS, accompany
-from hopyard.agent.connection import Connection
+from hopyard.agent.connection import DriverConnection
 from hopyard.agent.progress import Progress
 from hopyard.core.messages import Card, Hello, Setup
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import HostTasks
 from hopyard.system.limits import allow_all_files
 
 
 def serve(card: Card, progress: Progress) -> None:
     """Connect to the driver and do the agent's work until the driver ends it."""
-    connection = Connection(card, progress)
+    connection = DriverConnection(card, progress)
     try:
         connection.send(Hello(card.slot))
         message = connection.receive()
-        if isinstance(message, Host):
+        if isinstance(message, HostTasks):
             from hopyard.agent.programs.supervisor import TaskSupervisor
 
             progress.enter("idle")  # the task runs in a process of its own
@@ -48,7 +48,7 @@ def serve(card: Card, progress: Progress) -> None:
             meter.count_with(progress)
             work(card, connection, message, progress)
         else:
-            raise TypeError(f"the first message is Setup or Host, not {type(message).__name__}")
+            raise TypeError(f"the first message is Setup or HostTasks, not {type(message).__name__}")
     finally:
         connection.close()
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from hopyard.agent.main import main
 from hopyard.agent.runs import service
-from hopyard.engines.templates import REASON, Ended, Forked, Refused, Report, line_of, variables_of
+from hopyard.engines.templates import REASON, ChildEnded, Forked, Refused, Report, line_of, variables_of
 from hopyard.frameworks import environment, quiet, runtime
 from hopyard.system.limits import allow_all_files
 from hopyard.system.processes import watched
@@ -234,7 +234,7 @@ class _Server:
             return
         result = os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
         assert result is not None
-        _send(agent.report, Ended(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status))
+        _send(agent.report, ChildEnded(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status))
 
     def _on_close(self, agent: _Agent) -> None:
         """Nobody wants to know the end of an agent any more: end it, and let its number go."""

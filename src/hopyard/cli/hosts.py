@@ -75,11 +75,11 @@ def agent(
 ) -> int:
     """Offer this host's workers to the runs of a ticket, one run after the other, until it is ended."""
     from hopyard.engines.supervisors import ticket as tickets
-    from hopyard.engines.supervisors.host import Host, shares
+    from hopyard.engines.supervisors.host import SupervisorHost, shares
     from hopyard.system.network import joined
 
     pool = tickets.read(join)
     gpus_of = shares(slots, devices)
     say(f"{len(gpus_of)} workers for runs at {joined(pool.host, pool.port - 1)}; Ctrl-C ends this")
     sys.stderr.flush()
-    return Host(pool, gpus_of, standing=True).run()
+    return SupervisorHost(pool, gpus_of, standing=True).run()

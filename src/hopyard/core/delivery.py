@@ -35,7 +35,7 @@ class Unconfirmed(HopyardError):
     """More messages or bytes wait for their confirmation than are allowed."""
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+class Header(msgspec.Struct, frozen=True, gc=False):
     """The header of a frame; it stands before the body."""
 
     number: int
@@ -44,7 +44,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """Highest number that the sender of this frame confirms to the other end."""
 
 
-class Waiting(msgspec.Struct, gc=False):
+class PendingMessage(msgspec.Struct, gc=False):
     """A message that was sent and is not confirmed."""
 
     number: int
@@ -73,7 +73,7 @@ class Outbox:
         self.number = 0
         """Number of the message that was added last."""
         self._messages, self._size = messages, size
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingMessage] = deque()
         self._bytes = 0
         self.due = math.inf
         """Nothing is to be sent again before this time."""
@@ -108,7 +108,7 @@ class Outbox:
         self.number += 1
         transfer = len(body) / SPEED
         due = now + self.patience + transfer
-        self._waiting.append(Waiting(self.number, body, due, 2 * self.patience + transfer, now + transfer))
+        self._waiting.append(PendingMessage(self.number, body, due, 2 * self.patience + transfer, now + transfer))
         self._bytes += len(body)
         self.due = min(self.due, due)
         return self.number
@@ -219,7 +219,7 @@ class Delivery:
         """How many messages this end has confirmed without having sent the confirmation."""
         return self.confirmed - self._sent_confirmation
 
-    def send(self, body: bytes, now: float) -> Head:
+    def send(self, body: bytes, now: float) -> Header:
         """Number a message and keep it until it is confirmed. Returns its header.
 
         Raises:
@@ -227,7 +227,7 @@ class Delivery:
         """
         return self._head(self._outbox.add(body, now))
 
-    def receive(self, head: Head, body: bytes) -> list[bytes]:
+    def receive(self, head: Header, body: bytes) -> list[bytes]:
         """Return the messages that can be delivered after this frame, in order."""
         self._outbox.confirm(head.confirmed)
         if not head.number:
@@ -244,14 +244,14 @@ class Delivery:
         """Confirm all messages received so far: frames carry their number from now on."""
         self.confirmed = self._inbox.delivered
 
-    def overdue(self, now: float) -> list[tuple[Head, bytes]]:
+    def overdue(self, now: float) -> list[tuple[Header, bytes]]:
         """Return the frames that must be sent again."""
         return [(self._head(number), body) for number, body in self._outbox.overdue(now)]
 
-    def confirmation(self) -> Head:
+    def confirmation(self) -> Header:
         """Return the header of a frame that only confirms."""
         return self._head(0)
 
-    def _head(self, number: int) -> Head:
+    def _head(self, number: int) -> Header:
         self._sent_confirmation = self.confirmed
-        return Head(number, self.confirmed)
+        return Header(number, self.confirmed)

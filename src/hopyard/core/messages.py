@@ -1,11 +1,11 @@
 """The messages between driver and agents: typed, versioned, MessagePack; never a pickle from an agent.
 
 Up go `Hello`, `Ready`, `Unfit`, `NoRoom` and facts of the journal (`Checked`, `Done`, `Durable`, `Failed`, `Forgotten`,
-`StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `Store`,
+`StoreAway`, `StoreBack`), whose time the driver sets when they arrive. Down go `Setup` once, then `Work`, `StoreState`,
 `Examine` and `End`. Members of a gang also send `Publish` and `Broken`, and get `Published` and `GiveUpUnit`. An agent
-that is to host a program gets `Host` instead of `Setup`, and then the messages of `programs/messages.py`. All of these
-are numbered, and sent again until they are confirmed (`delivery.py`): two numbers, `Head`, stand before them. `GaveUp`
-has no number, nor has `Beat`, which has a socket of its own.
+that is to host a program gets `HostTasks` instead of `Setup`, and then the messages of `programs/messages.py`. All of
+these are numbered, and sent again until they are confirmed (`delivery.py`): two numbers, `Header`, stand before them.
+`GaveUp` has no number, nor has `Beat`, which has a socket of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hopyard.core.delivery import Head
+from hopyard.core.delivery import Header
 from hopyard.core.facts import UNREADABLE
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.core.programs.messages import (
     BatchesReady,
     FeedEndpoint,
     FeedOrder,
-    Host,
+    HostTasks,
     RowsTaken,
     StopRequested,
     TensorBoardStarted,
@@ -37,7 +37,7 @@ WIRE = 1
 LIMIT = 64 << 20
 """Bytes of the largest message either side takes; a recipe (with the modules it carries) is the largest there is."""
 HEAD_BYTES = 16
-"""Bytes of a `Head` on the wire: two numbers of 8 bytes."""
+"""Bytes of a `Header` on the wire: two numbers of 8 bytes."""
 FRAME_LIMIT = LIMIT + 1024
 """Bytes of the largest frame that either side's socket takes. A frame is a message with its head, encrypted, for which
 CurveZMQ adds 33 bytes."""
@@ -226,7 +226,7 @@ class Work(Message, frozen=True):
     """True if the unit's partitions are at home on other hosts: the agent unmaps them after the unit."""
 
 
-class Store(Message, frozen=True):
+class StoreState(Message, frozen=True):
     """Down: store this State next, as others cannot take it out of memory. Answered by `Durable` or `Forgotten`."""
 
     ref: Ref
@@ -250,7 +250,20 @@ Hosted = Reserved | Running | Reported | Ended | FeedEndpoint | TensorBoardStart
 """The messages of an agent that hosts a program."""
 Facts = Checked | Done | Durable | Failed | Forgotten | StoreAway | StoreBack
 Up = Hello | Ready | Unfit | Beat | GaveUp | NoRoom | Publish | Broken | Facts | Hosted
-Down = Setup | Work | Store | Published | GiveUpUnit | Examine | End | Host | Begin | Halt | StopRequested | FeedOrder
+Down = (
+    Setup
+    | Work
+    | StoreState
+    | Published
+    | GiveUpUnit
+    | Examine
+    | End
+    | HostTasks
+    | Begin
+    | Halt
+    | StopRequested
+    | FeedOrder
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
@@ -291,12 +304,12 @@ def largest(message: Up | Down) -> str:
     return f"its field {name!r} takes {fields[name]:,} of them"
 
 
-def framed(head: Head, body: bytes) -> bytes:
+def framed(head: Header, body: bytes) -> bytes:
     """Return the frame for the wire: two numbers of 8 bytes, then the message, if there is one."""
     return head.number.to_bytes(8, "little") + head.confirmed.to_bytes(8, "little") + body
 
 
-def unframed(data: bytes) -> tuple[Head, bytes]:
+def unframed(data: bytes) -> tuple[Header, bytes]:
     """Return head and message of a frame.
 
     Raises:
@@ -304,7 +317,7 @@ def unframed(data: bytes) -> tuple[Head, bytes]:
     """
     if len(data) < HEAD_BYTES:
         raise HopyardError(f"no head of a message of format {WIRE}: {len(data)} bytes")
-    return Head(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:HEAD_BYTES], "little")), data[HEAD_BYTES:]
+    return Header(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:HEAD_BYTES], "little")), data[HEAD_BYTES:]
 
 
 def unpack_up(data: bytes) -> Up:

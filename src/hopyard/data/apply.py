@@ -20,7 +20,7 @@ from hopyard.data.faults import valid_rows
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources import parquet
-from hopyard.data.sources.memory import Arrays, Reader, Table
+from hopyard.data.sources.memory import Arrays, BatchReader, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError
@@ -83,7 +83,7 @@ def apply(
     vocabularies = fixed_vocabularies(manifest)
     blocks: list[list[Array]] = []
     finisher: FeatureFinalizer | None = None
-    places = Places()
+    places = RowNumbers()
     rows = 0
     for piece, piece_origin in _pieces(manifest, data, tracker is not None):
         if not piece.num_rows:
@@ -161,7 +161,7 @@ def check_types(manifest: Manifest, schema: pa.Schema, source_label: str) -> Non
         raise DataError("\n".join(faults))
 
 
-class Places:
+class RowNumbers:
     """Collects, batch by batch, the number of the source row of each row of the transform's result.
 
     Attributes:
@@ -240,7 +240,7 @@ def _source(manifest: Manifest, data: Any) -> Source:
     if isinstance(data, (str, os.PathLike)):
         return parquet.ParquetFiles(parquet.find(data))
     if isinstance(data, pa.RecordBatchReader):
-        return Reader(data, "the record batch reader")
+        return BatchReader(data, "the record batch reader")
     if isinstance(data, Mapping) and data:  # a column that no model reads may be of any type, slice by slice
         return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if is_pandas(data) and (array := _unnamed(manifest, data)) is not None:

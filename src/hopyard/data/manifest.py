@@ -257,7 +257,7 @@ read_manifest = msgspec.json.Decoder(Manifest).decode
 the background, are the first to decode a type."""
 
 
-class Head(msgspec.Struct):
+class ManifestHead(msgspec.Struct):
     """The fields that a manifest of any version has."""
 
     format: int
@@ -272,7 +272,7 @@ def manifest_in(data: bytes, where: object) -> Manifest:
         DataError: it is none, or of a newer version.
     """
     try:
-        if (version := msgspec.json.decode(data, type=Head).format) > FORMAT:
+        if (version := msgspec.json.decode(data, type=ManifestHead).format) > FORMAT:
             raise DataError(f"{where}: manifest of version {version}, this Hopyard reads up to {FORMAT}: upgrade it")
         return read_manifest(data)
     except msgspec.MsgspecError as error:

@@ -16,7 +16,7 @@ from hopyard.core.messages import (
     Examine,
     Ready,
     Setup,
-    Store,
+    StoreState,
     Up,
     Work,
 )
@@ -68,7 +68,7 @@ class InProcess:
         """Handle a message of the inbox if there is one, then return what the worker and its background sent."""
         if self._inbox:
             _, message = self._inbox.popleft()
-            if self._service is not None and isinstance(message, (Work, Store, Examine)):
+            if self._service is not None and isinstance(message, (Work, StoreState, Examine)):
                 with undisturbed():
                     answers = self._service.do(message)
                 for answer in answers:

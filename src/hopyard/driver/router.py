@@ -17,7 +17,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from hopyard.agent.connection import KEEPALIVE
-from hopyard.core.delivery import Delivery, Head, Unconfirmed
+from hopyard.core.delivery import Delivery, Header, Unconfirmed
 from hopyard.core.liveness import COMPUTING, PHASES, Sample, Stall
 from hopyard.core.messages import (
     FRAME_LIMIT,
@@ -31,17 +31,17 @@ from hopyard.core.messages import (
     Hello,
     Published,
     Setup,
-    Store,
+    StoreState,
     Up,
     framed,
     pack,
     unframed,
     unpack_up,
 )
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import HostTasks
 from hopyard.driver.links import Gone
 from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
-from hopyard.driver.timeouts import Timeouts
+from hopyard.driver.timeouts import SlotTimers
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
 from hopyard.system.limits import allow_files
@@ -73,11 +73,11 @@ BEAT_SECONDS = 2.5
 """Most seconds between two heartbeats: a worker that hangs is found within two of them."""
 
 
-SIDE_MESSAGES: tuple[type[Any], ...] = (Store, Published, GiveUpUnit)
+SIDE_MESSAGES: tuple[type[Any], ...] = (StoreState, Published, GiveUpUnit)
 """Messages that an agent reads in the middle of a unit."""
 
 
-class Peer:
+class ConnectedAgent:
     """An agent that has connected, with two sockets: one for units, and one that it reads at any time."""
 
     __slots__ = ("delivery", "excused", "main", "name", "side", "slot")
@@ -119,7 +119,7 @@ class Router:
     def __init__(
         self,
         engine: AgentEngine,
-        setup: Callable[[str], Setup | Host],
+        setup: Callable[[str], Setup | HostTasks],
         log_of: Callable[[int], Path],
         heartbeat_timeout: float,
         stall_timeout: float | None = None,
@@ -167,11 +167,11 @@ class Router:
         except BaseException:
             self._close_sockets()
             raise
-        self._timeouts = Timeouts(heartbeat_timeout, stall_timeout)
-        self._peers: dict[int, Peer] = {}
-        self._by_name: dict[bytes, Peer | None] = {}
+        self._timeouts = SlotTimers(heartbeat_timeout, stall_timeout)
+        self._peers: dict[int, ConnectedAgent] = {}
+        self._by_name: dict[bytes, ConnectedAgent | None] = {}
         """Name without the letter of a socket → its peer; None: the slot was started anew since."""
-        self._unconfirmed: set[Peer] = set()
+        self._unconfirmed: set[ConnectedAgent] = set()
         """Peers whose messages are to be confirmed."""
         self._overfull: dict[int, Gone] = {}
         """Slot → its end, until `receive` returns it or the slot has another process."""
@@ -353,7 +353,7 @@ class Router:
             return None
         return message
 
-    def _admit(self, name: bytes, head: Head, body: bytes) -> None:
+    def _admit(self, name: bytes, head: Header, body: bytes) -> None:
         """Admit an agent that connected, and send it its setup."""
         message = self._read(name, body)
         if not isinstance(message, Hello) or message.slot not in self._timeouts:
@@ -364,7 +364,7 @@ class Router:
         if (old := self._peers.get(message.slot)) is not None:
             self._by_name[old.name] = None
         self._overfull.pop(message.slot, None)
-        peer = Peer(message.slot, name[1:], 2 * self._beat)
+        peer = ConnectedAgent(message.slot, name[1:], 2 * self._beat)
         self._peers[message.slot] = self._by_name[peer.name] = peer
         self._timeouts.on_message(message.slot)
         peer.delivery.receive(head, body)
@@ -397,7 +397,7 @@ class Router:
             self._forget(gone.slot)
         return overfull
 
-    def _send(self, peer: Peer, body: bytes, side: bool = False) -> None:
+    def _send(self, peer: ConnectedAgent, body: bytes, side: bool = False) -> None:
         try:
             self._write(peer.side if side else peer.main, peer.delivery.send(body, time.monotonic()), body)
         except Unconfirmed as error:
@@ -405,7 +405,7 @@ class Router:
             self._by_name[peer.name] = None
             self._overfull[peer.slot] = Gone(peer.slot, f"does not hear what it is told: {error}")
 
-    def _write(self, name: bytes, head: Head, body: bytes) -> None:
+    def _write(self, name: bytes, head: Header, body: bytes) -> None:
         self._router.send(name, _SNDMORE)
         self._router.send(framed(head, body))
 

@@ -14,7 +14,7 @@ GRACE = 120.0
 """Seconds that a new agent may take, beyond `heartbeat_timeout`, until it connects."""
 
 
-class Timeouts:
+class SlotTimers:
     """Owner of the time of each slot's last message, and of how far each slot has come.
 
     Args:

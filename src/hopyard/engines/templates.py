@@ -68,7 +68,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class ChildEnded(msgspec.Struct, frozen=True, tag=True):
     """From a template: the agent has ended with this exit code, or, negative, by this signal. Its number is not used
     again before the other end of the socket is closed."""
 
@@ -81,7 +81,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Report = Forked | Ended | Refused
+Report = Forked | ChildEnded | Refused
 report_of = msgspec.json.Decoder(Report).decode
 line_of = msgspec.json.Encoder().encode
 
@@ -142,7 +142,7 @@ class Fork:
         match report:
             case Forked(pid=pid):
                 self.pid = pid
-            case Ended(code=code):
+            case ChildEnded(code=code):
                 self._code = code
             case Refused(reason=reason):
                 self._refuse(reason)

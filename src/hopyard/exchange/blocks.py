@@ -127,7 +127,7 @@ def _nothing() -> None:
     """Nobody waits for it."""
 
 
-class Blocks:
+class BlockAverager:
     """One member's part in averages over sockets. Owner of its peers, and of memory for what is under way.
 
     Args:

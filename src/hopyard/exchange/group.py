@@ -20,7 +20,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from hopyard.exchange import gpus
-from hopyard.exchange.blocks import Blocks
+from hopyard.exchange.blocks import BlockAverager
 from hopyard.exchange.board import Board, GangBroken
 from hopyard.exchange.buffers import PIECE_BYTES
 from hopyard.exchange.peers import CONNECT_SECONDS, connect
@@ -81,7 +81,7 @@ class Group:
         self._board, self._number, self._address = board, number, address
         self._gpu_interface = gpu_interface
         self._group: Any = None
-        self._blocks: Blocks | None = None
+        self._blocks: BlockAverager | None = None
         self._gpus: gpus.Gpus | None = None
         self._memory: dict[torch.dtype, torch.Tensor] = {}
         self._aborted = self._closed = False
@@ -178,7 +178,7 @@ class Group:
         try:
             if self._blocks is None:
                 peers = connect(self.rank, self.size, self._address, self.gather, lambda: self._aborted)
-                self._blocks = Blocks(peers, self.rank)
+                self._blocks = BlockAverager(peers, self.rank)
                 if self._aborted:
                     self._blocks.abort()
             self._blocks.average(flat, rows)

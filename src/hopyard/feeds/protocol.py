@@ -38,7 +38,7 @@ _BUFFER = 1 << 20
 """Bytes of a socket's buffers: with the system's 208 KB a block of 4 MB takes 20 switches between two processes."""
 
 
-class Head(NamedTuple):
+class FrameHeader(NamedTuple):
     """The header of a frame."""
 
     kind: bytes
@@ -151,12 +151,12 @@ def send_message(connection: socket.socket, **message: Any) -> None:
     send(connection, MESSAGE, json.dumps(message).encode())
 
 
-def receive_header(connection: socket.socket) -> Head:
+def receive_header(connection: socket.socket) -> FrameHeader:
     """Return the head of the next frame; ConnectionError when there is none."""
-    return Head._make(_HEAD.unpack(read(connection, _HEAD.size)))
+    return FrameHeader._make(_HEAD.unpack(read(connection, _HEAD.size)))
 
 
-def receive_message(connection: socket.socket, head: Head) -> dict[str, Any]:
+def receive_message(connection: socket.socket, head: FrameHeader) -> dict[str, Any]:
     """Return the JSON object that `head` announces."""
     if head.kind != MESSAGE or not 0 <= head.size <= _MAX_MESSAGE_BYTES:
         raise ConnectionError(f"expected a message, got a frame of kind {head.kind!r} and {head.size} bytes")

@@ -32,8 +32,8 @@ from hopyard.feeds.protocol import (
     END,
     PICKLE,
     SCHEMA,
+    FrameHeader,
     Handshake,
-    Head,
     executor,
     machine,
     receive_header,
@@ -308,7 +308,7 @@ class _Attempt:
                 self._leave(failed=str(error))
                 return
 
-    def _receive_block(self, head: Head) -> bool:
+    def _receive_block(self, head: FrameHeader) -> bool:
         """Receive one block, or skip it where it was accepted before. False: no more are wanted."""
         self._rows += head.rows
         try:

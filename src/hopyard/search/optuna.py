@@ -59,7 +59,7 @@ class TPE:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> OptunaLearner:
         """Return its sampler for `space`."""
         return _opened(self, space, seed, modes, optuna_package().samplers.TPESampler, prunes=True)
 
@@ -79,7 +79,7 @@ class GP:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> OptunaLearner:
         """Return its sampler for `space`."""
         _installed("GP", "scipy", "torch")
         return _opened(self, space, seed, modes, optuna_package().samplers.GPSampler)
@@ -100,7 +100,7 @@ class CMA:
     def __post_init__(self) -> None:
         _check(self)
 
-    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> OptunaLearner:
         """Return its sampler for `space`."""
         _installed("CMA", "cmaes")
         if len(modes) > 1:
@@ -147,7 +147,7 @@ class Optuna:
             )
         _check(self)
 
-    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Asked:
+    def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> OptunaLearner:
         """Return its sampler for `space`.
 
         Raises:
@@ -162,7 +162,7 @@ class Optuna:
 Learned = TPE | GP | CMA | Optuna
 
 
-class Asked:
+class OptunaLearner:
     """A LearningSampler over a sampler of Optuna.
 
     Args:
@@ -289,10 +289,12 @@ def _check(search: Any) -> None:
         object.__setattr__(search, "seed", whole(f"{name}: seed", search.seed))
 
 
-def _opened(search: Any, space: Any, seed: int, modes: Sequence[Mode], make: Make, prunes: bool = False) -> Asked:
+def _opened(
+    search: Any, space: Any, seed: int, modes: Sequence[Mode], make: Make, prunes: bool = False
+) -> OptunaLearner:
     optuna_package()
     known = needed(space, type(search).__name__)
-    return Asked(make, known, search.trials, seed if search.seed is None else search.seed, modes, prunes)
+    return OptunaLearner(make, known, search.trials, seed if search.seed is None else search.seed, modes, prunes)
 
 
 def _installed(name: str, *packages: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hopyard.stopping.halving import Bracket
 from hopyard.stopping.rung import WORST, Rung
-from hopyard.stopping.standing import Course, Standing, Trial, Verdict
+from hopyard.stopping.standing import Course, Standing, TrialView, Verdict
 
 
 class Cohort:
@@ -54,9 +54,9 @@ class Cohort:
         )
 
 
-Keep = Callable[[Trial, int, float], float]
+Keep = Callable[[TrialView, int, float], float]
 """(trial, step, key of its metric there) → what a rung keeps of it, smaller for better."""
-Verdicts = Callable[[int, Rung, Trial], tuple[bool, str]]
+Verdicts = Callable[[int, Rung, TrialView], tuple[bool, str]]
 """(number of trials that are compared, complete rung, trial that waits there) → whether it goes on, and the reason."""
 
 
@@ -97,7 +97,7 @@ class Cohorts:
         """Count it."""
         self._of(trial).proposed += 1
 
-    def report(self, trial: Trial, step: int, value: float) -> None:
+    def report(self, trial: TrialView, step: int, value: float) -> None:
         """Add it to the rung."""
         if (rung := self._of(trial.id).bracket.rung(step)) is not None:
             rung.add(trial.id, self._keep(trial, step, value))
@@ -107,7 +107,7 @@ class Cohorts:
         if (rung := self._of(trial).bracket.rung(step)) is not None:
             rung.promote(trial)
 
-    def ended(self, trial: Trial) -> None:
+    def ended(self, trial: TrialView) -> None:
         """Let it wait at no rung any more, and no rung wait for it."""
         cohort = self._of(trial.id)
         rung = cohort.bracket.rung(trial.target)
@@ -117,7 +117,7 @@ class Cohorts:
             cohort.out[_level(cohort, trial)] += 1
         self._open[cohort.first] = None
 
-    def again(self, trial: Trial, anew: bool) -> bool:
+    def again(self, trial: TrialView, anew: bool) -> bool:
         """Let rungs wait for it again; remove its values, if it begins anew."""
         cohort = self._of(trial.id)
         self._open[cohort.first] = None
@@ -195,7 +195,7 @@ class Cohorts:
         whole.waiting = rung.waiting
         return sum(each.proposed for each in cohorts), whole
 
-    def _came(self, cohort: Cohort, trial: Trial) -> bool:
+    def _came(self, cohort: Cohort, trial: TrialView) -> bool:
         """Whether the rung that is the trial's target has its value."""
         rung = cohort.bracket.rung(trial.target)
         return rung is not None and any(number == trial.id for _, number in rung.order)
@@ -218,7 +218,7 @@ class Cohorts:
         raise AssertionError(f"trial {trial} has no cohort")
 
 
-def _level(cohort: Cohort, trial: Trial) -> int:
+def _level(cohort: Cohort, trial: TrialView) -> int:
     """Return the level of the rung on the way to which the trial is."""
     rung = cohort.bracket.rung(trial.target)
     return len(cohort.bracket.rungs) if rung is None else rung.level
@@ -227,10 +227,10 @@ def _level(cohort: Cohort, trial: Trial) -> int:
 def halving(factor: int) -> tuple[Keep, Verdicts]:
     """Return what rungs of successive halving keep and decide."""
 
-    def keep(trial: Trial, step: int, value: float) -> float:
+    def keep(trial: TrialView, step: int, value: float) -> float:
         return value
 
-    def verdict(trials: int, rung: Rung, trial: Trial) -> tuple[bool, str]:
+    def verdict(trials: int, rung: Rung, trial: TrialView) -> tuple[bool, str]:
         quota = max(1, trials // factor ** (rung.level + 1))
         goes_on = rung.waiting[trial.id] < WORST and rung.rank(trial.id) < quota
         return goes_on, f"{rung.name}: {rung.place(trial.id)}, {quota} go{'es' if quota == 1 else ''} on"

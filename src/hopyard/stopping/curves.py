@@ -10,22 +10,22 @@ from typing import ClassVar
 import msgspec
 
 from hopyard.stopping.rung import WORST, key
-from hopyard.stopping.standing import Course, Judge, Standing, Trial, Verdict
+from hopyard.stopping.standing import Course, Judge, Standing, TrialView, Verdict
 
 
-def keys(course: Course, trial: Trial, epochs: int) -> list[float]:
+def keys(course: Course, trial: TrialView, epochs: int) -> list[float]:
     """Return the keys (`rung.key`) of the trial's first epochs."""
     return [
         key(course.mode, trial.history[epoch].get(course.metric)) for epoch in range(epochs) if epoch in trial.history
     ]
 
 
-def best(course: Course, trial: Trial, epochs: int) -> float:
+def best(course: Course, trial: TrialView, epochs: int) -> float:
     """Return the best key of the first epochs."""
     return min(keys(course, trial, epochs), default=WORST)
 
 
-def average(course: Course, trial: Trial, epochs: int) -> float:
+def average(course: Course, trial: TrialView, epochs: int) -> float:
     """Return the mean key of the first epochs."""
     values = keys(course, trial, epochs)
     return sum(values) / len(values) if values else WORST
@@ -36,7 +36,7 @@ def text(course: Course, value: float) -> str:
     return "not finite" if value == WORST else f"{value if course.mode == 'min' else -value:.4g}"
 
 
-Verdicts = Callable[[Trial, int], tuple[bool, str]]
+Verdicts = Callable[[TrialView, int], tuple[bool, str]]
 """(trial, its epochs) → whether it goes on, and the reason."""
 
 
@@ -55,7 +55,7 @@ class EachEpoch:
         course: Course,
         first: int | Callable[[int], int],
         verdict: Verdicts | None,
-        ended: Callable[[Trial], None] | None = None,
+        ended: Callable[[TrialView], None] | None = None,
     ) -> None:
         self._course = course
         self._first = first
@@ -71,19 +71,19 @@ class EachEpoch:
     def proposed(self, trial: int) -> None:
         """Record nothing: each trial is looked at alone."""
 
-    def report(self, trial: Trial, step: int, value: float) -> None:
+    def report(self, trial: TrialView, step: int, value: float) -> None:
         """Record nothing: the trial's history has its values."""
 
     def granted(self, trial: int, step: int) -> None:
         """Record nothing: the trial's target says so."""
 
-    def ended(self, trial: Trial) -> None:
+    def ended(self, trial: TrialView) -> None:
         """Let others be compared with it from now on."""
         if self._on_end is not None and trial.status != "failed" and trial.id not in self._counted:
             self._counted.add(trial.id)
             self._on_end(trial)
 
-    def again(self, trial: Trial, anew: bool) -> bool:
+    def again(self, trial: TrialView, anew: bool) -> bool:
         """Record nothing: a trial that failed was not counted. One that failed where it awaited a decision awaits it
         no longer, and goes on to the next place."""
         if not anew and len(trial.history) * self._course.partitions >= trial.target:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hopyard.stopping.rung import WORST, Rung
-from hopyard.stopping.standing import Standing, Trial, Verdict
+from hopyard.stopping.standing import Standing, TrialView, Verdict
 
 
 class Bracket:
@@ -69,7 +69,7 @@ class Halving:
     def proposed(self, trial: int) -> None:
         """Record nothing: brackets have any number of trials."""
 
-    def report(self, trial: Trial, step: int, value: float) -> None:
+    def report(self, trial: TrialView, step: int, value: float) -> None:
         """Add it to the rung. O(log n)."""
         if (rung := self._rung(trial.id, step)) is not None:
             rung.add(trial.id, value)
@@ -79,12 +79,12 @@ class Halving:
         if (rung := self._rung(trial, step)) is not None:
             rung.promote(trial)
 
-    def ended(self, trial: Trial) -> None:
+    def ended(self, trial: TrialView) -> None:
         """Let it wait at no rung any more."""
         if (rung := self._rung(trial.id, trial.target)) is not None:
             rung.leave(trial.id)
 
-    def again(self, trial: Trial, anew: bool) -> bool:
+    def again(self, trial: TrialView, anew: bool) -> bool:
         """Remove its values, if it begins anew; else let it wait at its rung again, if it did."""
         for each in self._bracket(trial.id).rungs if anew else ():
             each.remove(trial.id, trial.target)

@@ -13,7 +13,7 @@ from hopyard.checks import flag, whole
 from hopyard.stopping.cohorts import Keep, Verdicts, batches
 from hopyard.stopping.curves import EachEpoch, average, best, text
 from hopyard.stopping.rung import WORST, Rung
-from hopyard.stopping.standing import Course, Judge, Trial
+from hopyard.stopping.standing import Course, Judge, TrialView
 
 
 class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
@@ -59,11 +59,11 @@ def _of_the_ended(course: Course, rule: Median) -> EachEpoch:
     """Return the judge of asynchronous median stopping. O(log n) a report, and O(epochs · log n) when a trial ends."""
     averages: dict[int, list[tuple[float, int]]] = {}
 
-    def ended(trial: Trial) -> None:
+    def ended(trial: TrialView) -> None:
         for epochs in range(rule.min_epochs, len(trial.history) + 1):
             insort(averages.setdefault(epochs, []), (average(course, trial, epochs), trial.id))
 
-    def verdict(trial: Trial, epochs: int) -> tuple[bool, str]:
+    def verdict(trial: TrialView, epochs: int) -> tuple[bool, str]:
         others = averages.get(epochs, [])
         if len(others) < rule.min_trials:
             return True, f"epoch {epochs}: trials to compare with: {len(others)}, at least {rule.min_trials} are needed"
@@ -78,10 +78,10 @@ def _of_the_ended(course: Course, rule: Median) -> EachEpoch:
 def _of_the_cohort(course: Course, least: int) -> tuple[Keep, Verdicts]:
     """Return what rungs of the median rule keep and decide; `least`: the fewest others to compare with."""
 
-    def keep(trial: Trial, step: int, value: float) -> float:
+    def keep(trial: TrialView, step: int, value: float) -> float:
         return average(course, trial, step // course.partitions)
 
-    def verdict(trials: int, rung: Rung, trial: Trial) -> tuple[bool, str]:
+    def verdict(trials: int, rung: Rung, trial: TrialView) -> tuple[bool, str]:
         others = len(rung.order) - 1
         if others < least:
             return True, f"{rung.name}: trials to compare with: {others}, at least {least} are needed"

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 from hopyard.checks import number, whole
 from hopyard.stopping.curves import EachEpoch, keys, text
 from hopyard.stopping.rung import WORST
-from hopyard.stopping.standing import Course, Judge, Trial
+from hopyard.stopping.standing import Course, Judge, TrialView
 
 NO_DELTA = 0.0
 """`min_delta` by default. (One object: the text of a rule leaves out what *is* the default.)"""
@@ -42,7 +42,7 @@ class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omi
     def judge(self, course: Course) -> Judge:
         """Return what decides for it."""
 
-        def verdict(trial: Trial, epochs: int) -> tuple[bool, str]:
+        def verdict(trial: TrialView, epochs: int) -> tuple[bool, str]:
             top, since = WORST, 0
             for epoch, value in enumerate(keys(course, trial, epochs), 1):
                 if value < top - self.min_delta:

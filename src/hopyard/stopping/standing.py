@@ -37,7 +37,7 @@ class Course:
         return self.epochs * self.partitions
 
 
-class Trial(Protocol):
+class TrialView(Protocol):
     """What rules know of a trial; each as in `core.runs.records.TrialRecord`."""
 
     id: int
@@ -61,7 +61,7 @@ class Standing:
         slots: how many slots train.
     """
 
-    trials: Mapping[int, Trial]
+    trials: Mapping[int, TrialView]
     active: dict[int, None] = field(default_factory=dict)
     undecided: dict[int, int] = field(default_factory=dict)
     paused: dict[int, None] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Judge(Protocol):
         """Record that there is such a trial."""
         ...
 
-    def report(self, trial: Trial, step: int, value: float) -> None:
+    def report(self, trial: TrialView, step: int, value: float) -> None:
         """Record the trial's key (`rung.key`) at its target `step`."""
         ...
 
@@ -93,11 +93,11 @@ class Judge(Protocol):
         """Record that the trial, which was at its target `step`, goes on."""
         ...
 
-    def ended(self, trial: Trial) -> None:
+    def ended(self, trial: TrialView) -> None:
         """Record that the trial has ended, or will with its newest State."""
         ...
 
-    def again(self, trial: Trial, anew: bool) -> bool:
+    def again(self, trial: TrialView, anew: bool) -> bool:
         """Record that a trial that failed is tried again; `anew`: from its beginning. Returns whether it waits at its
         target, to which it had come before."""
         ...

@@ -312,7 +312,7 @@ class Taken:
     intact: Callable[[], bool]
 
 
-class Reader:
+class ArenaReader:
     """Reads States from the arenas of one host. It owns up to `mappings` mapped files, since mapping 100 MB anew
     costs as much as copying it; files that were removed are let go at the next look."""
 
@@ -372,11 +372,11 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def take(directory: Path, memory_key: str, ref: Ref) -> Taken | None:
-    """Call `Reader.take` of the one Reader of this process."""
+    """Call `ArenaReader.take` of the one Reader of this process."""
     return _reader.take(directory, memory_key, ref)
 
 
-_reader = Reader()
+_reader = ArenaReader()
 
 
 def memory_name(directory: Path) -> str:

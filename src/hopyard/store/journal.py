@@ -30,10 +30,10 @@ def read(path: Path, codec: Codec[Line]) -> Iterator[Line]:
         JournalError: damaged before its end, or of a newer format. Nothing before is known to be wrong then.
         FileNotFoundError: there is none.
     """
-    return Reader(path, codec).read()
+    return JournalReader(path, codec).read()
 
 
-class Reader(Generic[Line]):
+class JournalReader(Generic[Line]):
     """Reads a journal that grows, each line once. Owner: one thread.
 
     Args:

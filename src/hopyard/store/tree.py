@@ -6,7 +6,7 @@ every scalar, is canonical JSON under the one metadata key `hopyard`, because se
 in random order. Equal trees give equal bytes in any process, so the digest of a State is a statement about training.
 
 The writer is our own and not the library's because a hop must be one copy, straight into shared memory: `plan` looks
-at the tree and copies nothing, `Layout.write` copies every array once to its place.
+at the tree and copies nothing, `StateLayout.write` copies every array once to its place.
 
 In the JSON an object is a dict, an array is a list, and an object whose one key starts with `$` is anything else:
 
@@ -67,7 +67,7 @@ class StateError(HopyardError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class StateLayout:
     """The positions of everything in a State. It holds the arrays themselves, not copies: write before they change.
 
     Attributes:
@@ -91,7 +91,7 @@ class Layout:
             np.copyto(np.ndarray(array.shape, array.dtype, view, offset), array)
 
 
-def plan(tree: Tree) -> Layout:
+def plan(tree: Tree) -> StateLayout:
     """Lay out `tree` without copying an array; about 2 µs for each array.
 
     Dicts come back in the order of their keys, subclasses of dict, list, tuple, str, int and float as the plain type,
@@ -128,7 +128,7 @@ def plan(tree: Tree) -> Layout:
     body += b" " * (-(len(body) + 8) % ALIGN)
     base = len(body) + 8
     leaves = [(array, base + start) for (array, _), start in zip(arrays, starts, strict=True)]
-    return Layout(len(body).to_bytes(8, "little") + body, base + at, leaves)
+    return StateLayout(len(body).to_bytes(8, "little") + body, base + at, leaves)
 
 
 def encode(tree: Tree) -> bytearray:

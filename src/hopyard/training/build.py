@@ -22,7 +22,7 @@ from hopyard.core.runs.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
-from hopyard.meter import Steps
+from hopyard.meter import StepMeter
 from hopyard.ports import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
 from hopyard.spec import Config, RecipeContext, RunSpec, copied
 from hopyard.training.recipes import all_of, recipe_of, wants_context
@@ -51,7 +51,7 @@ class Built:
 
     trainable: Any
     batch_size: int
-    steps: Steps = field(default_factory=Steps)
+    steps: StepMeter = field(default_factory=StepMeter)
     """Its steps that have run once, and so are compiled."""
     context: RecipeContext | None = None
     """What its recipe received; None: nothing, or the recipe was not called for it."""

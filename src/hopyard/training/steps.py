@@ -10,7 +10,7 @@ from typing import Any
 from hopyard import meter
 from hopyard.checks import scalar
 from hopyard.errors import HopyardError, SpecError
-from hopyard.meter import Steps
+from hopyard.meter import StepMeter
 from hopyard.ports import PartitionBatches, goes_whole
 from hopyard.spec import Batch, Sums
 from hopyard.training.build import Built
@@ -26,7 +26,7 @@ class NotFinite(HopyardError):
 class _CountedBatches:
     """A partition whose batches count as progress when the model iterates over them."""
 
-    def __init__(self, batches: PartitionBatches, steps: Steps, phase: str) -> None:
+    def __init__(self, batches: PartitionBatches, steps: StepMeter, phase: str) -> None:
         self.rows, self.sizes, self.columns, self.order, self.seed = (
             batches.rows,
             batches.sizes,

@@ -30,7 +30,7 @@ MOST = 100
 
 
 @dataclass(slots=True)
-class Host:
+class HostRecord:
     """What one host holds and has moved, over all drivers of the run."""
 
     workers: int = 0
@@ -66,14 +66,14 @@ class Host:
         )
 
 
-class Hosts:
+class HostRecords:
     """The records of all hosts by name. It owns its state and changes it in `see` only."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Host] = {}
-        self._hosts: dict[int, Host] = {}
+        self.records: dict[str, HostRecord] = {}
+        self._hosts: dict[int, HostRecord] = {}
         """Slot → its host, also when the slot is gone: what it has stored may be told later."""
-        self._present: dict[int, Host] = {}
+        self._present: dict[int, HostRecord] = {}
         self._workers: Counter[int] = Counter()
         """`id` of a host → its workers now."""
         self._gangs: dict[int, tuple[int, ...]] = {}
@@ -87,7 +87,7 @@ class Hosts:
             change(self, line)
 
     def _joined(self, line: Joined) -> None:
-        host = self._hosts[line.slot] = self.records.setdefault(line.host, Host())
+        host = self._hosts[line.slot] = self.records.setdefault(line.host, HostRecord())
         if line.slot not in self._present:
             self._workers[id(host)] += 1
         self._present[line.slot] = host
@@ -158,12 +158,12 @@ class Hosts:
             host.state_bytes += line.bytes
 
 
-def _cost(host: Host, fetched: int, peak: int) -> None:
+def _cost(host: HostRecord, fetched: int, peak: int) -> None:
     host.fetched_bytes += fetched
     host.peak_bytes = max(host.peak_bytes, peak)
 
 
-def _add(host: Host, kind: str, partitions: Iterable[int]) -> None:
+def _add(host: HostRecord, kind: str, partitions: Iterable[int]) -> None:
     if host.entry:
         return
     bits = host.stored.get(kind, 0)
@@ -172,22 +172,22 @@ def _add(host: Host, kind: str, partitions: Iterable[int]) -> None:
     host.stored[kind] = bits
 
 
-_CHANGES: dict[type[Any], Callable[[Hosts, Any], None]] = {
-    Joined: Hosts._joined,
-    Lost: Hosts._gone,
-    Left: Hosts._gone,
-    Resumed: Hosts._resumed,
-    Formed: Hosts._formed,
-    Dispatch: Hosts._begun,
-    Check: Hosts._begun,
-    Checked: Hosts._checked,
-    Done: Hosts._done,
-    Failed: Hosts._failed,
-    Durable: Hosts._durable,
+_CHANGES: dict[type[Any], Callable[[HostRecords, Any], None]] = {
+    Joined: HostRecords._joined,
+    Lost: HostRecords._gone,
+    Left: HostRecords._gone,
+    Resumed: HostRecords._resumed,
+    Formed: HostRecords._formed,
+    Dispatch: HostRecords._begun,
+    Check: HostRecords._begun,
+    Checked: HostRecords._checked,
+    Done: HostRecords._done,
+    Failed: HostRecords._failed,
+    Durable: HostRecords._durable,
 }
 
 
-def plain(hosts: Hosts, sizes: Sizes, most: int | None = None) -> dict[str, dict[str, int | None]]:
+def plain(hosts: HostRecords, sizes: Sizes, most: int | None = None) -> dict[str, dict[str, int | None]]:
     """Return host → its record, as plain values; of the first `most` by name, or all."""
     return {
         name: {
@@ -205,7 +205,7 @@ def plain(hosts: Hosts, sizes: Sizes, most: int | None = None) -> dict[str, dict
     }
 
 
-def table(hosts: Hosts, sizes: Sizes, most: int = MOST) -> list[str]:
+def table(hosts: HostRecords, sizes: Sizes, most: int = MOST) -> list[str]:
     """Return a line of headings and one line a host, in columns. Columns without any number are left out."""
     heads = ("host", "workers", "partitions", "rows", "moved", "States", "stored", "hopped", "exchanged", "peak")
     records = plain(hosts, sizes, most)

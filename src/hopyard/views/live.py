@@ -25,7 +25,7 @@ from hopyard.spec import RunSpec
 from hopyard.text import escaped
 from hopyard.views import words
 from hopyard.views.hosts import Sizes
-from hopyard.views.picture import Moment, Picture, text_of
+from hopyard.views.picture import Picture, PictureState, text_of
 from hopyard.views.timeline import Chart
 
 EVERY = 0.25
@@ -38,7 +38,7 @@ TRACES = 3
 """The most tracebacks that are shown; `hopyard show` and `hopyard logs` have more."""
 
 
-class Table:
+class LiveTable:
     """The live table of a run.
 
     Args:
@@ -296,7 +296,7 @@ class Table:
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
-        moment = Moment(now, self._state(machine), self._stalled, self._decision, self._sizes)
+        moment = PictureState(now, self._state(machine), self._stalled, self._decision, self._sizes)
         ended: list[Text] = []
         if self._closed and self._output == "notebook":
             ended += [text_of(f"warning: {line}", "yellow") for line in words.warned(machine, WARNINGS)]

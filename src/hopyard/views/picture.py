@@ -39,7 +39,7 @@ _COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PictureState:
     """What a picture shows beyond the machine and the chart."""
 
     now: float
@@ -67,7 +67,7 @@ class Picture:
         self._differing = words.Differing()
         self._trials = 0
 
-    def lines(self, machine: Machine, moment: Moment, height: int, width: int) -> list[Grid | Text]:
+    def lines(self, machine: Machine, moment: PictureState, height: int, width: int) -> list[Grid | Text]:
         """Return the head, then as many trials (for one trial: epochs) as fit into `height` lines."""
         hosts = self._hosts(moment.sizes, height)
         rows = max(1, height - 5 - len(_troubles(machine, moment.now)) - (moment.decision is not None) - len(hosts))
@@ -87,7 +87,7 @@ class Picture:
         trials = self.spec.trials if self.spec.trials is not None else len(machine.trials)
         return f"{words.count(trials, 'trial')} × {words.count(self.spec.epochs, 'epoch')}"
 
-    def _head(self, machine: Machine, moment: Moment) -> Text:
+    def _head(self, machine: Machine, moment: PictureState) -> Text:
         trials = machine.trials.values()
         total = (self.spec.trials or len(machine.trials)) * self.spec.steps
         over = ("failed", "stopped")
@@ -138,7 +138,7 @@ class Picture:
             self._trials = len(machine.trials)
         return self._differing.names
 
-    def _search(self, machine: Machine, moment: Moment, rows: int, width: int) -> list[Grid | Text]:
+    def _search(self, machine: Machine, moment: PictureState, rows: int, width: int) -> list[Grid | Text]:
         """Return one row a trial: all of them, or the running ones, the best and a summary."""
         best = words.best(machine)
         trials = list(machine.trials.values())
@@ -189,7 +189,7 @@ class Picture:
             body.append(text_of(text, "red", no_wrap=True, overflow="ellipsis"))
         return [*body, *_troubles(machine, moment.now)]
 
-    def _fit(self, machine: Machine, moment: Moment, rows: int) -> list[Grid | Text]:
+    def _fit(self, machine: Machine, moment: PictureState, rows: int) -> list[Grid | Text]:
         """Return one row an epoch, the newest ones."""
         if not machine.trials:
             return []

@@ -1,7 +1,7 @@
 """The pictures of a search: curves, rungs, parallel coordinates, slices, and what of several objectives none beats.
 
 `html` opens in any browser, without network, and follows one trial through all pictures; `png` is for papers. Both draw
-one `Picture`, a plain value.
+one `PlotData`, a plain value.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PlotData:
     """What is drawn.
 
     Attributes:
@@ -96,7 +96,7 @@ class Picture:
     high: float
 
 
-def picture(machine: Machine, distributions: Mapping[str, Any] = MappingProxyType({})) -> Picture:
+def picture(machine: Machine, distributions: Mapping[str, Any] = MappingProxyType({})) -> PlotData:
     """Return what is drawn of a run, as it stands; `distributions` are those of its space, by parameter."""
     spec, trials = machine.spec, words.ranked(machine)
     metric = spec.metric or ("val_loss" if spec.validation else "loss")
@@ -138,7 +138,7 @@ def picture(machine: Machine, distributions: Mapping[str, Any] = MappingProxyTyp
     curves = [curve(trial) for trial in trials]
     values = [value for each in curves for _, value in each.values]
     several = len(spec.objectives) > 1
-    return Picture(
+    return PlotData(
         metric,
         spec.mode,
         [each.metric for each in spec.objectives],
@@ -184,7 +184,7 @@ def png(machine: Machine, path: str | Path, distributions: Mapping[str, Any] = M
     draw(Figure(layout="constrained"), drawn, _summary(machine, drawn)).savefig(path, dpi=150)
 
 
-def draw(figure: Any, drawn: Picture, title: str) -> Any:
+def draw(figure: Any, drawn: PlotData, title: str) -> Any:
     """Draw a picture into an empty figure of matplotlib, and return that."""
     sliced = drawn.axes[:-1]
     rows = 2 + (len(sliced) + 3) // 4
@@ -201,7 +201,7 @@ def draw(figure: Any, drawn: Picture, title: str) -> Any:
     return figure
 
 
-def _summary(machine: Machine, drawn: Picture) -> str:
+def _summary(machine: Machine, drawn: PlotData) -> str:
     parts = [words.count(len(drawn.curves), "trial"), f"{drawn.metric} ({drawn.mode})"]
     if rule := words.rule(machine):
         parts.append(f"stop={rule}")
@@ -272,7 +272,7 @@ def _alpha(each: Curve) -> float:
     return 0.12 if each.shade is None else 0.15 + 0.85 * each.shade**2
 
 
-def _curves(axes: Any, drawn: Picture) -> None:
+def _curves(axes: Any, drawn: PlotData) -> None:
     for each in drawn.curves:
         if each.values:
             epochs, values = zip(*each.values, strict=True)
@@ -280,7 +280,7 @@ def _curves(axes: Any, drawn: Picture) -> None:
     axes.set(xlabel="epoch", ylabel=_cut(drawn.metric, 30), title="Curves")
 
 
-def _rungs(axes: Any, drawn: Picture) -> None:
+def _rungs(axes: Any, drawn: PlotData) -> None:
     colours = {"completed": "tab:blue", "failed": "tab:red", "stopped": "tab:gray", "paused": "tab:orange"}
     ranked = sorted(drawn.curves, key=lambda each: -each.far)
     axes.barh(
@@ -299,7 +299,7 @@ def _rungs(axes: Any, drawn: Picture) -> None:
     axes.set(xlabel="epochs trained", xlim=(0, drawn.epochs), yticks=[])
 
 
-def _parallel(axes: Any, drawn: Picture) -> None:
+def _parallel(axes: Any, drawn: PlotData) -> None:
     for each in reversed(drawn.curves):
         points = [(n, place) for n, place in enumerate(each.places) if place is not None]
         if points:
@@ -314,7 +314,7 @@ def _parallel(axes: Any, drawn: Picture) -> None:
     axes.set_xticks(range(last + 1), [_cut(axis.name, count) for axis in drawn.axes], fontsize=8)
 
 
-def _slice(axes: Any, drawn: Picture, number: int, axis: Axis) -> None:
+def _slice(axes: Any, drawn: PlotData, number: int, axis: Axis) -> None:
     points = [
         (place, each.places[-1])
         for each in drawn.curves
@@ -329,7 +329,7 @@ def _slice(axes: Any, drawn: Picture, number: int, axis: Axis) -> None:
     axes.set(xlabel=_cut(axis.name, 24), ylabel=_cut(drawn.metric, 30), xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
 
 
-def _front(axes: Any, drawn: Picture) -> None:
+def _front(axes: Any, drawn: PlotData) -> None:
     for chosen in (False, True):
         points = [
             each.objectives[:2] for each in drawn.curves if each.objectives and (each.trial in drawn.front) is chosen

@@ -36,7 +36,7 @@ from hopyard.core.runs.events import (
     Stopped,
 )
 from hopyard.spec import Part
-from hopyard.views.hosts import Hosts
+from hopyard.views.hosts import HostRecords
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerSpan:
     """One slot, from when it joined until it was gone."""
 
     slot: int
@@ -105,7 +105,7 @@ class Chart:
 
     each: Callable[[Span], object] = lambda span: None
     keep: bool = True
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[WorkerSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     lanes: list[str] = field(default_factory=list)
     """Host of each lane."""
@@ -134,11 +134,11 @@ class Chart:
     stored_bytes: int = 0
     thin: float = 0.0
     """Seconds in which fewer trials were to be trained than slots were there to train them."""
-    hosts: Hosts = field(default_factory=Hosts)
+    hosts: HostRecords = field(default_factory=HostRecords)
     """What each host holds and has moved."""
 
     def __post_init__(self) -> None:
-        self._present: dict[int, Worker] = {}
+        self._present: dict[int, WorkerSpan] = {}
         self._free: dict[str, list[int]] = {}
         self._dispatched: dict[tuple[int, str, int], int] = {}
         self._gangs: dict[int, tuple[int, ...]] = {}
@@ -284,7 +284,7 @@ class Chart:
             return max(self.last, self.at if now is None else now)
         return self.last
 
-    def _presence(self, worker: Worker, end: float) -> float:
+    def _presence(self, worker: WorkerSpan, end: float) -> float:
         first = 0.0 if self.first is None else self.first
         return max(0.0, min(end, worker.left if worker.left is not None else end) - max(first, worker.joined))
 
@@ -297,7 +297,7 @@ class Chart:
         else:
             lane = len(self.lanes)
             self.lanes.append(line.host)
-        worker = self._present[line.slot] = Worker(line.slot, line.host, lane, line.at)
+        worker = self._present[line.slot] = WorkerSpan(line.slot, line.host, lane, line.at)
         self.workers.append(worker)
 
     def _dispatch(self, line: Dispatch) -> None:

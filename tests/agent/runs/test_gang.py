@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hopyard.agent.runs.gang import Member
+from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.members import short_rounds
 from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
 from hopyard.exchange.board import Board, GangBroken
@@ -18,7 +18,7 @@ def sent():
 
 @pytest.fixture
 def member(sent):
-    return Member(3, Gang(2), sent.append, lambda here: "127.0.0.1")
+    return GangMember(3, Gang(2), sent.append, lambda here: "127.0.0.1")
 
 
 def place(group, rank=1):

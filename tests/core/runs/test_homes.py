@@ -21,7 +21,7 @@ from hopyard.core.runs.events import (
     Resumed,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.core.runs.scheduling.places import GRACE
+from hopyard.core.runs.scheduling.homes import GRACE
 from hopyard.spec import Gang, Part, PartitionRange, Ref, RunSpec
 
 

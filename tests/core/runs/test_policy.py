@@ -5,7 +5,7 @@ import msgspec
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.scheduling import policy
 from hopyard.core.runs.scheduling.estimates import Estimates
-from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.homes import Homes
 from hopyard.core.runs.scheduling.scheduler import Scheduler
 from hopyard.spec import RunSpec
 
@@ -64,7 +64,7 @@ def test_a_trial_is_critical_when_it_alone_decides_the_end():
 def scheduled(trials, slots=1):
     """What a scheduler gives to idle slots when all these trials may train."""
     there = {n: SlotRecord(n, "h", n, "", 0.0) for n in range(slots)}
-    scheduler = Scheduler(spec(), {one.id: one for one in trials}, there, Places(spec()), Estimates())
+    scheduler = Scheduler(spec(), {one.id: one for one in trials}, there, Homes(spec()), Estimates())
     for slot in there.values():
         scheduler.set_idle(slot)
     found = []
@@ -99,7 +99,7 @@ def test_the_oldest_validation_goes_before_other_trials():
 
 def test_the_last_slot_of_a_home_is_not_spare_while_trials_must_visit_its_partitions():
     run = spec()
-    places = Places(run)
+    places = Homes(run)
     places.begin(4, msgspec.structs.replace(run, copies=1))
     there = {n: SlotRecord(n, host, n, "", 0.0, host) for n, host in enumerate("aabb")}
     for slot in there.values():

@@ -26,7 +26,7 @@ from hopyard.core.programs.events import (
     spec_of,
 )
 from hopyard.core.programs.machine import LAST, SETTLE, ProgramMachine
-from hopyard.core.programs.messages import Host, StopRequested
+from hopyard.core.programs.messages import HostTasks, StopRequested
 from hopyard.core.programs.placement import Place
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.store.layout import Layout
@@ -72,7 +72,7 @@ class Turns:
         self.machine = ProgramMachine(spec)
         engine = hy.Local(workers=workers, devices=None)
         self.lock = Lock(self.layout.lock)
-        order = Host(b"", False, str(folder), 15.0, "t", "127.0.0.1", False)
+        order = HostTasks(b"", False, str(folder), 15.0, "t", "127.0.0.1", False)
         self.loop = ProgramLoop(self.layout, self.lock, self.machine, engine, order, {})
         self.link = Played()
         self.loop._link = self.link  # type: ignore[assignment]

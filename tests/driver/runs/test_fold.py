@@ -16,7 +16,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import CODEC, Interrupted
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.session import DRIVEN
 from hopyard.frameworks.linear import Linear
@@ -205,9 +205,9 @@ def test_a_run_may_be_read_while_it_goes_on(tmp_path: Path) -> None:
     """Bug: RuntimeError, "dictionary changed size during iteration", while the sampler proposed trials."""
     errors, counts = list[BaseException](), list[int]()
     threads: list[threading.Thread] = []
-    turn = Loop.turn
+    turn = RunLoop.turn
 
-    def readers_begin(self: Loop) -> None:
+    def readers_begin(self: RunLoop) -> None:
         if not threads:
             for number in range(2):
                 arguments = (DRIVEN[-1], tmp_path / f"{number}.html", errors, counts)
@@ -216,7 +216,7 @@ def test_a_run_may_be_read_while_it_goes_on(tmp_path: Path) -> None:
         turn(self)
 
     with pytest.MonkeyPatch.context() as patch, switching():
-        patch.setattr(Loop, "turn", readers_begin)
+        patch.setattr(RunLoop, "turn", readers_begin)
         space, more = hy.Space(lr=hy.loguniform(1e-3, 1e-1)), {"directory": tmp_path / "run", **MANY}
         run = hy.select(linear, space, dataset(), metric="val_loss", mode="min", engine=hy.Inline(), **more)
         for thread in threads:

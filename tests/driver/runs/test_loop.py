@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.messages import Down, End, Examine, GiveUpUnit, NoRoom, Ready, Store, Unfit, Up, Work
+from hopyard.core.messages import Down, End, Examine, GiveUpUnit, NoRoom, Ready, StoreState, Unfit, Up, Work
 from hopyard.core.runs.events import (
     CODEC,
     Began,
@@ -35,7 +35,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.links import Gone
 from hopyard.driver.runs import loop as loops
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.search.listed import Listed
@@ -119,7 +119,7 @@ class Stage:
         sampler = Listed([{"n": n} for n in range(configs)])
         proposer = Proposer(self.machine, sampler, workers)
         self.workers = Workers(self.link, self.machine, workers, lambda s: folder / f"{s}.log", **more)
-        self.loop = Loop(self.machine, self.journal, self.link, self.store, proposer, self.workers, [self])
+        self.loop = RunLoop(self.machine, self.journal, self.link, self.store, proposer, self.workers, [self])
 
     def see(self, lines: list[Any], machine: Machine) -> None:
         self.seen += lines
@@ -856,7 +856,7 @@ def test_a_state_that_others_cannot_take_is_asked_for(stage: Callable[..., Stage
     it.link.receives += [hop, missed]
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
-    (asked,) = [(slot, message) for slot, message in it.link.sent if isinstance(message, Store)]
+    (asked,) = [(slot, message) for slot, message in it.link.sent if isinstance(message, StoreState)]
     assert asked[1].memory_key in ("m1", "m2") and asked[1].ref.step == 1
 
 

@@ -14,11 +14,11 @@ import pytest
 import hopyard as hy
 import programs
 from faults.proxy import Proxied
-from hopyard.core.delivery import Head
+from hopyard.core.delivery import Header
 from hopyard.core.facts import Lost
 from hopyard.core.messages import Examine, Setup, Work, unpack_down
 from hopyard.core.programs.events import Begin, Ended, Halt, Running, decode
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import HostTasks
 from hopyard.core.runs.events import Done, Durable
 from hopyard.driver.router import Router
 from jobs import CONFIGS, digests, journal, linear, select
@@ -57,7 +57,7 @@ def swallow_at(
 
     put, receive = Router._write, Router.receive
 
-    def putting(self: Router, name: bytes, head: Head, body: bytes) -> None:
+    def putting(self: Router, name: bytes, head: Header, body: bytes) -> None:
         if body:
             look(unpack_down(body))
         put(self, name, head, body)
@@ -74,9 +74,9 @@ def swallow_at(
 
 def slow_to_say(config: dict[str, Any]) -> Any:
     """The agent says that a State is durable only when the driver has long heard of it."""
-    from hopyard.agent.connection import Connection
+    from hopyard.agent.connection import DriverConnection
 
-    send = Connection.send
+    send = DriverConnection.send
     if send.__name__ == "send":
 
         def slowly(self: Any, message: Any, *more: Any, **named: Any) -> None:
@@ -84,7 +84,7 @@ def slow_to_say(config: dict[str, Any]) -> Any:
                 time.sleep(0.5)
             send(self, message, *more, **named)
 
-        Connection.send = slowly  # type: ignore[method-assign]
+        DriverConnection.send = slowly  # type: ignore[method-assign]
     return linear(config)
 
 
@@ -131,8 +131,8 @@ def test_a_run_loses_nothing_and_nobody(
 @pytest.mark.parametrize(
     ("lost", "at", "direction"),
     [
-        ("Host", Host, "down"),
-        pytest.param("Reserved", Host, "up", marks=pytest.mark.long),
+        ("HostTasks", HostTasks, "down"),
+        pytest.param("Reserved", HostTasks, "up", marks=pytest.mark.long),
         pytest.param("Begin", Begin, "down", marks=pytest.mark.long),
         ("Running", Begin, "up"),
         ("Ended", Running, "up"),

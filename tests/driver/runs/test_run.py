@@ -28,7 +28,7 @@ from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Began, Dispatch, Failed, Interrupted, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.records import TrialRecord
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.run import Run, reasons
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Batch, RunSpec
@@ -430,8 +430,8 @@ def test_wait_gives_the_run_that_ended(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_has_just_begun_has_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, begin = Loop.run, threading.Event()
-    monkeypatch.setattr(Loop, "run", lambda self: (begin.wait(60), loop(self)))
+    loop, begin = RunLoop.run, threading.Event()
+    monkeypatch.setattr(RunLoop, "run", lambda self: (begin.wait(60), loop(self)))
     run = select(tmp_path / "run", engine=LOCAL, wait=False)
     try:
         assert not Layout(run.directory).journal.read_bytes()
@@ -568,15 +568,15 @@ def test_a_run_that_goes_on_is_not_done(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_is_done_when_its_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it was done as soon as its journal said so, and to resume it then was refused: it was in use."""
-    drive, ended, go = Loop.run, threading.Event(), threading.Event()
+    drive, ended, go = RunLoop.run, threading.Event(), threading.Event()
 
-    def drive_and_wait(self: Loop) -> None:
+    def drive_and_wait(self: RunLoop) -> None:
         drive(self)
         ended.set()
         assert go.wait(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "run", drive_and_wait)
+        patch.setattr(RunLoop, "run", drive_and_wait)
         run = select(tmp_path / "run", configs=CONFIGS[:1], engine=LOCAL, wait=False)
         assert ended.wait(60)
         assert (run.status, run.done, hy.load(run.directory).done) == ("completed", False, False)
@@ -665,16 +665,16 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, run: hy.Run)
 def test_a_run_that_died_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its object in the same process, whoever loads it, and the command line; and the best of what there is can be
     had."""
-    turn = Loop.turn
+    turn = RunLoop.turn
 
-    def until_an_epoch(self: Loop) -> None:
+    def until_an_epoch(self: RunLoop) -> None:
         turn(self)
         record = words.best(self.machine)
         if record is not None and record.durable_step >= (record.best + 1) * self.machine.spec.partitions:  # type: ignore[operator]
             raise hy.ResourceError("no room at all")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "turn", until_an_epoch)
+        patch.setattr(RunLoop, "turn", until_an_epoch)
         run = select(tmp_path / "run", parallel=hy.Hopper("off"), engine=LOCAL, wait=False)
         with pytest.raises(hy.ResourceError, match="no room at all"):
             run.wait()

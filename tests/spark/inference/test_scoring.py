@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 import hopyard as hy
 from hopyard.errors import DataError
 from hopyard.frameworks.linear import Linear
-from hopyard.spark.inference.bundle import Portable, Ticket, portable
+from hopyard.spark.inference.bundle import ModelTicket, Portable, portable
 from hopyard.spark.inference.scoring import Score, probabilities, raw_predictions, score_batches, score_columns
 
 KINDS = ["blue", "green", "red"]
@@ -46,8 +46,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> hy.Run:
         return trained(tmp_path_factory.mktemp("run") / "run")
 
 
-def ticket(model: Portable) -> Ticket:
-    return Ticket(model.digest, dict(model.files))
+def ticket(model: Portable) -> ModelTicket:
+    return ModelTicket(model.digest, dict(model.files))
 
 
 def score(run: hy.Run, **options: Any) -> Score:

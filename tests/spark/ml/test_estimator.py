@@ -22,7 +22,7 @@ pytest.importorskip("pyspark")
 import hopyard as hy
 from hopyard.data.shared.needed import need
 from hopyard.driver.runs.about import manifest_of
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 from hopyard.errors import DataError, RunDirectoryError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.inference.scoring import infer_meaning, probabilities
@@ -176,15 +176,15 @@ class TestFit:
     ) -> None:
         from pyspark.ml import PipelineModel
 
-        turn = Loop.turn
+        turn = RunLoop.turn
 
-        def stopped(loop: Loop) -> None:
+        def stopped(loop: RunLoop) -> None:
             turn(loop)
             if loop.machine.status == "running":
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Loop, "turn", stopped)
+            patch.setattr(RunLoop, "turn", stopped)
             make(store=str(tmp_path / "rows")).fit(df)
         (run,) = (tmp_path / "runs").iterdir()
         (rows,) = (tmp_path / "rows").glob("spark-*")

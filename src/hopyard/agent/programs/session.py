@@ -21,7 +21,7 @@ from hopyard.core.programs.messages import (
     FeedMessage,
     FeedOpened,
     FeedQuery,
-    Host,
+    HostTasks,
     RowsTaken,
     StopRequested,
 )
@@ -32,7 +32,7 @@ from hopyard.errors import FeedError
 class TaskSession:
     """Owner of the task's description, its pipe to the agent and its endpoint for rows."""
 
-    def __init__(self, pipe: Pipe, host: Host, begin: Begin, folder: Path) -> None:
+    def __init__(self, pipe: Pipe, host: HostTasks, begin: Begin, folder: Path) -> None:
         self.folder = folder
         self.pipe, self.host, self.begin = pipe, host, begin
         self.slot, self.incarnation = begin.task.slot, begin.incarnation

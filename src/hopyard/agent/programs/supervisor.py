@@ -32,7 +32,7 @@ from hopyard.core.programs.messages import (
     FeedMessage,
     FeedOrder,
     FeedQuery,
-    Host,
+    HostTasks,
     StopRequested,
     TensorBoardStarted,
 )
@@ -42,7 +42,7 @@ from hopyard.system.processes import story, watched
 from hopyard.system.scratch import scratch
 
 if TYPE_CHECKING:
-    from hopyard.agent.connection import Connection
+    from hopyard.agent.connection import DriverConnection
 
 GENERATIONS = 20
 """Generations of processes left behind by a task that are searched; each is ended before the next."""
@@ -64,7 +64,7 @@ class TaskSupervisor:
         companion: process id of the agent's other child, which must not be ended.
     """
 
-    def __init__(self, card: Card, connection: Connection, setup: Host, companion: int) -> None:
+    def __init__(self, card: Card, connection: DriverConnection, setup: HostTasks, companion: int) -> None:
         self._companion = companion
         self._slot = card.slot
         self._connection = connection
@@ -306,7 +306,7 @@ class TaskSupervisor:
     def _is_present(self, incarnation: int) -> bool:
         return self._task is not None and self._task.incarnation == incarnation
 
-    def _send(self, message: Begin | Host | FeedOrder | StopRequested) -> None:
+    def _send(self, message: Begin | HostTasks | FeedOrder | StopRequested) -> None:
         if self._pipe is None:
             return
         if isinstance(message, FeedAllowed):

@@ -24,7 +24,7 @@ from hopyard.agent.parent import end_with
 from hopyard.agent.programs.channel import Pipe, down
 from hopyard.agent.programs.session import TaskSession
 from hopyard.core.programs.events import Begin, Ended, Running
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import HostTasks
 from hopyard.errors import HopyardError
 from hopyard.system.network import interface_of, without_proxy
 from hopyard.text import escaped, message_of
@@ -44,7 +44,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     pipe = Pipe(Connection(int(sys.argv[1])))
     host, begin = down(pipe), down(pipe)
-    if not isinstance(host, Host) or not isinstance(begin, Begin):
+    if not isinstance(host, HostTasks) or not isinstance(begin, Begin):
         os._exit(1)
     os.environ.update(host.environment)
     os.environ.update(begin.environment)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hopyard.exchange.exchange import GangExchange
 
 
-class Member:
+class GangMember:
     """The gangs of one worker, one after the other. Owner of its process group.
 
     Args:

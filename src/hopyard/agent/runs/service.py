@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
-from hopyard.agent.runs.gang import Member
+from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.storage import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.code.pickling import loads
@@ -30,7 +30,7 @@ from hopyard.core.messages import (
     Published,
     Ready,
     Setup,
-    Store,
+    StoreState,
     Unfit,
     Up,
     Work,
@@ -50,7 +50,7 @@ from hopyard.text import escaped
 from hopyard.training.build import Plan, foresee, warm
 
 if TYPE_CHECKING:
-    from hopyard.agent.connection import Connection
+    from hopyard.agent.connection import DriverConnection
 
 ARENA_SHARE = 4
 """One agent uses at most this part of the free shared memory."""
@@ -67,7 +67,7 @@ class UnitService:
     manifest: Manifest
     network: Network | None = None
     """For an agent that may be on another host than the driver or its peers."""
-    member: Member | None = None
+    member: GangMember | None = None
     """The worker as a member of gangs; None: the run has none."""
 
     @property
@@ -78,9 +78,9 @@ class UnitService:
         rows, entry = rows_here(self.manifest), sees_entry(self.manifest)
         return {"memory": self.folder.identity, "peer": self.network.peer, "rows": rows, "entry": entry}
 
-    def do(self, message: Work | Store | Examine) -> Sequence[Up]:
-        """Run a unit or a check and return the answers. `Store` may be handled in another thread."""
-        if isinstance(message, Store):
+    def do(self, message: Work | StoreState | Examine) -> Sequence[Up]:
+        """Run a unit or a check and return the answers. `StoreState` may be handled in another thread."""
+        if isinstance(message, StoreState):
             self.checkpoints.store_next(message.ref, message.memory_key)
             return []
         if isinstance(message, Examine):
@@ -140,7 +140,7 @@ def assemble(
     member = None
     if card is not None and setup.spec.gang is not None:
         driver = urlsplit(card.address).hostname or LOOPBACK
-        member = Member(slot, setup.spec.gang, send, lambda here: LOOPBACK if here else address_towards(driver))
+        member = GangMember(slot, setup.spec.gang, send, lambda here: LOOPBACK if here else address_towards(driver))
     worker = Worker(slot, plan, guarded, arena, checkpoints, fetch, interruptible=card is None, member=member)
     return UnitService(worker, checkpoints, arena, folder, manifest, network, member)
 
@@ -154,7 +154,7 @@ def unfit(slot: int, error: Exception, place: str = "") -> Unfit:
     return Unfit(slot, escaped(reason), host)
 
 
-def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -> None:
+def work(card: Card, connection: DriverConnection, setup: Setup, progress: Progress) -> None:
     """Run units until told to end."""
     slot = card.slot
     name_threads()
@@ -175,7 +175,7 @@ def work(card: Card, connection: Connection, setup: Setup, progress: Progress) -
         warm()  # whoever is slow keeps the whole gang waiting
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "") if setup.device != "cpu" else ""
     connection.send(Ready(slot, socket.gethostname(), os.getpid(), fingerprint(), device, **service.location))
-    connection.handle(Store, service.do)  # while a unit runs
+    connection.handle(StoreState, service.do)  # while a unit runs
     if service.member is None:
         warm()
     while True:

@@ -17,7 +17,7 @@ from hopyard.agent.runs.check import TrialCheck, nondeterminism
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.costs import CostCounter, Costs
 from hopyard.agent.runs.faults import HostFault, Missing, Reading, blame
-from hopyard.agent.runs.gang import Member
+from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.members import alone, gathered
 from hopyard.agent.runs.models import BuiltModels
 from hopyard.agent.runs.reported import check_sizes
@@ -76,7 +76,7 @@ class Worker:
         checkpoints: CheckpointWriter,
         fetch: Fetch | None = None,
         interruptible: bool = True,
-        member: Member | None = None,
+        member: GangMember | None = None,
     ) -> None:
         self.slot = slot
         self._interruptible = interruptible

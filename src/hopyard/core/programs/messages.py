@@ -1,7 +1,7 @@
 """The messages between driver and agents about a program; the wire is that of `core/messages.py`.
 
-Down go `Host` once, then `Begin` (a task), `Halt`, and messages about feeds. Up go four facts of the program's journal
-(`Reserved`, `Running`, `Reported`, `Ended`), whose time the driver sets when they arrive, and messages about
+Down go `HostTasks` once, then `Begin` (a task), `Halt`, and messages about feeds. Up go four facts of the program's
+journal (`Reserved`, `Running`, `Reported`, `Ended`), whose time the driver sets when they arrive, and messages about
 feeds.
 """
 
@@ -18,7 +18,7 @@ class HostMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=Fa
     """The base of these messages; the tag is the class's name."""
 
 
-class Host(HostMessage, frozen=True):
+class HostTasks(HostMessage, frozen=True):
     """Down, once: host tasks of this program."""
 
     main: bytes

@@ -51,7 +51,7 @@ class Began(Fact, frozen=True):
     """The run directory, with its host: a journal that lies in another one was copied or moved."""
     workers: int = 0
     """Workers of an engine whose hosts do not share rows, by which partitions are cut into blocks with a home each
-    (`core/runs/scheduling/places.py`); 0: all workers are on one host, or partitions have no homes."""
+    (`core/runs/scheduling/homes.py`); 0: all workers are on one host, or partitions have no homes."""
 
 
 class Proposed(Fact, frozen=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
 from hopyard.core.runs.records import SlotRecord, TrialRecord
 from hopyard.core.runs.scheduling.estimates import Estimates
-from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.homes import Homes
 from hopyard.core.runs.scheduling.scheduler import Scheduler
 from hopyard.core.runs.search import Search
 from hopyard.core.runs.states.durability import Durability
@@ -42,7 +42,7 @@ class RunRecord:
         self.trials: dict[int, TrialRecord] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.leases = Leases()
-        self.places = Places(spec)
+        self.places = Homes(spec)
         self.estimates = Estimates()
         self.scheduler = Scheduler(spec, self.trials, self.slots, self.places, self.estimates)
         self.search = Search(spec, self.trials, self.slots)

@@ -13,7 +13,7 @@ from hopyard.core.runs.preflight import Preflight, Verdict
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
-from hopyard.core.runs.scheduling.places import GRACE
+from hopyard.core.runs.scheduling.homes import GRACE
 from hopyard.core.runs.states.durability import Durability
 
 

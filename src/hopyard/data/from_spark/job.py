@@ -38,7 +38,7 @@ from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, identity, pickled
 from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
-from hopyard.data.from_spark.task import PROBE, CopiesFile, Drawing, Task, TaskReport, is_category
+from hopyard.data.from_spark.task import PROBE, CopiesFile, Drawing, TaskReport, WriteTask, is_category
 from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
 from hopyard.data.options import BuildOptions, ColumnSpec, Fill
 from hopyard.data.partitions.builder import (
@@ -167,7 +167,7 @@ class DataFrameSource:
     def _write(self, folder: Directory, token: str) -> tuple[Index, Manifest]:
         """Runs the jobs. Nothing that they write counts before the manifest is there."""
         options = self.options
-        task = Task(
+        task = WriteTask(
             folder.url, token, options.spec, options.partitions, 0.0, options.seed, self.code, "Spark partition {}"
         )
         needs_task = self.code is not None or bool(options.spec.counted)
@@ -176,13 +176,13 @@ class DataFrameSource:
             options.spec, list(self.frames), train if needs_task else None, folder
         )
         train = replace(train, spec=spec, drawing=drawing)
-        _, reports = spread(folder, self.frames[0], train, Task.run)
+        _, reports = spread(folder, self.frames[0], train, WriteTask.run)
         second_spec = msgspec.structs.replace(spec, validation=None)
         names = [train.what.format(report.number) for report in reports]
         sources = [_source(reports, self.columns[0])]
         for frame, columns in zip(self.frames[1:], self.columns[1:], strict=True):
             validate = replace(task, spec=second_spec, fraction=1.0, what=f"{task.what} of validation=")
-            _, second_reports = spread(folder, frame, validate, Task.run)
+            _, second_reports = spread(folder, frame, validate, WriteTask.run)
             sources.append(_source(second_reports, columns))
             names += [validate.what.format(report.number) for report in second_reports]
             reports += second_reports
@@ -263,10 +263,10 @@ def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:
 def spread(
     folder: Directory,
     df: Any,
-    task: Task,
-    work: Callable[[Task, int, Iterable[Any]], TaskReport],
+    task: WriteTask,
+    work: Callable[[WriteTask, int, Iterable[Any]], TaskReport],
     once: bool = False,
-) -> tuple[Task, list[TaskReport]]:
+) -> tuple[WriteTask, list[TaskReport]]:
     """Runs `work` over a DataFrame until its rows are drawn as their counts say: once, unless few of them, or of their
     features, are different.
 
@@ -309,7 +309,7 @@ def spread(
     )
 
 
-def _many_rows_of_few_features(task: Task, reports: list[TaskReport]) -> bool:
+def _many_rows_of_few_features(task: WriteTask, reports: list[TaskReport]) -> bool:
     """Whether groups of rows of equal features are too few to be drawn, while each has rows of many labels."""
     distinct, others = Distinct(), Distinct()
     for report in reports:
@@ -321,7 +321,7 @@ def _many_rows_of_few_features(task: Task, reports: list[TaskReport]) -> bool:
 
 
 def with_vocabularies(
-    spec: ColumnSpec, frames: list[Any], task: Task | None, folder: Directory
+    spec: ColumnSpec, frames: list[Any], task: WriteTask | None, folder: Directory
 ) -> tuple[ColumnSpec, Drawing, list[TaskReport]]:
     """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
     rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones; how rows
@@ -350,7 +350,7 @@ def with_vocabularies(
             task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, drawing=Drawing())
             frame_reports = report_each(df, task.values, TaskReport)
         else:  # of counted values, which rows train must be known, and that follows from how rows are drawn
-            task, frame_reports = spread(folder, df, task, Task.values, once=not (counts and task.fraction))
+            task, frame_reports = spread(folder, df, task, WriteTask.values, once=not (counts and task.fraction))
             drawing = task.drawing
         for report in frame_reports:
             reports.append(report)

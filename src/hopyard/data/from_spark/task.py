@@ -67,7 +67,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     others: bytes = b""
     """Their second words, likewise."""
     values: dict[str, list[Value]] = {}
-    """The values of the columns to be encoded, from `Task.values`."""
+    """The values of the columns to be encoded, from `WriteTask.values`."""
     counts: dict[str, list[int]] = {}
     """For columns that are counted: how many training rows have each of these values; the last number is of those whose
     value is missing."""
@@ -97,7 +97,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WriteTask:
     """The work on each partition of one DataFrame; sent to the workers by pickle.
 
     Attributes:
@@ -189,7 +189,7 @@ def is_category(value: Any) -> bool:
     return value is not None and value == value  # noqa: PLR0124
 
 
-def blocks(task: Task, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
+def blocks(task: WriteTask, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, RowOrigin]]:
     """Yield the batches that have rows, with vectors as lists, after the transform."""
     name = task.what.format(number)
     transform = None if task.code is None else _loaded(task.code)
@@ -219,7 +219,7 @@ def _loaded(code: bytes) -> Transform:
 class _Work:
     """Runs one task. Owns its segment, which is removed unless all of it was written."""
 
-    def __init__(self, task: Task, number: int) -> None:
+    def __init__(self, task: WriteTask, number: int) -> None:
         self._task, self._number = task, number
         self._name = f"{task.token}-{number:05d}-{secrets.token_hex(6)}.seg"
         self._folder: Directory | None = None

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from hopyard import meter
-from hopyard.data.manifest import FILE, Head, Manifest, PartitionInfo, file_names, folder_name, read_manifest
+from hopyard.data.manifest import FILE, Manifest, ManifestHead, PartitionInfo, file_names, folder_name, read_manifest
 from hopyard.data.npy import HEADER, compare
 from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -230,7 +230,7 @@ def entries(root: Path) -> list[Entry]:
 def _is_entry(name: str, data: bytes) -> bool:
     """Whether a folder of this name with this manifest is one that a cache has, of whatever version."""
     try:
-        manifest = msgspec.json.decode(data, type=Head)
+        manifest = msgspec.json.decode(data, type=ManifestHead)
     except msgspec.MsgspecError:
         return False
     return manifest.key == name or (manifest.stored is not None and _ROWS.fullmatch(name) is not None)

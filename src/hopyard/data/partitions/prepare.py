@@ -25,7 +25,7 @@ from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import default_root, find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import name_rows
-from hopyard.data.sources.memory import Reader
+from hopyard.data.sources.memory import BatchReader
 from hopyard.data.sources.source import Source
 from hopyard.errors import DataError
 from hopyard.formats.arrow import require
@@ -199,7 +199,7 @@ def _blocks(
     """
     spec, row = options.spec, 0
     before: dict[str, Any] = {}
-    again = all(not isinstance(rows.source, Reader) or rows.source.again for rows in all_rows)
+    again = all(not isinstance(rows.source, BatchReader) or rows.source.again for rows in all_rows)
     for number, rows in enumerate(all_rows):
         for batch, origin in rows.batches(spec.names, list(spec.encode)):
             names = None

@@ -126,7 +126,7 @@ class Arrays:
         return DetachedSource(repr(self), identity or self.identity())
 
 
-class Reader:
+class BatchReader:
     """Record batches that can be read once; or, `again`, as often as an iterator of them can be made."""
 
     volatile = False

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.data.columns import batch_bytes
-from hopyard.data.sources.memory import Arrays, Reader, Table
+from hopyard.data.sources.memory import Arrays, BatchReader, Table
 from hopyard.data.sources.source import BYTES, ROWS, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, is_text, masked_at, plain, to_arrow
@@ -79,7 +79,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
     if isinstance(source, pa.Table):
         return Table(source, "table in memory"), source.schema
     if isinstance(source, pa.RecordBatchReader):
-        return Reader(source, "record batch reader"), source.schema
+        return BatchReader(source, "record batch reader"), source.schema
     if isinstance(source, (list, tuple)) and source and all(isinstance(batch, pa.RecordBatch) for batch in source):
         try:
             table = pa.Table.from_batches(source)
@@ -87,7 +87,7 @@ def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
             raise DataError(f"the record batches differ in their schema: {error}") from error
         return Table(table, "record batches in memory"), table.schema
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
-        return Reader(source, "iterable of record batches"), None
+        return BatchReader(source, "iterable of record batches"), None
     raise SpecError(
         "source must be a pyarrow Table, RecordBatch, RecordBatchReader or an iterable of record batches, got "
         f"{type(source).__name__}"
@@ -323,7 +323,7 @@ def as_array(value: Any, description: str, objects: bool = True) -> Array:
     return array
 
 
-def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Reader, Any, Any, Any]:
+def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[BatchReader, Any, Any, Any]:
     """Return (source, features, label, weight) of a map-style data set: its first item's names, unless it is a dict.
 
     Raises:
@@ -351,5 +351,5 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Read
         raise SpecError(f"{arguments}: these name keys of dicts, but the items are no dicts; leave them out")
     if not named:
         features, label, weight = inputs, targets, weights
-    source = Reader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+    source = BatchReader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
     return source, features, label, weight

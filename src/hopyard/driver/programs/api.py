@@ -19,7 +19,7 @@ from hopyard.code.pickling import culprit
 from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
-from hopyard.core.programs.messages import Host
+from hopyard.core.programs.messages import HostTasks
 from hopyard.driver.directory import claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
@@ -145,7 +145,7 @@ def launch(
     with freed_on_error(lock):
         token = secrets.token_hex(16)  # with it workers accept rows
         logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
-        setup = Host(
+        setup = HostTasks(
             main=pickled,
             script=script,
             directory=str(layout.root),

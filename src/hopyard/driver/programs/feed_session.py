@@ -36,7 +36,7 @@ from hopyard.core.programs.feeding import FeedMachine
 from hopyard.core.programs.messages import BatchesReady, Endpoint, RowsTaken
 from hopyard.driver.programs.failure import failure
 from hopyard.driver.programs.loop import ProgramLoop
-from hopyard.driver.programs.sources import Source
+from hopyard.driver.programs.sources import FeedSource
 from hopyard.errors import HopyardError, ProgramFailed
 from hopyard.feeds.sender import Route
 from hopyard.store.layout import Layout
@@ -74,7 +74,7 @@ class FeedSession:
         self._error: BaseException | None = None
         """The error of the source in the last epoch."""
 
-    def feed(self, source: Source, epochs: int, end: bool, timeout: float | None) -> int:
+    def feed(self, source: FeedSource, epochs: int, end: bool, timeout: float | None) -> int:
         """Send all rows `epochs` times, to each attempt anew; return how many. `end`: wait until they are taken."""
         return self._call(Fed(source, epochs, end, timeout)).rows
 
@@ -169,7 +169,7 @@ class FeedSession:
             case Answer():
                 pass  # `_call` returns it
 
-    def _send(self, source: Source, route: Route) -> None:
+    def _send(self, source: FeedSource, route: Route) -> None:
         """Send the rows of one epoch; runs in a thread."""
         error: BaseException | None = None
         fact: FeedFact

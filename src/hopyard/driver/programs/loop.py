@@ -47,7 +47,7 @@ from hopyard.core.programs.messages import (
     Endpoint,
     FeedEndpoint,
     FeedOrder,
-    Host,
+    HostTasks,
     RowsTaken,
     StopRequested,
     TensorBoardStarted,
@@ -70,7 +70,7 @@ LATE_SECONDS = 0.001
 T = TypeVar("T")
 
 
-class Listener(Protocol):
+class FeedListener(Protocol):
     """Receives, in the loop's thread, what concerns feeds."""
 
     def on_feed_message(self, message: RowsTaken | BatchesReady) -> None:
@@ -110,7 +110,7 @@ class ProgramLoop:
         lock: Lock,
         machine: ProgramMachine,
         engine: AgentEngine,
-        setup: Host,
+        setup: HostTasks,
         about: dict[str, Any],
     ) -> None:
         self._layout, self._lock, self._engine = layout, lock, engine
@@ -125,7 +125,7 @@ class ProgramLoop:
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._link: Router | None = None
-        self._listener: Listener | None = None
+        self._listener: FeedListener | None = None
         self._endpoints: dict[int, Endpoint] = {}
         """Incarnation of a task → the endpoint at which it takes rows."""
         self._tensorboard = TensorBoardStarted(0, "")
@@ -146,7 +146,7 @@ class ProgramLoop:
         """Whether TensorBoard was asked for."""
         return bool(self._setup.tensorboard)
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: FeedListener) -> None:
         """Start the thread; raise the error if the engine cannot be opened. The program ends with this process."""
         atexit.register(self._end_with_process)
         self._listener = listener

@@ -19,7 +19,7 @@ from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.sparkapi.session import is_connect
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """The source of a feed's rows."""
 
     spark: bool
@@ -69,7 +69,7 @@ class SparkRows:
                 self._data.sparkSession.interruptTag(self._tag)
 
 
-class LocalRows:
+class DriverRows:
     """Rows of this process, in blocks that are views of them; block k goes to worker k modulo the number of workers."""
 
     spark = False
@@ -121,7 +121,7 @@ def _until(stop: threading.Event, blocks: Iterable[Any], feed: str) -> Iterator[
         yield block
 
 
-def source_of(data: Any) -> Source:
+def source_of(data: Any) -> FeedSource:
     """Return the source of rows to feed.
 
     Raises:
@@ -137,7 +137,7 @@ def source_of(data: Any) -> Source:
         raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
     allowed = isinstance(data, (list, tuple, Mapping, pa.Table, pa.RecordBatch))
     if allowed or hasattr(data, "prepare") or is_pandas(data):
-        return LocalRows(data)
+        return DriverRows(data)
     raise SpecError(
         "feed(…) must be given a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict "
         f"from column to array or a list of rows, got {type(data).__name__}"

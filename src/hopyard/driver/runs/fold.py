@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hopyard.core.runs.events import CODEC, Line
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.runs.resume.recovery import not_begun
-from hopyard.store.journal import Reader, read
+from hopyard.store.journal import JournalReader, read
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, status_of
 
@@ -39,7 +39,7 @@ class Fold:
     def __init__(self, layout: Layout, machine: Machine | None = None) -> None:
         self._layout = layout
         self._machine = machine
-        self._reader = Reader(layout.journal, CODEC)
+        self._reader = JournalReader(layout.journal, CODEC)
         self._last: Line | None = None
         self._lock = threading.RLock()
         self._moment: Moment | None = None

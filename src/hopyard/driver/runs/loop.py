@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hopyard.core.facts import Tick
-from hopyard.core.messages import Broken, End, Examine, NoRoom, Publish, Ready, Unfit, Up, Work
-from hopyard.core.messages import Store as StoreNow
+from hopyard.core.messages import Broken, End, Examine, NoRoom, Publish, Ready, StoreState, Unfit, Up, Work
 from hopyard.core.runs.events import (
     CODEC,
     Check,
@@ -79,7 +78,7 @@ class View(Protocol):
         ...
 
 
-class Loop:
+class RunLoop:
     """Drives one run to its end.
 
     Args:
@@ -342,7 +341,7 @@ class Loop:
         self._workers.release(command.slot, command.memory_key)
 
     def _keep(self, command: Keep) -> None:
-        self._link.send(command.slot, StoreNow(command.ref, command.memory_key))
+        self._link.send(command.slot, StoreState(command.ref, command.memory_key))
 
     def _delete(self, command: Delete) -> None:
         self._deletions.add(command.ref)
@@ -397,40 +396,40 @@ class Loop:
         return None if state is None else self._workers.peer(worker, state.maker)
 
 
-_RECEIVED: dict[type[Any], Callable[[Loop, Any, float], Sequence[Event]]] = {
-    Ready: Loop._ready,
-    Gone: Loop._gone,
-    Unfit: Loop._unfit,
-    NoRoom: Loop._no_room,
-    Checked: Loop._fact,
-    Done: Loop._answer,
-    Failed: Loop._answer,
-    Durable: Loop._durable,
-    Forgotten: Loop._fact,
-    Publish: Loop._publish,
-    Broken: Loop._broken,
-    StoreAway: Loop._fact,
-    StoreBack: Loop._fact,
+_RECEIVED: dict[type[Any], Callable[[RunLoop, Any, float], Sequence[Event]]] = {
+    Ready: RunLoop._ready,
+    Gone: RunLoop._gone,
+    Unfit: RunLoop._unfit,
+    NoRoom: RunLoop._no_room,
+    Checked: RunLoop._fact,
+    Done: RunLoop._answer,
+    Failed: RunLoop._answer,
+    Durable: RunLoop._durable,
+    Forgotten: RunLoop._fact,
+    Publish: RunLoop._publish,
+    Broken: RunLoop._broken,
+    StoreAway: RunLoop._fact,
+    StoreBack: RunLoop._fact,
 }
 """The method for each message; other messages bring no fact."""
 
-_CARRY_OUT: dict[type[Any], Callable[[Loop, Any], None]] = {
-    Dispatch: Loop._dispatch,
-    Check: Loop._check,
-    Placed: Loop._placed,
-    Formed: Loop._formed,
-    GiveUp: Loop._give_up,
-    Deferred: Loop._defer,
-    Paused: Loop._decided,
-    Granted: Loop._decided,
-    Stopped: Loop._decided,
-    Closed: Loop._closed,
-    Keep: Loop._keep,
-    Release: Loop._release,
-    Delete: Loop._delete,
-    Replace: Loop._replace,
-    Warn: Loop._warn,
-    Finish: Loop._finished,
+_CARRY_OUT: dict[type[Any], Callable[[RunLoop, Any], None]] = {
+    Dispatch: RunLoop._dispatch,
+    Check: RunLoop._check,
+    Placed: RunLoop._placed,
+    Formed: RunLoop._formed,
+    GiveUp: RunLoop._give_up,
+    Deferred: RunLoop._defer,
+    Paused: RunLoop._decided,
+    Granted: RunLoop._decided,
+    Stopped: RunLoop._decided,
+    Closed: RunLoop._closed,
+    Keep: RunLoop._keep,
+    Release: RunLoop._release,
+    Delete: RunLoop._delete,
+    Replace: RunLoop._replace,
+    Warn: RunLoop._warn,
+    Finish: RunLoop._finished,
 }
 """The method for each command of the machine."""
 

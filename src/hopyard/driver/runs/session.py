@@ -32,7 +32,7 @@ from hopyard.driver.links import Link
 from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
 from hopyard.driver.runs.handle import Handle
-from hopyard.driver.runs.loop import Loop, View
+from hopyard.driver.runs.loop import RunLoop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.resume.again import for_workers
 from hopyard.driver.runs.resume.recovery import EarlierDrivers
@@ -251,7 +251,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
             views = _views(spec, link, job.manifest)
-            loop = Loop(machine, journal, link, store, proposer, workers, views, opening, clock)
+            loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock)
             link_stack.pop_all()  # the loop closes it
         handle.attach(loop.stop)
         try:
@@ -379,6 +379,6 @@ def _link(
 
 
 def _views(spec: RunSpec, link: Link, manifest: Manifest) -> Sequence[View]:
-    from hopyard.views.live import Table
+    from hopyard.views.live import LiveTable
 
-    return [Table(spec, stalls=link.stalls, sizes=manifest.sizes)]
+    return [LiveTable(spec, stalls=link.stalls, sizes=manifest.sizes)]

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from hopyard.engines.hosts.ssh import Target, explained, remote
+from hopyard.engines.hosts.ssh import SshTarget, explained, remote
 from hopyard.engines.processes import kill_group
 from hopyard.engines.supervised import Placement
 from hopyard.engines.supervisors.host import UNREACHED_CODE
@@ -49,7 +49,7 @@ class Login:
     """
 
     def __init__(
-        self, ssh: Sequence[str], target: Target, python: str, slots: int, devices: str, ticket: Ticket
+        self, ssh: Sequence[str], target: SshTarget, python: str, slots: int, devices: str, ticket: Ticket
     ) -> None:
         self._ssh, self._target, self._python, self._ticket = ssh, target, python, ticket
         words = [python, "-P", "-m", "hopyard.engines.supervisors", str(slots), devices]

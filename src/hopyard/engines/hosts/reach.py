@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from hopyard.engines.hosts.ssh import MARK, Target, destination_address, one_line, remote
+from hopyard.engines.hosts.ssh import MARK, SshTarget, destination_address, one_line, remote
 from hopyard.system.network import joined, listen
 
 SECONDS = 30.0
@@ -35,7 +35,7 @@ sys.stdin.read()
 class _Peer:
     """One host, while it listens and dials."""
 
-    def __init__(self, ssh: Sequence[str], target: Target, python: str) -> None:
+    def __init__(self, ssh: Sequence[str], target: SshTarget, python: str) -> None:
         self.target = target
         self.address = destination_address(ssh, target)
         self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ class _Peer:
         self._process.wait()
 
 
-def unreached(ssh: Sequence[str], hosts: Sequence[Target], python: str, here: str, port: int) -> list[str]:
+def unreached(ssh: Sequence[str], hosts: Sequence[SshTarget], python: str, here: str, port: int) -> list[str]:
     """Return one sentence for each pair of hosts of which one cannot dial the other, this host among those dialled.
 
     Args:

@@ -62,7 +62,7 @@ _TARGET = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SshTarget:
     """One host as the user names it: "a", "b:4", "user@c", "[2001:db8::1]:4"."""
 
     destination: str
@@ -80,7 +80,7 @@ class Target:
 class Surveyed:
     """A host that has what is needed."""
 
-    target: Target
+    target: SshTarget
     slots: int
     cores: int
     gpus: tuple[str, ...]
@@ -91,7 +91,7 @@ class Surveyed:
     """By how many seconds its clock is ahead of this host's, at most."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SshAnswer(msgspec.Struct, frozen=True):
     """What a host answers."""
 
     python: str
@@ -104,12 +104,12 @@ class Answer(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-_read_answer = msgspec.json.Decoder(Answer).decode
+_read_answer = msgspec.json.Decoder(SshAnswer).decode
 """It is made here, as msgspec may crash where several threads are the first to decode a type, and all hosts are asked
 at once."""
 
 
-def targets(name: str, hosts: object) -> tuple[Target, ...]:
+def targets(name: str, hosts: object) -> tuple[SshTarget, ...]:
     """Return the hosts that the argument `name` lists.
 
     Raises:
@@ -118,7 +118,7 @@ def targets(name: str, hosts: object) -> tuple[Target, ...]:
     texts = names(hosts)
     if not texts:
         raise SpecError(f'{name} must be a list of hosts such as ["a", "b:4", "user@c"], got {shown(hosts)}')
-    result: list[Target] = []
+    result: list[SshTarget] = []
     for text in texts:
         match = _TARGET.fullmatch(text)
         if match is None or "@-" in f"@{text}" or not text.isprintable() or match["slots"] == "0":
@@ -127,7 +127,7 @@ def targets(name: str, hosts: object) -> tuple[Target, ...]:
                 f"the colon being that of its workers, >= 1; got {shown(text)}"
             )
         host = match["six"] or match["host"] or match["bare"]
-        target = Target(f"{match['user']}@{host}" if match["user"] else host, int(match["slots"] or 0) or None)
+        target = SshTarget(f"{match['user']}@{host}" if match["user"] else host, int(match["slots"] or 0) or None)
         if any(other.destination == target.destination for other in result):
             raise SpecError(f"{name}: {target.destination!r} appears twice; {target.destination}:4 are four workers")
         result.append(target)
@@ -151,7 +151,7 @@ def command_of(name: str, value: object) -> tuple[str, ...]:
     return tuple(words)
 
 
-def remote(ssh: Sequence[str], target: Target, words: Sequence[str]) -> list[str]:
+def remote(ssh: Sequence[str], target: SshTarget, words: Sequence[str]) -> list[str]:
     """Return the command that runs these words on a host."""
     return [*ssh, *OPTIONS, target.destination, shlex.join(words)]
 
@@ -161,7 +161,7 @@ def one_line(code: str) -> str:
     return f"exec({code!r})"
 
 
-def survey(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: str = "auto") -> list[Surveyed]:
+def survey(ssh: Sequence[str], hosts: Sequence[SshTarget], python: str, devices: str = "auto") -> list[Surveyed]:
     """Ask all hosts what they have, at the same time.
 
     Raises:
@@ -173,13 +173,13 @@ def survey(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: st
     return [result for result in results if isinstance(result, Surveyed)]
 
 
-def ask_all(ssh: Sequence[str], hosts: Sequence[Target], python: str, devices: str = "auto") -> list[Surveyed | str]:
+def ask_all(ssh: Sequence[str], hosts: Sequence[SshTarget], python: str, devices: str = "auto") -> list[Surveyed | str]:
     """Return what each host has, or why it cannot be used. `devices`: "none" leaves GPUs alone."""
     with ThreadPoolExecutor(min(len(hosts), 32)) as pool:
         return list(pool.map(lambda target: _ask(ssh, target, python, devices), hosts))
 
 
-def _ask(ssh: Sequence[str], target: Target, python: str, devices: str) -> Surveyed | str:
+def _ask(ssh: Sequence[str], target: SshTarget, python: str, devices: str) -> Surveyed | str:
     words = remote(ssh, target, [python, "-c", one_line(ASK), __version__, PYTHON])
     try:
         done = subprocess.run(
@@ -216,7 +216,7 @@ def _ask(ssh: Sequence[str], target: Target, python: str, devices: str) -> Surve
     )
 
 
-def _fault(target: Target, python: str, answer: Answer) -> str:
+def _fault(target: SshTarget, python: str, answer: SshAnswer) -> str:
     """Return what a host lacks; "" where it is nothing."""
     host, version = target.host, escaped(answer.version)
     if answer.python != PYTHON:
@@ -234,7 +234,7 @@ def _fault(target: Target, python: str, answer: Answer) -> str:
     return ""
 
 
-def explained(ssh: Sequence[str], target: Target, python: str, code: int, errors: str) -> str:
+def explained(ssh: Sequence[str], target: SshTarget, python: str, code: int, errors: str) -> str:
     """Return in one sentence why a command on a host has ended.
 
     Args:
@@ -253,12 +253,12 @@ def explained(ssh: Sequence[str], target: Target, python: str, code: int, errors
     return f"{target.host}: {last}"
 
 
-def by_hand(ssh: Sequence[str], target: Target) -> str:
+def by_hand(ssh: Sequence[str], target: SshTarget) -> str:
     """Return a command with which people can try the login."""
     return f"`{shlex.join([*ssh, target.destination, 'true'])}`"
 
 
-def destination_address(ssh: Sequence[str], target: Target) -> str:
+def destination_address(ssh: Sequence[str], target: SshTarget) -> str:
     """Return the address of a host as this one knows it; "": its name means nothing here."""
     name = target.host
     try:  # what ssh makes of the name: it may be an alias in its settings
@@ -280,7 +280,7 @@ def destination_address(ssh: Sequence[str], target: Target) -> str:
         return ""
 
 
-def address_for(ssh: Sequence[str], target: Target) -> str:
+def address_for(ssh: Sequence[str], target: SshTarget) -> str:
     """Return the address of this host that a connection to a host would have; "": that is not known."""
     address = destination_address(ssh, target)
     return address_towards(address) if address else ""

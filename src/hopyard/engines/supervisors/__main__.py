@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hopyard.engines.supervisors.host import Host, shares
+from hopyard.engines.supervisors.host import SupervisorHost, shares
 from hopyard.engines.supervisors.ticket import ticket_of
 
 
@@ -20,7 +20,7 @@ def main() -> int:
         if not piece:
             return 1
         data += piece
-    return Host(ticket_of(data), shares(int(sys.argv[1]), sys.argv[2]), input_file=0).run()
+    return SupervisorHost(ticket_of(data), shares(int(sys.argv[1]), sys.argv[2]), input_file=0).run()
 
 
 if __name__ == "__main__":

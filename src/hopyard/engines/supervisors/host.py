@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hopyard.engines.local import cores, gpus
-from hopyard.engines.supervisors.supervisor import DIAL_SECONDS, Holder, Left, attend, continue_when_parent_ends, dial
+from hopyard.engines.supervisors.supervisor import (
+    DIAL_SECONDS,
+    Departure,
+    Holder,
+    attend,
+    continue_when_parent_ends,
+    dial,
+)
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.system.processes import state_of, watched
 
@@ -70,7 +77,7 @@ def shares(slots: int | None, devices: str) -> list[list[str]]:
     return [[names[number % len(names)]] if names else [] for number in range(slots or len(names) or cores())]
 
 
-class Host:
+class SupervisorHost:
     """Owner of the supervisors of this host.
 
     Args:
@@ -250,10 +257,10 @@ def supervise(ticket: Ticket, gpus_of_slot: list[str], task: socket.socket, pare
                 task.send(b".")
             holder = Holder(parent, task.dup(), "parent process", "parent process")
             left = attend(ticket, line, holder, gpus_of_slot)
-            if left is Left.UNREACHED:
+            if left is Departure.UNREACHED:
                 pause = min(2 * pause, MOST_SECONDS)
-            elif left is Left.UNHELD or not standing:
-                return CUT_CODE if left is Left.CUT else 0
+            elif left is Departure.UNHELD or not standing:
+                return CUT_CODE if left is Departure.CUT else 0
             else:
                 pause = AGAIN_SECONDS
         if select.select([task], [], [], pause)[0]:

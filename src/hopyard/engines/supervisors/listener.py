@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.line import Line, Security, lasting
-from hopyard.engines.supervisors.messages import Hello, Lines, hello_of
+from hopyard.engines.supervisors.messages import Lines, SupervisorHello, hello_of
 from hopyard.errors import ResourceError
 from hopyard.system.network import TAKEN, listen
 
@@ -66,7 +66,7 @@ class Listener:
         token: str,
         certificate: str,
         selector: selectors.BaseSelector,
-        admit: Callable[[Line, Hello, list[bytes], Lines], None],
+        admit: Callable[[Line, SupervisorHello, list[bytes], Lines], None],
         expected: int,
     ) -> None:
         self._most = max(STRANGERS, expected)

@@ -1,8 +1,8 @@
 """The messages between the driver and its supervisors: one line of JSON for each.
 
-A supervisor sends `Hello`; then the driver orders it to start and to end agents, and it reports what becomes of them.
-What its agents need comes before that: with its ticket, or by `Prepare`, of each run anew where supervisors outlive a
-run. Both ends have one version of Hopyard: a supervisor with another one is not used.
+A supervisor sends `SupervisorHello`; then the driver orders it to start and to end agents, and it reports what becomes
+of them. What its agents need comes before that: with its ticket, or by `Prepare`, of each run anew where supervisors
+outlive a run. Both ends have one version of Hopyard: a supervisor with another one is not used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 
-class Hello(msgspec.Struct, frozen=True):
+class SupervisorHello(msgspec.Struct, frozen=True):
     """The first line of a supervisor. It has no tag, so that one of any version is understood."""
 
     token: str
@@ -28,11 +28,11 @@ class Hello(msgspec.Struct, frozen=True):
     """Major and minor version."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+class SupervisorMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """The base of all other messages."""
 
 
-class Prepare(Message, frozen=True):
+class Prepare(SupervisorMessage, frozen=True):
     """To a supervisor: what its agents get. It has keys and secrets, so it goes in TLS only, or with the ticket."""
 
     card: str
@@ -48,53 +48,53 @@ class Prepare(Message, frozen=True):
         return "Prepare(…)"
 
 
-class Start(Message, frozen=True):
+class Start(SupervisorMessage, frozen=True):
     """To a supervisor: start an agent for this slot."""
 
     slot: int
 
 
-class End(Message, frozen=True):
+class EndAgent(SupervisorMessage, frozen=True):
     """To a supervisor: end the agent of this slot, then report `Free`."""
 
     slot: int
 
 
-class EndTask(Message, frozen=True):
+class EndTask(SupervisorMessage, frozen=True):
     """To a supervisor: let the task end alone, and go on."""
 
 
-class Leave(Message, frozen=True):
+class Leave(SupervisorMessage, frozen=True):
     """To a supervisor: end all."""
 
 
-class Began(Message, frozen=True):
+class AgentBegan(SupervisorMessage, frozen=True):
     """To the driver: the process of the agent of this slot is there. One that is to be a fork comes after its template
     has imported what it needs."""
 
     slot: int
 
 
-class Warned(Message, frozen=True):
+class HostWarning(SupervisorMessage, frozen=True):
     """To the driver: what people are to know of this host."""
 
     text: str
 
 
-class Printed(Message, frozen=True):
+class Printed(SupervisorMessage, frozen=True):
     """To the driver: the agent of this slot printed this text."""
 
     slot: int
     text: str
 
 
-class Free(Message, frozen=True):
+class Free(SupervisorMessage, frozen=True):
     """To the driver: the agent of this slot was ended."""
 
     slot: int
 
 
-class Ended(Message, frozen=True):
+class AgentEnded(SupervisorMessage, frozen=True):
     """To the driver: the agent of this slot ended by itself. `memory`: the system killed it, as memory ran out."""
 
     slot: int
@@ -102,23 +102,23 @@ class Ended(Message, frozen=True):
     memory: bool = False
 
 
-class Leaving(Message, frozen=True):
+class Leaving(SupervisorMessage, frozen=True):
     """To the driver: the supervisor leaves, for this reason."""
 
     reason: str
 
 
-Order = Prepare | Start | End | EndTask | Leave
-Report = Began | Warned | Printed | Free | Ended | Leaving
+Order = Prepare | Start | EndAgent | EndTask | Leave
+Report = AgentBegan | HostWarning | Printed | Free | AgentEnded | Leaving
 
 _encoder = msgspec.json.Encoder()
-hello_of = msgspec.json.Decoder(Hello).decode
+hello_of = msgspec.json.Decoder(SupervisorHello).decode
 order_of = msgspec.json.Decoder(Order).decode
 report_of = msgspec.json.Decoder(Report).decode
 """Bytes of a line → the message. They raise one of `core.facts.UNREADABLE`."""
 
 
-def line_of(message: Hello | Order | Report) -> bytes:
+def line_of(message: SupervisorHello | Order | Report) -> bytes:
     """Return the message as a line."""
     return _encoder.encode(message) + b"\n"
 

@@ -23,7 +23,15 @@ from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.listener import Listener
 from hopyard.engines.supervisors.logs import SlotLogs
-from hopyard.engines.supervisors.messages import Hello, Lines, Prepare, Printed, Report, Warned, report_of
+from hopyard.engines.supervisors.messages import (
+    HostWarning,
+    Lines,
+    Prepare,
+    Printed,
+    Report,
+    SupervisorHello,
+    report_of,
+)
 from hopyard.engines.supervisors.record import Supervisor, version_fault
 from hopyard.engines.supervisors.roster import Roster
 from hopyard.errors import ResourceError
@@ -297,7 +305,7 @@ class Supervisors:
             log.exception("the thread that talks to supervisors ended")
             self.give_up(f"the driver can talk to supervisors no longer: {type(error).__name__}: {error}")
 
-    def _admit(self, line: Line, hello: Hello, texts: list[bytes], lines: Lines) -> None:
+    def _admit(self, line: Line, hello: SupervisorHello, texts: list[bytes], lines: Lines) -> None:
         """Take a supervisor that was let in.
 
         Args:
@@ -347,7 +355,7 @@ class Supervisors:
             case Printed(slot=slot, text=text):
                 if not supervisor.given_up:  # its agent may be one of an earlier run
                     self._logs.write(slot, text, self._roster.of(slot) is not None)
-            case Warned(text=text):
+            case HostWarning(text=text):
                 self._warn_once(f"{supervisor.host}: {escaped(text)}", text)
             case _:
                 self._roster.on_report(supervisor, report)

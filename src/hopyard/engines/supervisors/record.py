@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hopyard import __version__
 from hopyard.engines.supervisors.line import Line
-from hopyard.engines.supervisors.messages import Hello, Lines
+from hopyard.engines.supervisors.messages import Lines, SupervisorHello
 from hopyard.engines.supervisors.supervisor import PYTHON
 
 
@@ -58,7 +58,7 @@ class Supervisor:
         return self.reason + note
 
 
-def version_fault(hello: Hello) -> str:
+def version_fault(hello: SupervisorHello) -> str:
     """Return why a supervisor cannot work for this process; empty: it can."""
     if hello.version != __version__:
         return (

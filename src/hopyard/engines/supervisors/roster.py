@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from hopyard.engines.supervisors.messages import (
-    Began,
-    End,
-    Ended,
+    AgentBegan,
+    AgentEnded,
+    EndAgent,
     EndTask,
     Free,
     Leave,
@@ -232,16 +232,16 @@ class Roster:
             self._send(supervisor, self.prepare)
         self._fill()
 
-    def on_report(self, supervisor: Supervisor, report: Began | Ended | Free | Leaving) -> None:
+    def on_report(self, supervisor: Supervisor, report: AgentBegan | AgentEnded | Free | Leaving) -> None:
         """Note what became of its agent, or of itself."""
         match report:
             case Leaving(reason=reason):
                 supervisor.reason = reason
                 return
-            case Began(slot=slot):
+            case AgentBegan(slot=slot):
                 supervisor.importing = supervisor.importing and supervisor.slot != slot
                 return
-            case Ended(slot=slot) if supervisor.slot == slot >= 0:
+            case AgentEnded(slot=slot) if supervisor.slot == slot >= 0:
                 self._vacate(supervisor)
                 self.lost.append((slot, OutOfMemory(report.reason) if report.memory else report.reason))
             case _:
@@ -331,7 +331,7 @@ class Roster:
         slot = supervisor.slot
         supervisor.ending, supervisor.ending_slot = True, slot
         self._vacate(supervisor)
-        self._send(supervisor, End(slot))
+        self._send(supervisor, EndAgent(slot))
 
     def _end_task(self, supervisor: Supervisor) -> None:
         """Let its task end; a supervisor whose task only held a slot leaves too, unless it may have a template."""

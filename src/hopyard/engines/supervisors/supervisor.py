@@ -33,12 +33,12 @@ from hopyard.engines.local import AGENT, agent_environment
 from hopyard.engines.processes import Process, Spawned
 from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
 from hopyard.engines.supervisors.messages import (
-    Began,
-    End,
-    Ended,
+    AgentBegan,
+    AgentEnded,
+    EndAgent,
     EndTask,
     Free,
-    Hello,
+    HostWarning,
     Leave,
     Leaving,
     Lines,
@@ -47,7 +47,7 @@ from hopyard.engines.supervisors.messages import (
     Printed,
     Report,
     Start,
-    Warned,
+    SupervisorHello,
     line_of,
     order_of,
 )
@@ -73,7 +73,7 @@ END_SECONDS = 4.0
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class Left(Enum):
+class Departure(Enum):
     """Why a supervisor has left."""
 
     ORDERED = "the driver ordered so"
@@ -99,7 +99,7 @@ class Holder:
     task_name: str
 
 
-def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Left:
+def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Departure:
     """Run agents until the driver orders to leave, or until it or the holder is gone. Closes line and task.
 
     Args:
@@ -113,7 +113,9 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Left:
     """
     with contextlib.closing(line), holder.task:
         host = socket.gethostname()
-        hello = Hello(ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, __version__, PYTHON)
+        hello = SupervisorHello(
+            ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, __version__, PYTHON
+        )
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection shows it
             line.send(line_of(hello))
         return _AgentRunner(ticket.prepare, line, holder, gpus).run()
@@ -168,14 +170,14 @@ class _AgentRunner:
         """Where what the agent prints comes."""
         self._begun = False
         """Whether the driver was told that the agent's process is there."""
-        self._templates = Templates(lambda text: self._send(Warned(text)))
+        self._templates = Templates(lambda text: self._send(HostWarning(text)))
         self._kills = oom.Kills()
         """It counts since the agent began: earlier kills are not of this agent."""
         self._counter: tuple[Path, int] | None = None
         self._open = True
-        self._left = Left.CUT
+        self._left = Departure.CUT
 
-    def run(self) -> Left:
+    def run(self) -> Departure:
         """Run until it leaves; return why."""
         try:
             while self._open:
@@ -202,12 +204,12 @@ class _AgentRunner:
         self._open = False
 
     def _holder_ended(self) -> None:
-        self._left = Left.UNHELD
+        self._left = Departure.UNHELD
         self._leave(self._holder.process_name)
 
     def _task_ended(self) -> None:
         """Leave. A process that dies ends its task too, which may be seen first: the process is the cause then."""
-        self._left = Left.UNHELD
+        self._left = Departure.UNHELD
         deadline = time.monotonic() + CAUSE_SECONDS
         while not (process_ended := ended(self._holder.process)) and time.monotonic() < deadline:
             time.sleep(0.02)  # polled, as the system may have no descriptors of processes
@@ -251,15 +253,15 @@ class _AgentRunner:
                 self._reach(order)
             case Start():
                 self._start(order.slot)
-            case End() if order.slot == self._slot:
+            case EndAgent() if order.slot == self._slot:
                 self._end()
                 self._send(Free(order.slot))
             case EndTask():
                 self._end_task()
             case Leave():
-                self._left = Left.ORDERED
+                self._left = Departure.ORDERED
                 self._leave()
-            case End():
+            case EndAgent():
                 pass  # of a slot whose agent is not here any more
 
     def _reach(self, prepare: Prepare) -> None:
@@ -269,7 +271,7 @@ class _AgentRunner:
             socket.create_connection((host, port), DIAL_SECONDS).close()
         except OSError as error:
             self._send(Leaving(_unreached(host, port, error)))
-            self._left = Left.UNREACHED
+            self._left = Departure.UNREACHED
             self._leave()
 
     def _start(self, slot: int) -> None:
@@ -277,7 +279,7 @@ class _AgentRunner:
         if not self._open:
             return
         if self._prepare is None:
-            self._send(Ended(slot, "the driver has not said what its agents get"))
+            self._send(AgentEnded(slot, "the driver has not said what its agents get"))
             return
         self._slot = slot
         self._launch(self._prepare, fork=True)
@@ -297,7 +299,7 @@ class _AgentRunner:
         except OSError as error:
             if output >= 0:
                 os.close(output)
-            self._send(Ended(self._slot, escaped(f"no process could be started: {error}")))
+            self._send(AgentEnded(self._slot, escaped(f"no process could be started: {error}")))
             return
         self._agent, self._output, self._begun = agent, output, False
         self._kills = oom.Kills()
@@ -341,13 +343,13 @@ class _AgentRunner:
             return
         if agent.pid and not self._begun:
             self._begun = True
-            self._send(Began(self._slot))
+            self._send(AgentBegan(self._slot))
         if code is None:
             return
         slot, reason = self._slot, agent.story(code, f" on {socket.gethostname()}")
         memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
         self._end()
-        self._send(Ended(slot, f"{reason}{oom.RAN_OUT if memory else ''}", memory))
+        self._send(AgentEnded(slot, f"{reason}{oom.RAN_OUT if memory else ''}", memory))
 
     def _end(self) -> None:
         """End the agent, and all that it started; pass on its last output."""

@@ -29,7 +29,7 @@ Data = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchRange:
     """Consecutive batches: `data[order[ends[i - 1]:ends[i]]]` is batch i."""
 
     data: Data
@@ -136,17 +136,17 @@ class RowBatches:
         half = map_arrays(lambda array: array[rows], self.data)
         return self._copy(half, None, np.asarray([rows.stop - rows.start], np.int64))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[BatchRange]:
         """Yield the rows as one part, or as several where they are large."""
         size = sum(array.nbytes for array in leaves(self.data))
         count = -(-size // PART_BYTES)
         if count <= 1:
-            yield Part(self.data, np.arange(self.rows) if self._order is None else self._order, self._ends)
+            yield BatchRange(self.data, np.arange(self.rows) if self._order is None else self._order, self._ends)
             return
         for ends in np.array_split(self._ends, min(count, len(self._ends))):
             yield self._part(int(np.searchsorted(self._ends, ends[0])), len(ends))
 
-    def batch_by_batch(self) -> Iterator[Part]:
+    def batch_by_batch(self) -> Iterator[BatchRange]:
         """Yield a part for each batch."""
         for batch in range(len(self._ends)):
             yield self._part(batch, 1)
@@ -156,11 +156,11 @@ class RowBatches:
         for part in self.batch_by_batch():
             yield part.data
 
-    def _part(self, first: int, count: int) -> Part:
+    def _part(self, first: int, count: int) -> BatchRange:
         """Return `count` batches from the `first` on, gathered."""
         start = int(self._ends[first - 1]) if first else 0
         ends = self._ends[first : first + count]
-        return Part(self._gathered(start, int(ends[-1])), np.arange(ends[-1] - start), ends - start)
+        return BatchRange(self._gathered(start, int(ends[-1])), np.arange(ends[-1] - start), ends - start)
 
     def _gathered(self, start: int, end: int) -> Data:
         """Return rows in their order."""

@@ -55,7 +55,7 @@ class Portable:
             hasher.update(self.files[name])
         return hasher.hexdigest()
 
-    def ticket(self, session: Any) -> Ticket:
+    def ticket(self, session: Any) -> ModelTicket:
         """Return what a function sends of the model to executors. A classic session broadcasts the bytes, at the
         first call.
 
@@ -70,15 +70,15 @@ class Portable:
                     "query): use a classic session, or keep the file where executors can read it and use "
                     "hy.spark.map_batches with a function that loads it"
                 )
-            return Ticket(self.digest, dict(self.files))
+            return ModelTicket(self.digest, dict(self.files))
         context = session.sparkContext
         if context not in self._broadcasts:
             self._broadcasts[context] = context.broadcast(dict(self.files))
-        return Ticket(self.digest, self._broadcasts[context])
+        return ModelTicket(self.digest, self._broadcasts[context])
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class ModelTicket:
     """A model's digest, and its files: a dict, or Spark's Broadcast of one."""
 
     digest: str

@@ -19,7 +19,7 @@ from hopyard.driver.saved_model import predictor_of
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
 from hopyard.frameworks import environment
-from hopyard.spark.inference.bundle import Portable, Ticket
+from hopyard.spark.inference.bundle import ModelTicket, Portable
 from hopyard.spec import Batch
 from hopyard.training.build import undisturbed
 from hopyard.training.predictor import Predictor, joined
@@ -37,7 +37,7 @@ PROBES = 64
 _cache: OrderedDict[str, Predictor] = OrderedDict()
 
 
-def cached_model(ticket: Ticket) -> Predictor:
+def cached_model(ticket: ModelTicket) -> Predictor:
     """Return the model of a ticket in this worker. Its first prediction takes as long as the recipe does."""
     if ticket.digest in _cache:
         _cache.move_to_end(ticket.digest)

@@ -33,7 +33,7 @@ Function = Callable[[Any], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockFunction:
     """A function, as executors apply it to each block."""
 
     code: bytes
@@ -145,14 +145,14 @@ def map_batches(
     if schema is None and df.isStreaming:
         raise SpecError('df is a stream, on whose first rows fn cannot be tried: give schema=, such as "score double"')
     if schema is None:
-        result_schema = _result_schema(Blocks(code, names, columns is None, keep=False, types=None), source)
+        result_schema = _result_schema(BlockFunction(code, names, columns is None, keep=False, types=None), source)
     else:
         result_schema = struct_type(schema, "score double, vector array<float>")
     if keep:
         new_columns(df, [field.name for field in result_schema.fields], "in what fn returns")
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     types = {field.name: to_arrow_type(field.dataType, timezone=zone) for field in result_schema.fields}
-    blocks = Blocks(code, names, columns is None, keep, types)
+    blocks = BlockFunction(code, names, columns is None, keep, types)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return blocks.apply(batches)
@@ -165,7 +165,7 @@ def _array(batch: Any, name: str) -> Array:
     return column_to_numpy(batch.column(name), name, "the block", "or do not read the column")
 
 
-def _result_schema(blocks: Blocks, source: Any) -> Any:
+def _result_schema(blocks: BlockFunction, source: Any) -> Any:
     """Return the schema of the function's result for the first rows, computed where it will run: in an executor."""
     from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 from hopyard.spark.inference.arrays import to_column, to_vectors
-from hopyard.spark.inference.bundle import Ticket
+from hopyard.spark.inference.bundle import ModelTicket
 from hopyard.spark.inference.loaded import Invalid, cached_model, encoded, predicted
 from hopyard.training.predictor import Predictor
 
@@ -30,7 +30,7 @@ Meaning = Literal["values", "logits", "probabilities"]
 class Score:
     """The columns that are added: `prediction`, and for classes `probability` and `raw` unless these are empty."""
 
-    ticket: Ticket
+    ticket: ModelTicket
     meaning: Meaning
     prediction: str
     probability: str = ""

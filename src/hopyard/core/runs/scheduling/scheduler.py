@@ -19,13 +19,13 @@ from hopyard.core.runs import order
 from hopyard.core.runs.records import EpochRecord, SlotRecord, TrialRecord
 from hopyard.core.runs.scheduling import policy
 from hopyard.core.runs.scheduling.estimates import Estimates
-from hopyard.core.runs.scheduling.places import Places
+from hopyard.core.runs.scheduling.homes import Homes
 from hopyard.core.runs.scheduling.waiting import Waiting
 from hopyard.core.runs.states import retention
 from hopyard.spec import Kind, PartitionRange, RowKind, RunSpec
 
 BEYOND = 2
-"""The first tier of `Places` beyond a host's share: what any host may take, if it has nothing else to do."""
+"""The first tier of `Homes` beyond a host's share: what any host may take, if it has nothing else to do."""
 EVERYWHERE = (0,)
 """The blocks where partitions have no homes."""
 
@@ -63,7 +63,7 @@ class Scheduler:
         spec: RunSpec,
         trials: dict[int, TrialRecord],
         slots: dict[int, SlotRecord],
-        places: Places,
+        places: Homes,
         estimates: Estimates,
     ) -> None:
         self.idle: dict[int, None] = {}

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from hopyard.frameworks.keras.rows import Pace, RowBatches, leaves
-from hopyard.meter import Steps
+from hopyard.meter import StepMeter
 
 
 def buffers(model: keras.Model) -> list[Any]:
@@ -38,7 +38,7 @@ class Loop:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._meter = Steps()
+        self._meter = StepMeter()
         self._pace = Pace()
         self.traces = 0
         self.nondeterminism: list[str] = []

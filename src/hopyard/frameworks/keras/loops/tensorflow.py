@@ -20,8 +20,8 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.gang import Gradients, averaging
 from hopyard.frameworks.keras.loops.tensorflow_gang import Means
-from hopyard.frameworks.keras.rows import Pace, Part, RowBatches, leaves, map_arrays
-from hopyard.meter import Steps
+from hopyard.frameworks.keras.rows import BatchRange, Pace, RowBatches, leaves, map_arrays
+from hopyard.meter import StepMeter
 
 _DRAWS = (
     "RandomUniform",
@@ -62,7 +62,7 @@ class Loop:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._meter = Steps()
+        self._meter = StepMeter()
         self._paces = {True: Pace(), False: Pace()}
         """The paces of training (True) and of evaluation (False)."""
         self._rows = 0
@@ -70,7 +70,7 @@ class Loop:
         self.traces = 0
         self.nondeterminism: list[str] = []
 
-    def _call(self, train: bool, part: Part, gradients: Gradients | None = None) -> None:
+    def _call(self, train: bool, part: BatchRange, gradients: Gradients | None = None) -> None:
         """Goes over a part, in calls of about CALL_SECONDS."""
         phase, pace = "train" if train else "validate", self._paces[train]
         data, ends = _tensors(part.data), np.asarray(part.ends, np.int64)

@@ -13,7 +13,7 @@ import torch
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.gang import Gradients, averaging
 from hopyard.frameworks.keras.rows import RowBatches, leaves, map_arrays
-from hopyard.meter import Steps
+from hopyard.meter import StepMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Loop:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._meter = Steps()
+        self._meter = StepMeter()
         self.traces = 0
         self.nondeterminism: list[str] = []
 

@@ -32,8 +32,8 @@ Tiers = tuple[tuple[int, ...], ...]
 """Blocks for a host: those of the first tier come before those of the second, and so on."""
 
 
-class Blocks:
-    """The blocks of one kind, and their homes. Owner: `Places`.
+class HomeBlocks:
+    """The blocks of one kind, and their homes. Owner: `Homes`.
 
     Args:
         partitions: how many there are.
@@ -74,17 +74,17 @@ class Blocks:
         self.free = {n + shift for n in self.free for shift in _moved(n, block)}
         return True
 
-    def recut(self, count: int) -> Blocks:
+    def recut(self, count: int) -> HomeBlocks:
         """Return the same partitions in so many blocks. A block has the homes that all of its partitions had."""
         partitions = len(self.of)
-        blocks = Blocks(partitions, count)
+        blocks = HomeBlocks(partitions, count)
         for block in range(blocks.count) if partitions else ():
             old = [self.homes[self.of[each]] for each in range(blocks.bounds[block], blocks.bounds[block + 1])]
             blocks.homes[block] = tuple([host for host in old[0] if all(host in homes for homes in old)])
         return blocks
 
 
-class Places:
+class Homes:
     """The homes of all partitions of a run. Owner: `Machine`.
 
     Args:
@@ -100,9 +100,9 @@ class Places:
         self._members = spec.members
         self._workers = 0
         """Workers of the engine."""
-        self._blocks: dict[RowKind, Blocks] = {
-            "train": Blocks(spec.partitions, 1),
-            "validate": Blocks(spec.validation, 1),
+        self._blocks: dict[RowKind, HomeBlocks] = {
+            "train": HomeBlocks(spec.partitions, 1),
+            "validate": HomeBlocks(spec.validation, 1),
         }
         self._hosts: dict[RowKind, dict[str, int]] = {"train": {}, "validate": {}}
         """Host → the slots there that train, and its workers, all of which validate. A gang over several hosts is on
@@ -132,7 +132,7 @@ class Places:
         self._started, self._short, self._waited = False, None, False
         for kind, blocks in self._blocks.items():
             if not self.active:
-                self._blocks[kind] = Blocks(len(blocks.of), 1)
+                self._blocks[kind] = HomeBlocks(len(blocks.of), 1)
             elif min(len(blocks.of), self._slots(kind)) > blocks.cut:
                 self._blocks[kind] = blocks.recut(self._slots(kind))
             self._blocks[kind].vacant.clear()

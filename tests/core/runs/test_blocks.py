@@ -4,7 +4,7 @@ import pytest
 
 from hopyard.core.runs.events import Placed
 from hopyard.core.runs.order import spread, start
-from hopyard.core.runs.scheduling.places import GRACE, Places
+from hopyard.core.runs.scheduling.homes import GRACE, Homes
 from hopyard.spec import Gang, PartitionRange, RunSpec
 
 
@@ -15,7 +15,7 @@ def spec(partitions=8, copies=1, validation=0, members=1):
 
 def places_of(workers, partitions=8, copies=1, hosts=(), **more):
     """The places of a run on so many workers, of which one is there on each of these hosts."""
-    places = Places(spec(partitions, copies, **more))
+    places = Homes(spec(partitions, copies, **more))
     places.begin(workers, spec(partitions, copies, **more))
     for host in hosts:
         join(places, host)
