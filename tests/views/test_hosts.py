@@ -23,8 +23,9 @@ from hopyard.core.runs.events import (
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Part, PartitionRange, Ref, RunSpec, Unit
-from hopyard.views.hosts import HostRecords, plain, table
+from hopyard.views.hosts import plain, table
 from hopyard.views.report import facts, report
+from hopyard.views.timeline import chart
 
 SIZES = {"train": [100, 200, 300, 400], "validate": [10, 20]}
 SPEC = RunSpec(epochs=1, partitions=4, validation=2)
@@ -44,10 +45,7 @@ def joined(slot, host, *rows):
 
 
 def records(*lines, sizes=SIZES):
-    hosts = HostRecords()
-    for line in lines:
-        hosts.see(line)
-    return plain(hosts, sizes)
+    return plain(chart(lines).hosts, sizes)
 
 
 def only(record, **expected):
@@ -172,9 +170,7 @@ LINES = [
 
 
 def test_a_table_has_the_columns_that_have_numbers():
-    hosts = HostRecords()
-    for line in LINES:
-        hosts.see(line)
+    hosts = chart(LINES).hosts
     assert table(hosts, SIZES) == [
         "host  workers  partitions   rows  moved  hopped",
         "a           1           2  300 B  300 B  1.5 kB",

@@ -161,8 +161,8 @@ def test_hosts_agree_with_the_simulated_world(copies, idles):
     world = World(spec, 3, lengths(9, 0.1, 0.1, 0), keep=True, hosts=(Host(),) * 3)
     world.run()
     found = chart(world.journal)
-    assert sum(host.partitions for host in found.hosts.records.values()) == world.fetched
-    assert len(found.hosts.records) == 3
+    assert sum(host.partitions for host in found.hosts.values()) == world.fetched
+    assert len(found.hosts) == 3
     idle = found.slot_seconds() - found.busy()
     waited = fold(world.journal).home_idle
     assert 0.5 * idle < waited <= idle if idles else waited == 0

@@ -11,15 +11,16 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from colorsys import hls_to_rgb
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from hopyard.core.runs.events import Began, Line, Proposed
-from hopyard.errors import UsageError
 from hopyard.spec import Array, Config
 from hopyard.views import words
+from hopyard.views.plot import empty_figure
 from hopyard.views.timeline import Chart, Span
 
 KINDS = ("train", "validate", "fold", "check")
@@ -55,18 +56,13 @@ def png(lines: Iterable[Line], path: str | Path) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            f"{path}: a picture of the chart needs matplotlib, which is not installed: pip install hopyard[plot]; "
-            "a path that ends in .html needs nothing"
-        ) from error
+    figure = empty_figure(path)
+    from matplotlib.collections import PolyCollection
+
     units = Units()
     timeline = units.read(lines)
     lanes = max(1, len(timeline.lanes))
-    figure = Figure(figsize=(12, min(40.0, 1.6 + 0.34 * lanes)), layout="constrained")
+    figure.set_size_inches(12, min(40.0, 1.6 + 0.34 * lanes))
     axes = figure.subplots()
     boxes, fills = [], []
     for index in units.order():
@@ -80,14 +76,15 @@ def png(lines: Iterable[Line], path: str | Path) -> None:
     axes.add_collection(
         PolyCollection(boxes, facecolors=fills, edgecolors="white" if edge else "none", linewidths=edge)
     )
-    axes.set_xlim(0.0, max(1e-3, _x(timeline, timeline.at)) * 1.01)
+    axes.set_xlim(0.0, max(1e-3, timeline.elapsed(timeline.at)) * 1.01)
     axes.set_ylim(-0.6, lanes - 0.4)
     for mark in timeline.marks:
         if mark.lane < 0:
             if mark.what == "resumed":
-                axes.axvline(_x(timeline, mark.at), color="tab:orange", linestyle="--", linewidth=1)
+                axes.axvline(timeline.elapsed(mark.at), color="tab:orange", linestyle="--", linewidth=1)
         else:
-            axes.plot([_x(timeline, mark.at)], [mark.lane], marker="x", color="black" if mark.what == "lost" else "red")
+            cross = "black" if mark.what == "lost" else "red"
+            axes.plot([timeline.elapsed(mark.at)], [mark.lane], marker="x", color=cross)
     names = _lane_names(timeline)
     axes.set_yticks(range(lanes), names or [""], fontsize=8 if lanes < 40 else 4)
     axes.invert_yaxis()
@@ -96,20 +93,9 @@ def png(lines: Iterable[Line], path: str | Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _x(timeline: Chart, at: float) -> float:
-    return timeline.elapsed(at)
-
-
 def _colour(trial: int) -> tuple[float, float, float]:
     """Return the RGB colour of a trial, the same as in the page: hsl(137.508 · trial, 58 %, 52 %)."""
-    hue, saturation, lightness = (trial * GOLDEN) % 360 / 60, 0.58, 0.52
-    chroma = (1 - abs(2 * lightness - 1)) * saturation
-    second = chroma * (1 - abs(hue % 2 - 1))
-    low = lightness - chroma / 2
-    rgb = [(chroma, second, 0), (second, chroma, 0), (0, chroma, second)]
-    rgb += [(0, second, chroma), (second, 0, chroma), (chroma, 0, second)]
-    r, g, b = rgb[min(int(hue), 5)]
-    return r + low, g + low, b + low
+    return hls_to_rgb(trial * GOLDEN % 360 / 360, 0.52, 0.58)
 
 
 def _lane_names(timeline: Chart) -> list[str]:
@@ -247,8 +233,7 @@ def _data(timeline: Chart, units: Units) -> Iterator[tuple[str, Iterator[str]]]:
     yield "errors", _json(list(units.errors))
     columns = ("start", "length", "lane", "slot", "trial", "kind", "epoch", "first", "many", "outcome", "hop", "bytes")
     for name in columns:
-        column = getattr(units, name)
-        yield name, _list(order, partial(_number, column))
+        yield name, _list(order, partial(_number, getattr(units, name)))
     yield "again", _json([row for row, index in enumerate(order) if index in units.again])
     yield "error", _json({str(row): units.error[index] for row, index in enumerate(order) if index in units.error})
     yield "values", _list(order, partial(_values, list(units.values.values())))

@@ -1,26 +1,10 @@
-"""What each host of a run holds and has moved: one record a host, folded from the lines of a journal."""
+"""What each host of a run holds and has moved: one record a host, which a `Chart` counts, and its views."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from hopyard.core.facts import Lost
-from hopyard.core.runs.events import (
-    Check,
-    Checked,
-    Dispatch,
-    Done,
-    Durable,
-    Failed,
-    Formed,
-    Joined,
-    Left,
-    Line,
-    Resumed,
-)
 from hopyard.views import words
 
 Sizes = Mapping[str, Sequence[int]]
@@ -35,6 +19,8 @@ class HostRecord:
 
     workers: int = 0
     """The most workers at a time."""
+    present: int = 0
+    """Its workers now."""
     fetched_bytes: int = 0
     """Rows moved: bytes of rows that its workers have brought there."""
     states: int = 0
@@ -65,165 +51,51 @@ class HostRecord:
             size for kind, bits in self.stored.items() for n, size in enumerate(sizes.get(kind, ())) if bits >> n & 1
         )
 
+    def add(self, kind: str, partitions: Iterable[int]) -> None:
+        """Count partitions as stored there."""
+        if not self.entry:
+            for partition in partitions:
+                self.stored[kind] = self.stored.get(kind, 0) | 1 << partition
 
-class HostRecords:
-    """The records of all hosts by name. It owns its state and changes it in `see` only."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, HostRecord] = {}
-        self._hosts: dict[int, HostRecord] = {}
-        """Slot → its host, also when the slot is gone: what it has stored may be told later."""
-        self._present: dict[int, HostRecord] = {}
-        self._workers: Counter[int] = Counter()
-        """`id` of a host → its workers now."""
-        self._gangs: dict[int, tuple[int, ...]] = {}
-        """Worker → the members of its gang, by rank."""
-        self._units: dict[int, Dispatch | Check] = {}
-        """Slot → what it works on."""
-
-    def see(self, line: Line) -> None:
-        """Add one line. O(1), but for a worker that joins a host with rows."""
-        if (change := _CHANGES.get(type(line))) is not None:
-            change(self, line)
-
-    def _joined(self, line: Joined) -> None:
-        host = self._hosts[line.slot] = self.records.setdefault(line.host, HostRecord())
-        if line.slot not in self._present:
-            self._workers[id(host)] += 1
-        self._present[line.slot] = host
-        host.workers = max(host.workers, self._workers[id(host)])
-        host.entry = line.entry
-        for each in line.rows:
-            _add(host, each.kind, range(each.first, each.end))
-
-    def _gone(self, line: Lost | Left) -> None:
-        if (host := self._present.pop(line.slot, None)) is not None:
-            self._workers[id(host)] -= 1
-        self._units.pop(line.slot, None)
-        members = self._gangs.get(line.slot, (line.slot,))
-        for member in members:
-            self._gangs.pop(member, None)
-        begun = self._units.get(members[0])
-        if isinstance(begun, Dispatch) and begun.unit.kind == "train":
-            del self._units[members[0]]
-
-    def _resumed(self, line: Resumed) -> None:
-        self._present, self._gangs, self._units = {}, {}, {}
-        self._workers.clear()
-
-    def _formed(self, line: Formed) -> None:
-        self._gangs |= dict.fromkeys(line.members, line.members)
-
-    def _begun(self, line: Dispatch | Check) -> None:
-        self._units[line.slot] = line
-
-    def _checked(self, line: Checked) -> None:
-        check, host = self._units.pop(line.slot, None), self._hosts.get(line.slot)
-        if host is None:
-            return
-        _cost(host, line.fetched_bytes, line.peak_bytes)
-        if isinstance(check, Check) and not line.faults:
-            train, validate = check.partitions
-            _add(host, "train", [train])
-            if any(name.startswith("val_") for name in line.names):
-                _add(host, "validate", [validate])
-
-    def _done(self, line: Done) -> None:
-        begun = self._units.get(line.slot)
-        unit = begun.unit if isinstance(begun, Dispatch) and begun.unit.lease == line.lease else None
-        members: tuple[int, ...] = (line.slot,)
-        if unit is not None:
-            del self._units[line.slot]
-            if unit.kind == "train":
-                members = self._gangs.get(line.slot, members)
-        costs = [(line.fetched_bytes, line.peak_bytes), *line.others]
-        for rank, member in enumerate(members):
-            host = self._hosts.get(member)
-            if host is None:
-                continue
-            host.hop_bytes += 0 if rank else line.hop_bytes
-            host.exchanged_bytes += line.exchanged_bytes
-            if rank < len(costs):
-                _cost(host, *costs[rank])
-            if unit is not None and unit.kind != "fold":
-                _add(host, unit.kind, unit.partitions)
-
-    def _failed(self, line: Failed) -> None:
-        self._units.pop(self._gangs.get(line.slot, (line.slot,))[0], None)
-
-    def _durable(self, line: Durable) -> None:
-        host = self._hosts.get(line.slot)
-        if host is not None:
-            host.states += 1
-            host.state_bytes += line.bytes
+    def cost(self, fetched_bytes: int, peak_bytes: int) -> None:
+        """Count what one worker took for a unit."""
+        self.fetched_bytes += fetched_bytes
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
 
 
-def _cost(host: HostRecord, fetched: int, peak: int) -> None:
-    host.fetched_bytes += fetched
-    host.peak_bytes = max(host.peak_bytes, peak)
-
-
-def _add(host: HostRecord, kind: str, partitions: Iterable[int]) -> None:
-    if host.entry:
-        return
-    bits = host.stored.get(kind, 0)
-    for partition in partitions:
-        bits |= 1 << partition
-    host.stored[kind] = bits
-
-
-_CHANGES: dict[type[Any], Callable[[HostRecords, Any], None]] = {
-    Joined: HostRecords._joined,
-    Lost: HostRecords._gone,
-    Left: HostRecords._gone,
-    Resumed: HostRecords._resumed,
-    Formed: HostRecords._formed,
-    Dispatch: HostRecords._begun,
-    Check: HostRecords._begun,
-    Checked: HostRecords._checked,
-    Done: HostRecords._done,
-    Failed: HostRecords._failed,
-    Durable: HostRecords._durable,
+COLUMNS = {
+    "workers": "workers",
+    "partitions": "partitions",
+    "rows_bytes": "rows",
+    "fetched_bytes": "moved",
+    "states": "States",
+    "state_bytes": "stored",
+    "hop_bytes": "hopped",
+    "exchanged_bytes": "exchanged",
+    "peak_bytes": "peak",
 }
+"""Name of a plain value → heading of its column in a table."""
 
 
-def plain(hosts: HostRecords, sizes: Sizes, most: int | None = None) -> dict[str, dict[str, int | None]]:
+def plain(hosts: Mapping[str, HostRecord], sizes: Sizes, most: int | None = None) -> dict[str, dict[str, int | None]]:
     """Return host → its record, as plain values; of the first `most` by name, or all."""
     return {
-        name: {
-            "workers": host.workers,
-            "partitions": host.partitions,
-            "rows_bytes": host.rows_bytes(sizes),
-            "fetched_bytes": host.fetched_bytes,
-            "states": host.states,
-            "state_bytes": host.state_bytes,
-            "hop_bytes": host.hop_bytes,
-            "exchanged_bytes": host.exchanged_bytes,
-            "peak_bytes": host.peak_bytes,
-        }
-        for name, host in sorted(hosts.records.items())[:most]
+        name: {key: host.rows_bytes(sizes) if key == "rows_bytes" else getattr(host, key) for key in COLUMNS}
+        for name, host in sorted(hosts.items())[:most]
     }
 
 
-def table(hosts: HostRecords, sizes: Sizes, most: int = MOST) -> list[str]:
+def table(hosts: Mapping[str, HostRecord], sizes: Sizes, most: int = MOST) -> list[str]:
     """Return a line of headings and one line a host, in columns. Columns without any number are left out."""
-    heads = ("host", "workers", "partitions", "rows", "moved", "States", "stored", "hopped", "exchanged", "peak")
     records = plain(hosts, sizes, most)
-    columns = [list(records)]
-    columns += [[f"{record[key]:,}" for record in records.values()] for key in ("workers", "partitions")]
-    for key in ("rows_bytes", "fetched_bytes", "states", "state_bytes", "hop_bytes", "exchanged_bytes", "peak_bytes"):
-        shown: Callable[[int], str] = "{:,}".format if key == "states" else words.size
+    columns = [["host", *records]]
+    for key, head in COLUMNS.items():
+        always = key in ("workers", "partitions")
+        shown: Callable[[int], str] = words.size if key.endswith("bytes") else "{:,}".format
         counts = [record[key] or 0 for record in records.values()]
-        columns.append([shown(count) if count else "–" for count in counts] if any(counts) else [])
-    lines = [""] * (1 + len(columns[0]))
-    for number, (head, column) in enumerate(zip(heads, columns, strict=True)):
-        cells = [head, *column]
-        width = max(map(len, cells))
-        if column:
-            lines = [
-                f"{line}  {cell.rjust(width)}" if number else cell.ljust(width)
-                for line, cell in zip(lines, cells, strict=True)
-            ]
-    if (more := len(hosts.records) - len(records)) > 0:
+        if always or any(counts):
+            columns.append([head, *(shown(count) if count or always else "–" for count in counts)])
+    lines = words.aligned(list(zip(*columns, strict=True)), left={0})
+    if (more := len(hosts) - len(records)) > 0:
         lines.append(f"and {words.count(more, 'more host')}")
     return lines

@@ -68,8 +68,6 @@ class LiveTable:
         self._picture = Picture(spec, self._chart)
         self._epochs: dict[int, set[int]] = {}
         """Trial → the epochs that were printed as plain lines."""
-        self._waits_for: dict[int, int] = {}
-        """Trial → the first epoch that was not printed; those after it wait for it."""
         self._failed: set[int] = set()
         self._traces: dict[str, int] = {}
         """Different tracebacks → the first trial that failed with it."""
@@ -156,7 +154,6 @@ class LiveTable:
     def _skip(self, machine: Machine) -> None:
         """Count everything from before a resume as printed."""
         self._epochs = {trial.id: set(trial.history) for trial in machine.trials.values()}
-        self._waits_for = {}
         self._failed = {trial.id for trial in machine.trials.values() if trial.status == "failed"}
         self._marks = len(self._chart.marks)
 
@@ -166,7 +163,6 @@ class LiveTable:
         trial = machine.trials.get(line.trial)
         if trial is not None and line.trial in self._epochs:
             self._epochs[line.trial] &= set() if line.recipe else set(trial.history)
-            self._waits_for.pop(line.trial, None)
 
     def _print_news(self, lines: list[Line], touched: dict[int, None], machine: Machine) -> None:
         for line in lines:
@@ -230,18 +226,10 @@ class LiveTable:
         printed = self._epochs.setdefault(trial.id, set())
         if len(trial.history) == len(printed):
             return
-        epoch = self._waits_for.get(trial.id, 0)
-        while epoch in trial.history:
-            self._print_epoch(trial, epoch, machine)
-            epoch += 1
-        self._waits_for[trial.id] = epoch
-        if trial.ended or self._closed:
-            for epoch in sorted(trial.history.keys() - printed):
-                self._print_epoch(trial, epoch, machine)
-
-    def _print_epoch(self, trial: TrialRecord, epoch: int, machine: Machine) -> None:
-        if epoch not in self._epochs[trial.id]:
-            self._epochs[trial.id].add(epoch)
+        for epoch in sorted(trial.history.keys() - printed):
+            if epoch and epoch - 1 not in printed and not (trial.ended or self._closed):
+                break
+            printed.add(epoch)
             self._print(self._line(trial, epoch, machine))
 
     def _line(self, trial: TrialRecord, epoch: int, machine: Machine) -> str:
@@ -253,10 +241,9 @@ class LiveTable:
         return "  ".join(text for text in (head, shown, config) if text)
 
     def _end(self, machine: Machine) -> str:
-        done = sum(trial.status == "completed" for trial in machine.trials.values())
-        stopped = sum(trial.status == "stopped" for trial in machine.trials.values())
-        text = f"{self._state(machine)}: {done} of {words.count(len(machine.trials), 'trial')}"
-        text += f", {stopped} stopped, in " if stopped else " in "
+        counts = words.counts(machine)
+        text = f"{self._state(machine)}: {counts['completed']} of {words.count(len(machine.trials), 'trial')}"
+        text += f", {counts['stopped']} stopped, in " if counts["stopped"] else " in "
         text += words.duration(self._chart.elapsed(self._chart.at))
         idle = self._chart.idle()
         if idle is not None:

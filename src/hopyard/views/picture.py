@@ -78,7 +78,7 @@ class Picture:
     def _hosts(self, sizes: Sizes, height: int) -> list[Text]:
         """Return the table of hosts, where they are several, in at most a third of the height."""
         hosts, most = self._chart.hosts, height // 3 - 2
-        if len(hosts.records) < 2 or most < 1:
+        if len(hosts) < 2 or most < 1:
             return []
         return [text_of(line, "dim", no_wrap=True, overflow="ellipsis") for line in table(hosts, sizes, most)]
 

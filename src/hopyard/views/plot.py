@@ -173,6 +173,16 @@ def png(machine: Machine, path: str | Path, distributions: Mapping[str, Any] = M
     Raises:
         UsageError: matplotlib is not installed.
     """
+    drawn = picture(machine, distributions)
+    draw(empty_figure(path), drawn, _summary(machine, drawn)).savefig(path, dpi=150)
+
+
+def empty_figure(path: str | Path) -> Any:
+    """Return an empty figure of matplotlib, for a picture in this file.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -180,8 +190,7 @@ def png(machine: Machine, path: str | Path, distributions: Mapping[str, Any] = M
             f"{path}: a picture needs matplotlib, which is not installed: pip install hopyard[plot]; a path that ends "
             "in .html needs nothing"
         ) from error
-    drawn = picture(machine, distributions)
-    draw(Figure(layout="constrained"), drawn, _summary(machine, drawn)).savefig(path, dpi=150)
+    return Figure(layout="constrained")
 
 
 def draw(figure: Any, drawn: PlotData, title: str) -> Any:

@@ -67,12 +67,12 @@ def _digest(trial: TrialRecord, machine: Machine) -> str:
 
 def brief(timeline: Chart, machine: Machine) -> dict[str, Any]:
     """Return the values for one line about a run, ready for JSON. `folded` is the status that the journal folds to."""
-    best = words.best(machine)
+    best, counts = words.best(machine), words.counts(machine)
     return {
         "folded": machine.status,
-        "completed": sum(trial.status == "completed" for trial in machine.trials.values()),
-        "stopped": sum(trial.status == "stopped" for trial in machine.trials.values()),
-        "failed": sum(trial.status == "failed" for trial in machine.trials.values()),
+        "completed": counts["completed"],
+        "stopped": counts["stopped"],
+        "failed": counts["failed"],
         "trials": machine.spec.trials if machine.spec.trials is not None else len(machine.trials),
         "epochs": machine.spec.epochs,
         "metric": machine.spec.metric,
@@ -103,14 +103,15 @@ def report(
         sizes: bytes of the partitions by kind, where they are known.
     """
     timeline = chart(lines)
+    totals = _facts(timeline, machine, status)
     directory = one_line(str(about.get("directory", "") or ""))
     blocks = [
-        _head(timeline, machine, directory, status, str(about.get("split", "") or "")),
+        _head(timeline, machine, directory, totals, str(about.get("split", "") or "")),
         _recipes(machine, about),
         _best(machine),
         _ranks(machine, status),
         _search(machine),
-        _account(timeline, machine, status),
+        _account(timeline, machine, totals),
         _hosts(timeline, sizes or {}),
         _failures(machine),
         _warnings(machine),
@@ -121,14 +122,14 @@ def report(
 
 
 def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
-    statuses = [trial.status for trial in machine.trials.values()]
+    counts, records = words.counts(machine), timeline.hosts.values()
     return {
         "status": status,
         "trials": len(machine.trials),
-        "completed": statuses.count("completed"),
-        "stopped": statuses.count("stopped"),
-        "paused": statuses.count("paused"),
-        "failed": statuses.count("failed"),
+        "completed": counts["completed"],
+        "stopped": counts["stopped"],
+        "paused": counts["paused"],
+        "failed": counts["failed"],
         "closed": machine.search.closed,
         "search_error": machine.search.error,
         "wall_seconds": timeline.elapsed(timeline.at),
@@ -143,8 +144,8 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "hop_bytes": timeline.hop_bytes,
         "states": timeline.stored,
         "state_bytes": timeline.stored_bytes,
-        "fetched_bytes": sum(host.fetched_bytes for host in timeline.hosts.records.values()),
-        "exchanged_bytes": sum(host.exchanged_bytes for host in timeline.hosts.records.values()),
+        "fetched_bytes": sum(host.fetched_bytes for host in records),
+        "exchanged_bytes": sum(host.exchanged_bytes for host in records),
         "home_idle_seconds": machine.home_idle,
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
@@ -156,9 +157,8 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
     }
 
 
-def _head(timeline: Chart, machine: Machine, directory: str, status: str, split: str) -> str:
-    spec = machine.spec
-    facts = _facts(timeline, machine, status)
+def _head(timeline: Chart, machine: Machine, directory: str, facts: dict[str, Any], split: str) -> str:
+    spec, status = machine.spec, facts["status"]
     why = [f" ({mark.text})" for mark in timeline.marks[-1:] if mark.what == status]
     data = words.count(spec.partitions, "partition")
     if spec.validation:
@@ -241,13 +241,8 @@ def _ranks(machine: Machine, status: str) -> str:
                 digest,
             ]
         )
-    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
-    left_aligned = {2, len(head) - 1}
-    lines = ["Trials, each at its best epoch (digest: of its final State)"]
-    for row in rows:
-        cells = [cell.ljust(widths[n]) if n in left_aligned else cell.rjust(widths[n]) for n, cell in enumerate(row)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+    lines = words.aligned(rows, left={2, len(head) - 1})
+    return "\n  ".join(["Trials, each at its best epoch (digest: of its final State)", *lines])
 
 
 def _search(machine: Machine) -> str:
@@ -256,37 +251,25 @@ def _search(machine: Machine) -> str:
         (name, words.after(machine, step), f"{came} came", f"{promoted} went on")
         for name, step, came, promoted in machine.search.rungs()
     ]
-    widths = [max(len(row[n]) for row in rows) for n in range(4)] if rows else []
     reasons = [trial for trial in machine.trials.values() if trial.status in ("paused", "stopped")]
     if not rows and not reasons:
         return ""
     rule = words.rule(machine)
     lines = [f"Search{f', with stop={rule}' if rule else ''}"]
-    lines += [
-        "  "
-        + "  ".join(
-            cell.rjust(w) if n > 1 else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    lines += [f"  {row}" for row in words.aligned(rows, left={0, 1})]
     lines += [f"  trial {trial.id} {trial.status}: {trial.reason}" for trial in reasons[:DECISIONS]]
     if len(reasons) > DECISIONS:
         lines.append(f"  and {len(reasons) - DECISIONS} more: `hopyard show --json` has all")
     return "\n".join(lines)
 
 
-def _account(timeline: Chart, machine: Machine, status: str) -> str:
-    facts = _facts(timeline, machine, status)
+def _account(timeline: Chart, machine: Machine, facts: dict[str, Any]) -> str:
     idle = facts["idle_share"]
     rows = [("wall time", words.duration(facts["wall_seconds"]))]
     if timeline.gaps:
         away = sum(end - start for start, end in timeline.gaps)
-        rows.append(
-            (
-                "resumed",
-                f"{words.count(len(timeline.gaps), 'time')}; not in it: {words.duration(away)} without a driver",
-            )
-        )
+        times = words.count(len(timeline.gaps), "time")
+        rows.append(("resumed", f"{times}; not in it: {words.duration(away)} without a driver"))
     if idle is not None:
         rows.append(("idle share", f"{idle:.1%} of the slots' time, from the first to the last unit"))
     if timeline.thin >= THIN * max(1.0, facts["wall_seconds"]):
@@ -322,16 +305,16 @@ def _idle_for_homes(timeline: Chart, machine: Machine) -> list[tuple[str, str]]:
 
 def _one_host(timeline: Chart, facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the row about what workers took, where all were on one host."""
-    peak = max((host.peak_bytes for host in timeline.hosts.records.values()), default=0)
+    peak = max((host.peak_bytes for host in timeline.hosts.values()), default=0)
     parts = [f"up to {words.size(peak)} of memory each"] if peak else []
     parts += [f"{words.size(facts['fetched_bytes'])} of rows brought to the host"] if facts["fetched_bytes"] else []
     parts += [f"{words.size(facts['exchanged_bytes'])} exchanged in gangs"] if facts["exchanged_bytes"] else []
-    return [("workers", "; ".join(parts))] if parts and len(timeline.hosts.records) == 1 else []
+    return [("workers", "; ".join(parts))] if parts and len(timeline.hosts) == 1 else []
 
 
 def _hosts(timeline: Chart, sizes: Sizes) -> str:
     """Return what each host holds and has moved; empty where there is one host."""
-    records = timeline.hosts.records
+    records = timeline.hosts
     if len(records) < 2:
         return ""
     lines = [

@@ -1,4 +1,4 @@
-"""Who worked on what, when: the lines of a journal as spans on lanes, and their totals.
+"""Who worked on what, when: the lines of a journal as spans on lanes, their totals, and those of each host.
 
 A *span* is one unit on one slot, from its `Dispatch` to its end. A *worker* is one slot, from its `Joined` until it was
 gone. A *lane* is a row of the chart: a slot that joins takes the lane of one that is gone from the same host, so a
@@ -36,7 +36,7 @@ from hopyard.core.runs.events import (
     Stopped,
 )
 from hopyard.spec import Part
-from hopyard.views.hosts import HostRecords
+from hopyard.views.hosts import HostRecord
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Mark:
 
 @dataclass
 class Chart:
-    """What a run did, as far as the lines go. It owns its state and changes it in `see` and `gone` only.
+    """What a run did, as far as the lines go. It owns its state and changes it in `see` only.
 
     Args:
         each: called with each span that ended. Spans are not stored here: there may be a million of them.
@@ -134,11 +134,13 @@ class Chart:
     stored_bytes: int = 0
     thin: float = 0.0
     """Seconds in which fewer trials were to be trained than slots were there to train them."""
-    hosts: HostRecords = field(default_factory=HostRecords)
+    hosts: dict[str, HostRecord] = field(default_factory=dict)
     """What each host holds and has moved."""
 
     def __post_init__(self) -> None:
         self._present: dict[int, WorkerSpan] = {}
+        self._newest: dict[int, WorkerSpan] = {}
+        """Slot → its newest worker, also when that is gone: what it has done may be told later."""
         self._free: dict[str, list[int]] = {}
         self._dispatched: dict[tuple[int, str, int], int] = {}
         self._gangs: dict[int, tuple[int, ...]] = {}
@@ -150,8 +152,8 @@ class Chart:
         self._steps, self._partitions = 0, 1
 
     def see(self, line: Line) -> int:
-        """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1)."""
-        self.hosts.see(line)
+        """Add one line. Returns the trial that it may have changed in a way people want to read about, or -1. O(1),
+        but for a worker that joins a host with rows."""
         before, self.at = self.at, line.at
         if not self._begun:
             self._begun, self.began, before = True, line.at, line.at
@@ -170,8 +172,7 @@ class Chart:
         elif isinstance(line, Extended):
             self._steps = line.epochs * self._partitions
         elif isinstance(line, Durable):
-            self.stored += 1
-            self.stored_bytes += line.bytes
+            self._durable(line)
         elif isinstance(line, Failed):
             span = self.open.get(self._gangs.get(line.slot, (line.slot,))[0])
             if span is None or span.lease != line.lease:
@@ -187,20 +188,17 @@ class Chart:
         elif isinstance(line, Formed):
             self._gangs |= dict.fromkeys(line.members, line.members)
         elif isinstance(line, Lost):
-            return self.gone(line.slot, line.at, line.reason)
+            return self._gone(line.slot, line.at, line.reason)
         elif isinstance(line, Left):
-            self.gone(line.slot, line.at, line.reason, mark=False)
+            self._gone(line.slot, line.at, line.reason, mark=False)
         elif isinstance(line, Check):
             lane = self._present[line.slot].lane if line.slot in self._present else -1
-            self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, ())
+            self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, line.partitions)
         elif isinstance(line, Checked):
-            span = self.open.get(line.slot)
-            if span is not None and span.kind == "check":
-                self._end(span, line.at, "failed" if line.faults else "done", "; ".join(line.faults))
-            return line.trial
+            return self._checked(line)
         elif isinstance(line, Resumed):
             for slot in list(self._present):
-                self.gone(slot, before, "its driver was gone", mark=False)
+                self._gone(slot, before, "its driver was gone", mark=False)
             self.gaps.append((before, line.at))
             self._over = False
             self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
@@ -215,12 +213,13 @@ class Chart:
             self.marks.append(Mark(line.at, -1, "finished", line.status))
         return -1
 
-    def gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:
+    def _gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:
         """Remove a slot that is gone. Returns the trial that it worked on, or -1."""
         worker = self._present.pop(slot, None)
         if worker is None:
             return -1
         worker.left = at
+        self.hosts[worker.host].present -= 1
         self._free.setdefault(worker.host, []).append(worker.lane)
         if mark and not self._over:
             text = f"worker {slot} on {worker.host} lost: {reason}"
@@ -290,15 +289,21 @@ class Chart:
 
     def _joined(self, line: Joined) -> None:
         if line.slot in self._present:
-            self.gone(line.slot, line.at, "it joined again", mark=False)
+            self._gone(line.slot, line.at, "it joined again", mark=False)
         free = self._free.get(line.host)
         if free:
             lane = free.pop(0)
         else:
             lane = len(self.lanes)
             self.lanes.append(line.host)
-        worker = self._present[line.slot] = WorkerSpan(line.slot, line.host, lane, line.at)
+        worker = self._present[line.slot] = self._newest[line.slot] = WorkerSpan(line.slot, line.host, lane, line.at)
         self.workers.append(worker)
+        host = self.hosts.setdefault(line.host, HostRecord())
+        host.present += 1
+        host.workers = max(host.workers, host.present)
+        host.entry = line.entry
+        for each in line.rows:
+            host.add(each.kind, range(each.first, each.end))
 
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
@@ -328,15 +333,47 @@ class Chart:
         if span.kind != "check":
             self.last = max(self.last, at)
             for slot in span.members or (span.slot,):
-                worker = self._present.get(slot)
-                if worker is None:  # just gone: it is the last worker of this slot
-                    worker = next(worker for worker in reversed(self.workers) if worker.slot == slot)
-                worker.busy += at - span.start
+                self._newest[slot].busy += at - span.start
         self.each(span)
+
+    def _checked(self, line: Checked) -> int:
+        span, host = self.open.get(line.slot), self._host(line.slot)
+        host.cost(line.fetched_bytes, line.peak_bytes)
+        if span is not None and span.kind == "check":
+            self._end(span, line.at, "failed" if line.faults else "done", "; ".join(line.faults))
+            if not line.faults:
+                train, validate = span.partitions
+                host.add("train", [train])
+                if any(name.startswith("val_") for name in line.names):
+                    host.add("validate", [validate])
+        return line.trial
+
+    def _durable(self, line: Durable) -> None:
+        self.stored += 1
+        self.stored_bytes += line.bytes
+        host = self._host(line.slot)
+        host.states += 1
+        host.state_bytes += line.bytes
+
+    def _host(self, slot: int) -> HostRecord:
+        """Return the record of the host of a slot; one that nobody sees where it is not known."""
+        worker = self._newest.get(slot)
+        return HostRecord() if worker is None else self.hosts[worker.host]
 
     def _done(self, line: Done) -> int:
         span = self.open.get(line.slot)
-        if span is None or span.lease != line.lease:
+        if span is not None and span.lease != line.lease:
+            span = None
+        costs = [(line.fetched_bytes, line.peak_bytes), *line.others]
+        for rank, member in enumerate((span and span.members) or (line.slot,)):
+            host = self._host(member)
+            host.hop_bytes += 0 if rank else line.hop_bytes
+            host.exchanged_bytes += line.exchanged_bytes
+            if rank < len(costs):
+                host.cost(*costs[rank])
+            if span is not None and span.kind != "fold":
+                host.add(span.kind, span.partitions)
+        if span is None:  # it comes late, and does not count; its bytes were moved all the same
             return -1
         span.hop_seconds, span.hop_bytes, span.parts = line.hop_seconds, line.hop_bytes, line.parts
         self._end(span, line.at, "done")
@@ -349,9 +386,9 @@ class Chart:
         return span.trial
 
 
-def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None) -> Chart:
-    """Return the chart of all these lines. The first is `Began`; `each` is called with each span that ended."""
-    timeline = Chart(each)
+def chart(lines: Iterable[Line], each: Callable[[Span], object] = lambda span: None, keep: bool = True) -> Chart:
+    """Return the chart of all these lines. The first is `Began`; `each` and `keep` are as for `Chart`."""
+    timeline = Chart(each, keep)
     for line in lines:
         timeline.see(line)
     return timeline

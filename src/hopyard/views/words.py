@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import le
 from typing import Any
 
@@ -65,6 +66,15 @@ def value(item: Any) -> str:
     return f"{item:.4g}" if isinstance(item, float) else one_line(str(item))
 
 
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Return a table as lines: columns with two spaces between, flush right, or flush left those in `left`."""
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) if number in left else cell.rjust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
 def filled(page: str, parts: Mapping[str, str]) -> str:
     """Return a page with its parts in the places of `{{name}}`. What looks like a place inside of a part is text."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
@@ -114,6 +124,11 @@ def differing(machine: Machine) -> list[str]:
 def status(trial: TrialRecord, run: str) -> str:
     """Return the status of a trial; a running trial of a run that is "interrupted" or "stopped" has the run's."""
     return run if trial.status == "running" and run in ("interrupted", "stopped") else trial.status
+
+
+def counts(machine: Machine) -> Counter[str]:
+    """Return status → how many trials have it."""
+    return Counter(trial.status for trial in machine.trials.values())
 
 
 Costs = Callable[[TrialRecord], tuple[float, ...]]
