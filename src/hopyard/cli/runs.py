@@ -45,10 +45,7 @@ def run(
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            if isinstance(end.code, int):
-                return end.code
-            say(str(end.code))
-            return FAILED
+            raise
     except (HopyardError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001 - the script's own error, shown as Python shows it
