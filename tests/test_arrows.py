@@ -90,8 +90,8 @@ HEAVY = {
         "agent/programs/torch_store.py",
         "demo.py",
     },
-    "matplotlib": {"views/gantt.py", "views/plot.py", "views/timeline.py"},
-    "pandas": {"driver/runs/frames.py"},
+    "matplotlib": {"views/gantt.py", "views/plot.py"},
+    "pandas": {"driver/runs/trial.py"},
     "IPython": {"views/live.py"},
     "keras": {"frameworks/keras/", "compat/tensorflowonspark/compat.py"},
     "tensorflow": {

@@ -20,7 +20,7 @@ from hopyard.agent.progress import Progress
 from hopyard.core.messages import Beat, Card, End, Hello, Setup, pack
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Gone
 from hopyard.driver.router import Router
 from hopyard.spec import RunSpec
 from wires import Cards

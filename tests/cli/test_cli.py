@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import io
 import json
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 import hopyard
 import hopyard.cli as cli
 from hopyard import errors
-from hopyard.cli import inspect
 from hopyard.core.runs.events import Interrupted, encode
 from hopyard.sim.world import World, lengths
 from hopyard.spec import RunSpec
@@ -275,18 +273,6 @@ def test_logs_follow_until_the_driver_is_gone(runs):
         assert process.stdout.readline() == "½ done\n"
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "")
-
-
-def test_a_line_end_that_comes_in_two_halves(runs):
-    """That of a line, "\\r\\n"; and "\\r" alone, after each state of a progress bar."""
-    log = runs / "half" / "logs" / "slot-0.log"
-    shown, at = io.StringIO(), log.stat().st_size
-    with contextlib.redirect_stdout(shown):
-        for text in (b"first\r", b"\nsecond\r\n", b"10 %\r20", b" %\r", b"30 %\r", b"done\n"):
-            with log.open("ab") as file:
-                file.write(text)
-            at = inspect._print_log(log, at, [""], several=False, whole=True)
-    assert shown.getvalue() == "first\nsecond\n10 %\n20 %\ndone\n" and at == log.stat().st_size
 
 
 @pytest.mark.slow

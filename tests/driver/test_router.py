@@ -37,7 +37,7 @@ from hopyard.core.messages import (
 )
 from hopyard.core.programs.messages import FeedFailed
 from hopyard.core.runs.events import Done
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Gone
 from hopyard.driver.router import LOOK_AT_LEAST, LOOK_SECONDS, LOOK_SHARE, UNCONFIRMED, Router
 from hopyard.driver.runs.ownership import Owned
 from hopyard.driver.runs.session import _depot

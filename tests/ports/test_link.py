@@ -14,8 +14,8 @@ import pytest
 import hopyard as hy
 from hopyard.core.messages import Examine, Ready, Setup, Unfit, Up, Work
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.driver.commit import Gone, Link
 from hopyard.driver.in_process import InProcess
-from hopyard.driver.links import Gone, Link
 from hopyard.driver.pickling import dump
 from hopyard.driver.router import Router
 from hopyard.spec import Ref, RunSpec, Unit

@@ -15,7 +15,6 @@ import typer
 from hopyard.checks import without_scheme
 from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
-from hopyard.system.files import open_regular
 
 if TYPE_CHECKING:
     from hopyard.core.runs.events import Line
@@ -174,6 +173,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until the run ends.")] = False,
 ) -> None:
     """Show what the workers printed, and the tracebacks of trials that failed there."""
+    from hopyard.driver.logs import LogStream
     from hopyard.store.layout import find
     from hopyard.store.standing import held
 
@@ -181,16 +181,16 @@ def logs(
     if slot is not None and not layout.log(slot).exists() and not (follow and held(layout.lock)):
         available = ", ".join(path.name for path in sorted(layout.logs.glob("*.log"))) or "none"
         raise UsageError(f"{layout.root}: no log of slot {slot}; there are: {available}")
-    offsets: dict[Path, int] = {}
-    if tail is not None:
-        offsets = {path: _tail(path, tail) for path in layout.logs.glob("*.log")}
-    last_name = [""]
+    tails = {} if tail is None else {path: _tail(path, tail) for path in layout.logs.glob("*.log")}
+    stream, shown = LogStream(tails, bars=True), ""
     while True:
         live = follow and held(layout.lock)  # asked before reading, so that everything written until then is shown
         paths = [layout.log(slot)] if slot is not None else sorted(layout.logs.glob("*.log"), key=_by_slot)
-        for path in paths:
-            if path.exists():
-                offsets[path] = _print_log(path, offsets.get(path, 0), last_name, len(paths) > 1, whole=live)
+        for name, line in stream.lines(((path.name, path) for path in paths), not live):
+            if len(paths) > 1 and name != shown:
+                echo(f"==> {name} <==")
+                shown = name
+            echo(line)
         if not live:
             break
         time.sleep(0.3)
@@ -213,31 +213,6 @@ def _tail(path: Path, lines: int) -> int:
 def _by_slot(path: Path) -> tuple[int, str]:
     digits = path.stem.rpartition("-")[2]
     return (int(digits) if digits.isdigit() else -1), path.name
-
-
-def _print_log(path: Path, start: int, last_name: list[str], several: bool, whole: bool) -> int:
-    """Print a log from `start` on, under its name when there are several. Returns where it stopped.
-
-    Args:
-        path: of the log.
-        start: byte to begin with.
-        last_name: the name that was printed last, in a list of one, to be changed.
-        several: whether there are other logs.
-        whole: leave a line, or a state of a progress bar, that is not ended yet for the next call.
-    """
-    with open_regular(path) as file:
-        file.seek(start)
-        data = file.read()
-    if whole:
-        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1]
-    if not data:
-        return start
-    if several and last_name[0] != path.name:
-        echo(f"==> {path.name} <==")
-        last_name[0] = path.name
-    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n"))
-    echo(text, nl=not text.endswith(("\n", "\r")))
-    return start + len(data)
 
 
 def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:

@@ -1,4 +1,5 @@
-"""How facts take effect, in a run and in a program: first the machine, then the journal, then the effects.
+"""What the loops of a run and of a program share: the link to their agents, a clock, and how facts take effect: first
+the machine, then the journal, then the effects.
 
 All facts that one receive brought, and the decisions that follow from them, reach the disk by one `fdatasync` before
 any of them has an effect. If the disk is full the loop ends: the machine is ahead of the journal then, and is thrown
@@ -8,15 +9,63 @@ away; a driver that goes on from the journal folds it anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from hopyard.core.facts import Line
-from hopyard.driver.links import Link
+from hopyard.core.liveness import Stall
+from hopyard.core.messages import Down, Up
 from hopyard.store.journal import Journal
 
 Event = TypeVar("Event")
 Command = TypeVar("Command")
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A slot ended: its engine says so, or it is silent, or it makes no progress."""
+
+    slot: int
+    reason: str
+    memory: bool = False
+    """Whether the system killed it because memory ran out."""
+
+
+class Link(Protocol):
+    """The connection of a loop to its agents."""
+
+    def start(self, slot: int) -> None:
+        """Start an agent; `Ready` follows."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """End an agent for good."""
+        ...
+
+    def send(self, slot: int, message: Down) -> None:
+        """Send a message to an agent."""
+        ...
+
+    def receive(self, seconds: float) -> list[Up | Gone]:
+        """Return all that arrived, after waiting up to `seconds` for the first message."""
+        ...
+
+    def confirm(self) -> None:
+        """Confirm all that `receive` returned, which is on disk now: the agents may forget it."""
+        ...
+
+    def paused(self) -> float:
+        """Return the seconds since the last call in which this process, or the machine, was stopped: nobody's fault."""
+        ...
+
+    def stalls(self) -> Mapping[int, Stall]:
+        """Return the slots of which people should know that they make no progress."""
+        ...
+
+    def close(self) -> None:
+        """Tell all agents to end, and see that they do."""
+        ...
 
 
 class Clock:

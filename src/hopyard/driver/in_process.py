@@ -11,16 +11,8 @@ from collections.abc import Callable, Mapping
 
 from hopyard.agent.runs.service import UnitService, assemble, fingerprint, unfit
 from hopyard.core.liveness import Stall
-from hopyard.core.messages import (
-    Down,
-    Examine,
-    Ready,
-    Setup,
-    StoreState,
-    Up,
-    Work,
-)
-from hopyard.driver.links import Gone
+from hopyard.core.messages import Down, Examine, Ready, Setup, StoreState, Up, Work
+from hopyard.driver.commit import Gone
 from hopyard.training.build import undisturbed
 
 
@@ -29,7 +21,7 @@ class InProcess:
 
     def __init__(self, setup: Callable[[str], Setup]) -> None:
         self._setup = setup("cpu")
-        self._inbox: deque[tuple[int, Down]] = deque()
+        self._inbox: deque[Down] = deque()
         self._outbox: queue.SimpleQueue[Up | Gone] = queue.SimpleQueue()
         self._service: UnitService | None = None
         self._slot = -1
@@ -62,12 +54,12 @@ class InProcess:
     def send(self, slot: int, message: Down) -> None:
         """Put it in the worker's inbox."""
         if slot == self._slot:
-            self._inbox.append((slot, message))
+            self._inbox.append(message)
 
     def receive(self, seconds: float) -> list[Up | Gone]:
         """Handle a message of the inbox if there is one, then return what the worker and its background sent."""
         if self._inbox:
-            _, message = self._inbox.popleft()
+            message = self._inbox.popleft()
             if self._service is not None and isinstance(message, (Work, StoreState, Examine)):
                 with undisturbed():
                     answers = self._service.do(message)

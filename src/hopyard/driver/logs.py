@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hopyard.system.files import open_regular
@@ -37,15 +37,16 @@ class LogStream:
     """Reads logs line by line while they are written. Owns how far each was read.
 
     Args:
-        skipped: logs that are there already, of which only what comes from now on is read.
+        offsets: log → the byte from which on it is read; others from their beginning.
+        bars: whether to show each state of a progress bar, where it is read in time, or the last one alone.
     """
 
-    def __init__(self, skipped: Iterable[Path]) -> None:
-        self._read = {path: path.stat().st_size for path in skipped}
+    def __init__(self, offsets: Mapping[Path, int], bars: bool = False) -> None:
+        self._read = dict(offsets)
+        self._bars = bars
 
-    def lines(self, logs: Iterable[tuple[str, Path]], is_last: bool) -> Iterator[str]:
-        """Yield what was added to the logs, each line behind its log's name and escaped; of a progress bar its last
-        state.
+    def lines(self, logs: Iterable[tuple[str, Path]], is_last: bool) -> Iterator[tuple[str, str]]:
+        """Yield what was added to the logs, as (name, line): escaped, without its end.
 
         Args:
             logs: (name, log), of logs that may not be there yet.
@@ -53,11 +54,13 @@ class LogStream:
         """
         for name, path in logs:
             for line in self._lines(path, is_last):
-                yield f"{name}: {escaped(line)}"
+                yield name, escaped(line)
 
     def _lines(self, path: Path, is_last: bool) -> Iterator[str]:
         while data := self._chunk(path):
             end = data.rfind(b"\n") + 1
+            if self._bars and not is_last:  # the last byte may be the first half of a line's end
+                end = max(end, data.rfind(b"\r", 0, len(data) - 1) + 1)
             if not end:  # one line, that is not whole yet, or longer than a chunk
                 if len(data) < CHUNK_BYTES and not is_last:
                     return

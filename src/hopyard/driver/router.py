@@ -39,7 +39,7 @@ from hopyard.core.messages import (
     unpack_up,
 )
 from hopyard.core.programs.messages import HostTasks
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Gone
 from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import SlotTimers
 from hopyard.errors import HopyardError, ResourceError

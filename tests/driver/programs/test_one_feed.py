@@ -59,6 +59,9 @@ class ProgramLoop:
         with self.changed:
             return self.changed.wait_for(lambda: predicate(self.status), timeout)
 
+    def check(self) -> None:
+        """It has not failed."""
+
     def stands(self, **status: Any) -> None:
         """It stands otherwise now."""
         with self.changed:

@@ -14,7 +14,7 @@ from hopyard.core.runs.events import (
     Shrunk,
 )
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Gone
 from hopyard.driver.runs.gangs import GangMessages
 from hopyard.driver.runs.workers import FAILED_STARTS, SHORT_SECONDS, Workers
 from hopyard.errors import ResourceError

@@ -33,7 +33,7 @@ from hopyard.core.runs.events import (
     StoreBack,
 )
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Gone
 from hopyard.driver.runs import loop as loops
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers
@@ -236,7 +236,7 @@ def test_an_interrupt_between_machine_and_journal_leaves_a_journal_that_folds(
 
 def test_stop_ends_it_soon(stage: Callable[..., Stage]) -> None:
     it = stage([READY])
-    it.link.receives.append(lambda: it.loop.stop("stopped by the user") or [])
+    it.link.receives.append(lambda: it.loop._handle.stop("stopped by the user") or [])
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     assert it.lines()[-1] == Interrupted(at=it.lines()[-1].at, reason="stopped by the user", stopped=True)
@@ -556,7 +556,7 @@ def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., 
     search = Endless()
     it.loop._proposer = Proposer(it.machine, search, 1)
     it.link.receives += [answer(it)] * 100
-    it.link.receives.append(lambda: it.loop.stop("enough") or [])
+    it.link.receives.append(lambda: it.loop._handle.stop("enough") or [])
     with pytest.raises(KeyboardInterrupt):
         it.loop.run()
     ended = sum(trial.ended for trial in it.machine.trials.values())

@@ -34,7 +34,6 @@ from hopyard.core.programs.feed_events import (
 )
 from hopyard.core.programs.feeding import FeedMachine
 from hopyard.core.programs.messages import BatchesReady, Endpoint, RowsTaken
-from hopyard.driver.programs.failure import failure
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import FeedSource
 from hopyard.errors import HopyardError, ProgramFailed
@@ -185,13 +184,10 @@ class FeedSession:
 
     def _fail_over(self) -> NoReturn:
         """Raise the error of a call whose program is over."""
-        status = self._loop.status
-        if status.error is not None:
-            raise status.error
-        if status.status == "failed":
-            raise failure(status, self._layout)
+        self._loop.check()
+        status = self._loop.status.status
         raise ProgramFailed(
-            f"{self._layout.root}: feed {self.machine.name!r}: the program is over ({status.status}); launch it again"
+            f"{self._layout.root}: feed {self.machine.name!r}: the program is over ({status}); launch it again"
         )
 
 

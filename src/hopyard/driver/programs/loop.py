@@ -53,10 +53,10 @@ from hopyard.core.programs.messages import (
     TensorBoardStarted,
 )
 from hopyard.core.programs.status import ProgramStatus, status_of
-from hopyard.driver.commit import Clock, commit
-from hopyard.driver.links import Gone
+from hopyard.driver.commit import Clock, Gone, commit
+from hopyard.driver.logs import last_lines
 from hopyard.driver.router import Router
-from hopyard.errors import HopyardError, ResourceError
+from hopyard.errors import HopyardError, ProgramFailed, ResourceError
 from hopyard.ports import AgentEngine, Agents
 from hopyard.store.journal import Journal
 from hopyard.store.layout import Layout
@@ -66,6 +66,10 @@ log = logging.getLogger(__name__)
 
 LATE_SECONDS = 0.001
 """After the end of a time-out, so that it is over however times are rounded."""
+
+TAIL = 40
+"""Lines of a task's log that an error shows."""
+PREFIX = "  | "
 
 T = TypeVar("T")
 
@@ -172,6 +176,28 @@ class ProgramLoop:
         """Wait until this is true of the status, or of what was reported of feeds; return its last value."""
         with self.changed:
             return self.changed.wait_for(lambda: predicate(self.status), timeout)
+
+    def check(self) -> None:
+        """Raise what ended the program, where it has failed: the error of its driver, or its first cause and the end of
+        the log of the task that failed."""
+        status, root = self.status, self._layout.root
+        if status.error is not None:
+            raise status.error
+        if status.status != "failed":
+            return
+        if status.no_slots:
+            raise ResourceError(f"{root}: {status.cause}")
+        path = self._layout.log(max(status.failed_slot, 0))
+        failed = next((task for task in status.tasks if task.task.slot == status.failed_slot), None)
+        if failed is None:
+            where = "" if status.failed_slot < 0 else f"\n  log {path}{last_lines(path, TAIL, PREFIX)}"
+            raise ProgramFailed(f"{root}: {status.cause}{where}")
+        text = f"{status.cause}\n  on host {failed.host}, log {path}"
+        if status.restart:
+            text += f", after {status.restart} restart(s)"
+        if "Traceback" not in status.cause:
+            text += last_lines(path, TAIL, PREFIX)
+        raise ProgramFailed(text, failed.task.name, failed.host, str(path))
 
     @property
     def agents(self) -> Agents:

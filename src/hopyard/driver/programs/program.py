@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hopyard.checks import flag, seconds, whole
 from hopyard.core.programs.status import ProgramStatus
 from hopyard.driver.logs import LogStream, read_log
-from hopyard.driver.programs.failure import failure
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 from hopyard.text import escaped, shell_command, shown
@@ -46,7 +45,7 @@ class Program:
         self._layout = layout
         self._loop = loop
         self._feeding = feeding
-        self._printed = LogStream(layout.logs.glob("*.log"))
+        self._printed = LogStream({log: log.stat().st_size for log in layout.logs.glob("*.log")})
         self._printing_lock = threading.Lock()
         self.directory = layout.root
         _RUNNING[:] = [*Program.running(), self]
@@ -99,11 +98,7 @@ class Program:
             raise
         if not is_over:
             raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds: {self._task_statuses()}")
-        status = self._loop.status
-        if status.error is not None:
-            raise status.error
-        if status.status == "failed":
-            raise failure(status, self._layout)
+        self._loop.check()
         return self
 
     def stop(self, grace: float = 0.0) -> None:
@@ -294,8 +289,8 @@ class Program:
         with self._printing_lock:
             status = self._loop.status
             logs = [(record.task.name, self._layout.log(record.task.slot)) for record in status.tasks]
-            for line in self._printed.lines(logs, status.ended):
-                print(line, flush=True)  # noqa: T201 - asked for
+            for name, line in self._printed.lines(logs, status.ended):
+                print(f"{name}: {line}", flush=True)  # noqa: T201 - asked for
 
     def _task_statuses(self) -> str:
         tasks = self.summary()["tasks"]

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
+from hopyard.driver.runs.changes import Changes
 from hopyard.driver.runs.keywords import KEYWORDS, RESUME, checked, rule_of
 from hopyard.driver.runs.request import RunRequest, run_spec
-from hopyard.driver.runs.resume.extension import Changes
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.default import chosen

@@ -1,21 +1,24 @@
-"""The state of a run for those who read it, folded from its journal as the journal grows.
+"""The state of a run, folded from its journal: for a driver that goes on with it, and for those who read it.
 
-The machine of a driver belongs to its loop alone. Readers have a machine of their own. So they can read a live run,
-whoever drives it: a thread of this process, another process, or a driver that started later.
+A driver folds the journal in one pass, as it may be larger than memory. The machine of a driver belongs to its loop
+alone. Readers have a machine of their own, which grows with the journal. So they can read a live run, whoever drives
+it: a thread of this process, another process, or a driver that started later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hopyard.core.runs.events import CODEC, Line
+from hopyard.core.runs.events import CODEC, Began, Dispatch, Joined, Line, Resumed
 from hopyard.core.runs.machine import Machine, fold
-from hopyard.driver.runs.resume.recovery import not_begun
-from hopyard.store.journal import JournalReader, read
+from hopyard.errors import RunDirectoryError
+from hopyard.spec import Ref
+from hopyard.store.journal import JournalReader, read, whole_bytes
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, status_of
 
@@ -78,9 +81,75 @@ class Fold:
             self._reader.restart()
             raise
         if self._machine is None:
-            raise not_begun(self._layout)
+            raise _not_begun(self._layout)
         return self._machine
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines that the present state is folded from. Reads the journal from its start."""
         return islice(read(self._layout.journal, CODEC), self._reader.count)
+
+
+@dataclass
+class EarlierDrivers:
+    """What earlier drivers did, as far as the next one must know it.
+
+    Attributes:
+        slots: how many slot numbers they used; the next one is free.
+        fingerprint: of the first slot; None: none was ever ready.
+        marks: the marks that they put into the folder of the States.
+        directories: the run directory, as each of them named it.
+        members: workers of a gang that the user asked for last, whatever was lost since.
+        at: when the last line was written.
+    """
+
+    slots: int = 0
+    fingerprint: dict[str, Any] | None = None
+    marks: set[str] = field(default_factory=set)
+    directories: list[str] = field(default_factory=list)
+    members: int = 1
+    at: float = 0.0
+
+    def see(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yield the lines, and record what they say of earlier drivers."""
+        for line in lines:
+            self.at = line.at
+            self.slots = max(self.slots, 1 + getattr(line, "slot", -1))
+            if isinstance(line, Joined) and self.fingerprint is None:
+                self.fingerprint = line.fingerprint
+            elif isinstance(line, (Began, Resumed)):
+                self.marks.add(line.mark)
+                self.directories.append(line.directory)
+                self.members = line.spec.members if isinstance(line, Began) else line.members or self.members
+            yield line
+
+
+def recover(layout: Layout) -> tuple[Machine, EarlierDrivers]:
+    """Return the machine at the end of the journal, and what earlier drivers did.
+
+    Raises:
+        RunDirectoryError: the journal is empty.
+        JournalError: it is damaged, or of a newer version.
+    """
+    if not whole_bytes(layout.journal):
+        raise _not_begun(layout)
+    earlier = EarlierDrivers()
+    return fold(earlier.see(read(layout.journal, CODEC))), earlier
+
+
+def _not_begun(layout: Layout) -> RunDirectoryError:
+    """Return the error for a journal without a line."""
+    return RunDirectoryError(
+        f"{layout.root}: the journal is empty, the driver ended before anything happened; start the run again, "
+        "with resume=True or in another directory"
+    )
+
+
+def dispatched_refs(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
+    """Return those of `refs` that a worker of this run was asked to make: it may delete nothing else in a folder."""
+    dispatched = set()
+    for line in lines:
+        if isinstance(line, Dispatch) and line.unit.kind == "train":
+            ref = Ref(line.unit.trial, line.unit.step + len(line.unit.partitions), line.unit.lease)
+            if ref in refs:
+                dispatched.add(ref)
+    return dispatched

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hopyard.core.messages import Broken, GiveUpUnit, Membership, Publish, Published
 from hopyard.core.runs.events import Failed, GiveUp
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.links import Link
+from hopyard.driver.commit import Link
 
 
 class GangMessages:

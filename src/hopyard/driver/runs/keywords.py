@@ -122,9 +122,7 @@ KEYWORDS = {
     "parallel": Keyword(None, optional(_parallel, Hopper()), "how trials share the workers"),
     "seed": Keyword(0, CHECKS["seed"], "seed of everything random"),
     "directory": Keyword(None, _directory),
-    "store": Keyword(
-        None, optional(partial(_writable, "a path or URL")), "path or URL that driver and executors share"
-    ),
+    "store": Keyword(None, optional(_store), "path or URL that driver and executors share"),
     "resume": Keyword(False, flag),
     "trust": Keyword(False, flag),
     "exact": Keyword("warn", CHECKS["exact"]),

@@ -6,8 +6,9 @@ agents. It decides nothing itself: `core` decides what happens next, `run.py` wh
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -47,10 +48,9 @@ from hopyard.core.runs.events import (
     journaled,
 )
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.commit import Clock, commit
-from hopyard.driver.links import Gone, Link
+from hopyard.driver.commit import Clock, Gone, Link, commit
+from hopyard.driver.runs.fold import dispatched_refs
 from hopyard.driver.runs.gangs import GangMessages
-from hopyard.driver.runs.resume.recovery import dispatched_refs
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
 from hopyard.ports import Store
@@ -64,6 +64,30 @@ log = logging.getLogger(__name__)
 
 GLANCE = 1.0
 """Seconds after which views get the run again even if nothing happened."""
+
+
+class Handle:
+    """The user's hold on the driver of a run in this process: asks it to end, and says how it ended. It holds nothing
+    of a driver that is over, which had sockets, files and built models.
+
+    Attributes:
+        error: what the driver raised, where `Run.wait` is to raise it; None: nothing.
+        over: set unless a driver is at work in the background. (Not Thread.join: in Python 3.11 a Ctrl-C in it makes
+            later joins return at once, though the thread still runs.)
+        request: why the driver is to end soon, as Ctrl-C does, and whether the user asked for it, so that the run's
+            status is "stopped", not "interrupted"; None: it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+        self.over.set()
+        self.request: tuple[str, bool] | None = None
+
+    def stop(self, reason: str, stopped: bool = True) -> None:
+        """End the driver, and wait until it is over."""
+        self.request = reason, stopped
+        self.over.wait()
 
 
 class View(Protocol):
@@ -91,6 +115,7 @@ class RunLoop:
         views: show what happens.
         opening: the facts that this driver begins with: `Began` or `Resumed`, and which failed trials are retried.
         clock: the one that gave `opening` its times.
+        handle: says when to end.
     """
 
     def __init__(
@@ -104,6 +129,7 @@ class RunLoop:
         views: Sequence[View] = (),
         opening: Sequence[Event] = (),
         clock: Clock | None = None,
+        handle: Handle | None = None,
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -119,18 +145,9 @@ class RunLoop:
         self._logged_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = clock or Clock()
-        self._stop: tuple[str, bool] | None = None
+        self._handle = handle or Handle()
         self._looked_for_spare = 0.0
         """When it last looked which agents nobody needs."""
-
-    def stop(self, reason: str, stopped: bool = True) -> None:
-        """End soon, as Ctrl-C does. May be called from another thread.
-
-        Args:
-            reason: for the journal.
-            stopped: whether the user asked for it, so that the run's status is "stopped", not "interrupted".
-        """
-        self._stop = reason, stopped
 
     def run(self) -> None:
         """Run until every trial has ended.
@@ -169,7 +186,7 @@ class RunLoop:
     def _interrupted(self, error: BaseException) -> None:
         """Journal the interruption, without the machine: interrupted in the middle of a commit, it is ahead of the
         journal, and would decide on facts that no journal has."""
-        reason, stopped = self._stop or (_reason(error), False)
+        reason, stopped = self._handle.request or (_reason(error), False)
         line = Interrupted(at=self._clock.now(), reason=reason, stopped=stopped)
         try:
             if self._journal.begun:  # else there is no room for the line that every journal begins with
@@ -201,8 +218,8 @@ class RunLoop:
         self._propose()
         if self._workers.idle_timeout is not None:
             self._give_back(self._workers.idle_timeout)
-        if self._stop is not None:
-            raise KeyboardInterrupt(self._stop[0])
+        if self._handle.request is not None:
+            raise KeyboardInterrupt(self._handle.request[0])
 
     def _give_back(self, seconds: float) -> None:
         """End the agents that nobody needs: others may need their slots."""
@@ -237,43 +254,36 @@ class RunLoop:
 
     def _events(self, message: Up | Gone) -> Sequence[Event]:
         """Return the facts that a message brings."""
-        read = _RECEIVED.get(type(message))
-        return () if read is None else read(self, message, self._clock.now())
-
-    def _ready(self, message: Ready, now: float) -> list[Event]:
-        return [self._workers.ready(message, now)]
-
-    def _unfit(self, message: Unfit, now: float) -> list[Event]:
-        self._workers.unfit(message)
-        return []
-
-    def _gone(self, message: Gone, now: float) -> Sequence[Event]:
-        return self._workers.gone(message, now)
-
-    def _fact(self, message: Checked | Forgotten | StoreAway | StoreBack, now: float) -> list[Event]:
-        """Return the message, which is the fact."""
-        if isinstance(message, StoreAway):
-            log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
-        elif isinstance(message, StoreBack):
-            log.warning("worker %d can store States again", message.slot)
-        return [msgspec.structs.replace(message, at=now)]
-
-    def _answer(self, message: Done | Failed, now: float) -> list[Event]:
-        return [msgspec.structs.replace(message, at=now), *self._pop_early(message.lease)]
-
-    def _publish(self, message: Publish, now: float) -> list[Event]:
-        self._gangs.publish(message)
-        return []
-
-    def _broken(self, message: Broken, now: float) -> Sequence[Event]:
-        return self._gangs.broken(message, now)
-
-    def _durable(self, message: Durable, now: float) -> list[Event]:
-        if not self.machine.leases.stands(message.ref.attempt):
-            return [msgspec.structs.replace(message, at=now)]
-        # it overtook the answer: another socket, another thread
-        self._early.setdefault(message.ref.attempt, []).append(message)
-        return []
+        now = self._clock.now()
+        match message:
+            case Ready():
+                return [self._workers.ready(message, now)]
+            case Gone():
+                return self._workers.gone(message, now)
+            case Unfit():
+                self._workers.unfit(message)
+            case NoRoom():
+                return self._no_room(message, now)
+            case Done() | Failed():
+                return [msgspec.structs.replace(message, at=now), *self._pop_early(message.lease)]
+            case Durable() if self.machine.leases.stands(message.ref.attempt):
+                # it overtook the answer: another socket, another thread
+                self._early.setdefault(message.ref.attempt, []).append(message)
+            case Checked() | Durable() | Forgotten():
+                return [msgspec.structs.replace(message, at=now)]
+            case StoreAway():
+                log.warning("worker %d waits for the store, and tries again: %s", message.slot, message.error)
+                return [msgspec.structs.replace(message, at=now)]
+            case StoreBack():
+                log.warning("worker %d can store States again", message.slot)
+                return [msgspec.structs.replace(message, at=now)]
+            case Publish():
+                self._gangs.publish(message)
+            case Broken():
+                return self._gangs.broken(message, now)
+            case _:
+                pass
+        return ()
 
     def _pop_early(self, lease: int) -> list[Event]:
         """Return the States that became durable early, as facts of now: the times of a journal never run backwards."""
@@ -291,15 +301,15 @@ class RunLoop:
 
     # ---------------------------------------------------------------- out
 
-    def _handle(self, event: Event) -> list[Command]:
+    def _decide(self, event: Event) -> list[Command]:
         """Pass an event to the machine, which decides once all facts of the opening are in."""
         return self.machine.handle(event, not self._opening or event is self._opening[-1])
 
     def _commit(self, events: Iterable[Event]) -> None:
         """Pass events to machine, journal, effects and views, in this order. Agents may forget what the journal has."""
-        lines, commands = commit(events, self._handle, journaled, self._journal, self._link)
+        lines, commands = commit(events, self._decide, journaled, self._journal, self._link)
         for command in commands:
-            _CARRY_OUT[type(command)](self, command)
+            self._do(command)
         self._show(lambda view: view.see(lines, self.machine))
 
     def _show(self, show: Callable[[View], None]) -> None:
@@ -310,6 +320,42 @@ class RunLoop:
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the run
                 self._views.remove(view)
                 log.warning("%s shows nothing any more: %s: %s", type(view).__name__, type(error).__name__, error)
+
+    def _do(self, command: Command) -> None:
+        """Carry out a command of the machine. What the search decided is for the views."""
+        match command:
+            case Dispatch():
+                self._dispatch(command)
+            case Check():
+                config = self.machine.trials[command.trial].config
+                self._link.send(command.slot, Examine(command.trial, config, command.partitions))
+            case GiveUp():
+                self._gangs.give_up(command)
+            case Release():
+                self._workers.release(command.slot, command.memory_key)
+            case Keep():
+                self._link.send(command.slot, StoreState(command.ref, command.memory_key))
+            case Delete():
+                self._deletions.add(command.ref)
+            case Replace():
+                self._workers.end(command.slot)
+                self._workers.start()
+            case Deferred():
+                self._log_wait(command)
+            case Closed():
+                log.warning("the run ends with what it has: %s", command.reason)
+            case Formed():
+                log.debug("workers %s train together", command.members)
+            case Placed():
+                log.debug("%s is home to %s", command.host, command.partitions)
+            case Warn():
+                if command.defect and self.machine.spec.exact is True:
+                    raise Inexact(command.text)
+                (log.error if command.defect else log.warning)("%s", command.text)
+            case Finish():
+                self._finish = command
+            case Paused() | Granted() | Stopped():
+                pass
 
     def _dispatch(self, command: Dispatch) -> None:
         unit = command.unit
@@ -324,62 +370,23 @@ class RunLoop:
             gang = self._gangs.membership(command.slot, rank) if members else None
             self._link.send(worker, Work(unit, config, release, self._peer(unit, worker), gang, passing))
 
-    def _give_up(self, command: GiveUp) -> None:
-        self._gangs.give_up(command)
-
-    def _formed(self, command: Formed) -> None:
-        log.debug("workers %s train together", command.members)
-
-    def _placed(self, command: Placed) -> None:
-        log.debug("%s is home to %s", command.host, command.partitions)
-
-    def _check(self, command: Check) -> None:
-        config = self.machine.trials[command.trial].config
-        self._link.send(command.slot, Examine(command.trial, config, command.partitions))
-
-    def _release(self, command: Release) -> None:
-        self._workers.release(command.slot, command.memory_key)
-
-    def _keep(self, command: Keep) -> None:
-        self._link.send(command.slot, StoreState(command.ref, command.memory_key))
-
-    def _delete(self, command: Delete) -> None:
-        self._deletions.add(command.ref)
-
-    def _replace(self, command: Replace) -> None:
-        self._workers.end(command.slot)
-        self._workers.start()
-
-    def _warn(self, command: Warn) -> None:
-        if command.defect and self.machine.spec.exact is True:
-            raise Inexact(command.text)
-        (log.error if command.defect else log.warning)("%s", command.text)
-
-    def _finished(self, command: Finish) -> None:
-        self._finish = command
-
-    def _defer(self, command: Deferred) -> None:
-        """Log each reason once: a file server that is away makes all trials wait."""
+    def _log_wait(self, command: Deferred) -> None:
+        """Log why a trial waits. Each reason once: a file server that is away makes all trials wait."""
         key = command.fault, command.reason
-        if key not in self._logged_waits:
-            self._logged_waits.add(key)
-            if command.fault == "memory":
-                log.warning(
-                    "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that "
-                    "finds the same: %s",
-                    *(command.trial, command.reason),
-                )
-                return
+        if key in self._logged_waits:
+            return
+        self._logged_waits.add(key)
+        if command.fault == "memory":
+            log.warning(
+                "trial %d is tried once more, in a new worker, as memory ran out; so is each other trial that finds "
+                "the same: %s",
+                *(command.trial, command.reason),
+            )
+        else:
             log.warning(
                 "trial %d waits %.0f s, as will each other trial that finds the same (%s): %s",
                 *(command.trial, command.until - command.at, command.fault, command.reason),
             )
-
-    def _closed(self, command: Closed) -> None:
-        log.warning("the run ends with what it has: %s", command.reason)
-
-    def _decided(self, command: Paused | Granted | Stopped) -> None:
-        """Do nothing: the views show what the search decided."""
 
     def _passing(self, unit: Unit, workers: Sequence[int]) -> bool:
         """Return whether the unit's partitions are at home on other hosts only. A gang over several hosts has no homes,
@@ -394,44 +401,6 @@ class RunLoop:
         """Return the address of the agent with the unit's State, when a worker cannot see the memory where it lies."""
         state = self.machine.trials[unit.trial].states.get(unit.start.step) if unit.start and unit.memory_key else None
         return None if state is None else self._workers.peer(worker, state.maker)
-
-
-_RECEIVED: dict[type[Any], Callable[[RunLoop, Any, float], Sequence[Event]]] = {
-    Ready: RunLoop._ready,
-    Gone: RunLoop._gone,
-    Unfit: RunLoop._unfit,
-    NoRoom: RunLoop._no_room,
-    Checked: RunLoop._fact,
-    Done: RunLoop._answer,
-    Failed: RunLoop._answer,
-    Durable: RunLoop._durable,
-    Forgotten: RunLoop._fact,
-    Publish: RunLoop._publish,
-    Broken: RunLoop._broken,
-    StoreAway: RunLoop._fact,
-    StoreBack: RunLoop._fact,
-}
-"""The method for each message; other messages bring no fact."""
-
-_CARRY_OUT: dict[type[Any], Callable[[RunLoop, Any], None]] = {
-    Dispatch: RunLoop._dispatch,
-    Check: RunLoop._check,
-    Placed: RunLoop._placed,
-    Formed: RunLoop._formed,
-    GiveUp: RunLoop._give_up,
-    Deferred: RunLoop._defer,
-    Paused: RunLoop._decided,
-    Granted: RunLoop._decided,
-    Stopped: RunLoop._decided,
-    Closed: RunLoop._closed,
-    Keep: RunLoop._keep,
-    Release: RunLoop._release,
-    Delete: RunLoop._delete,
-    Replace: RunLoop._replace,
-    Warn: RunLoop._warn,
-    Finish: RunLoop._finished,
-}
-"""The method for each command of the machine."""
 
 
 def _reason(error: BaseException) -> str:

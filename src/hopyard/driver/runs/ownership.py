@@ -21,7 +21,7 @@ import msgspec
 from hopyard.core.runs.events import CODEC
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.runs.about import About, states_url
-from hopyard.driver.runs.resume.recovery import EarlierDrivers, dispatched_refs
+from hopyard.driver.runs.fold import EarlierDrivers, dispatched_refs
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import absolute, reaching
 from hopyard.spec import Ref

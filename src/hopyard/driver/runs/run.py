@@ -22,12 +22,11 @@ from hopyard.data.manifest import sizes_in
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
-from hopyard.driver.runs import frames
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data, states_url
+from hopyard.driver.runs.changes import value_digest
 from hopyard.driver.runs.fold import Fold, Moment
-from hopyard.driver.runs.handle import Handle
-from hopyard.driver.runs.resume.again import value_digest
-from hopyard.driver.runs.trial import ModelSource, Trial
+from hopyard.driver.runs.loop import Handle
+from hopyard.driver.runs.trial import ModelSource, Trial, by_epoch, by_trial
 from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
@@ -126,7 +125,7 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self._driver.over and not held(self._layout.lock)
+        return self._driver.over.is_set() and not held(self._layout.lock)
 
     @property
     def timeouts(self) -> Timeouts:
@@ -237,11 +236,11 @@ class Run:
             timeout = checks.seconds("wait(timeout=)", timeout, zero=True, none="for any")
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            self._driver.wait(timeout)
+            self._driver.over.wait(timeout)
         except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
             self._driver.stop("interrupted by the user", stopped=False)
             raise
-        if self._driver.over and self._driver.error is not None:
+        if self._driver.over.is_set() and self._driver.error is not None:
             raise self._driver.error
         while not self.done:
             remaining = deadline - time.monotonic()
@@ -260,12 +259,12 @@ class Run:
         Raises:
             UsageError: another Run, of this process or another one, drives it.
         """
-        if self._driver.over and self.status == "running":
+        if self._driver.over.is_set() and self.status == "running":
             raise UsageError(
                 f"{self.directory}: this Run was read from its directory, and does not drive it; call stop() of the "
                 "Run that hy.select, hy.fit or hy.resume returned, or end the process that drives it with SIGTERM"
             )
-        self._driver.stop("stopped by the user", stopped=True)
+        self._driver.stop("stopped by the user")
 
     def logs(self, slot: int | None = None) -> str:
         """Return what its workers printed, all or the one of a slot; "" where nothing was, as with `hy.Inline`.
@@ -314,9 +313,8 @@ class Run:
         name's ending."""
         from hopyard.views import gantt
 
-        target = Path(checks.path("path", path)) if path is not None else self._layout.gantt
-        with _written("gantt", path), self._now():
-            if _is_picture("gantt", target):
+        with _written("gantt", path, self._layout.gantt) as (target, is_picture), self._now():
+            if is_picture:
                 gantt.png(self._fold.lines(), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
@@ -330,10 +328,9 @@ class Run:
         default `plot.html` in the run directory."""
         from hopyard.views import plot
 
-        target = Path(checks.path("path", path)) if path is not None else self._layout.plot
-        with _written("plot", path), self._now() as (machine, _):
+        with _written("plot", path, self._layout.plot) as (target, is_picture), self._now() as (machine, _):
             distributions = self._distributions()
-            if _is_picture("plot", target):
+            if is_picture:
                 plot.png(machine, target, distributions)
             else:
                 target.write_text(plot.html(machine, self.directory.name, distributions), encoding="utf-8")
@@ -357,7 +354,7 @@ class Run:
         included, and all members of a gang counted. A metric that has the name of one of these columns is in
         "metrics/error", a parameter that has the name of a metric or of such a column in "config/loss".
         """
-        return frames.by_trial(self.trials)
+        return by_trial(self.trials)
 
     def history(self, config: bool = False) -> Any:
         """Return one row per trial and epoch whose metrics are all in, as a DataFrame: `trial`, `epoch` (from 1),
@@ -367,7 +364,7 @@ class Run:
         checks.flag("config", config)
         with self._now():
             trials, seconds = self.trials, self._seconds()
-        return frames.by_epoch(trials, seconds, config)
+        return by_epoch(trials, seconds, config)
 
     def to_optuna(self) -> Any:
         """Return the run as an optuna.Study in memory, for Optuna's dashboard and its plots: each trial with its
@@ -440,29 +437,23 @@ class Run:
         return source
 
 
-def _is_picture(method: str, target: Path) -> bool:
-    """Whether a file of this name is a picture; else it is a page.
+@contextlib.contextmanager
+def _written(method: str, path: str | Path | None, default: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the file that is written, and whether it is a picture by its name; else it is a page.
 
     Raises:
-        SpecError: it is neither.
+        SpecError: it is neither; or the path is the user's, and cannot be written to.
     """
-    suffix = target.suffix.lower()
+    target = default if path is None else Path(checks.path("path", path))
+    suffix, where = target.suffix.lower(), f"{method}(path={shown(str(target))})"
     if suffix not in (*PICTURES, ".html", ".htm", ""):
-        raise SpecError(f"{method}(path={shown(str(target))}): its name must end with .html, {', '.join(PICTURES)}")
-    return suffix in PICTURES
-
-
-@contextlib.contextmanager
-def _written(method: str, path: str | Path | None) -> Iterator[None]:
-    """Say what is wrong with a path of the user's that cannot be written to."""
+        raise SpecError(f"{where}: its name must end with .html, {', '.join(PICTURES)}")
     try:
-        yield
+        yield target, suffix in PICTURES
     except OSError as error:
         if path is None:
             raise
-        raise SpecError(
-            f"{method}(path={shown(str(path))}): {error.strerror}; give a file in a folder that this user may write to"
-        ) from error
+        raise SpecError(f"{where}: {error.strerror}; give a file in a folder that this user may write to") from error
 
 
 def _digests(inputs: RunInputs) -> list[str]:

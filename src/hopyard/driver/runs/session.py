@@ -25,17 +25,15 @@ from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.commit import Clock
+from hopyard.driver.commit import Clock, Link
 from hopyard.driver.directory import room
 from hopyard.driver.in_process import InProcess
-from hopyard.driver.links import Link
 from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
-from hopyard.driver.runs.handle import Handle
-from hopyard.driver.runs.loop import RunLoop, View
+from hopyard.driver.runs.changes import for_workers
+from hopyard.driver.runs.fold import EarlierDrivers
+from hopyard.driver.runs.loop import Handle, RunLoop, View
 from hopyard.driver.runs.ownership import Owned, location, store_errors
-from hopyard.driver.runs.resume.again import for_workers
-from hopyard.driver.runs.resume.recovery import EarlierDrivers
 from hopyard.driver.runs.run import Run, why_failed
 from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
@@ -61,7 +59,7 @@ from hopyard.system.scratch import Folder, sweep
 from hopyard.text import shell_command
 from hopyard.training.build import needed
 from hopyard.views.report import brief
-from hopyard.views.timeline import Chart
+from hopyard.views.timeline import chart
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -134,10 +132,9 @@ def drive(job: Drive, wait: bool) -> Run:
 
     def over() -> None:
         DRIVEN.remove(run)
-        handle.detach()
         status = standing(job.layout, job.machine.status)
         OUTCOMES.add(Outcome(status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
-        handle.finish()
+        handle.over.set()
 
     if wait:
         try:
@@ -150,7 +147,7 @@ def drive(job: Drive, wait: bool) -> Run:
         try:
             _run_to_end(job, run, handle, journal)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
-            if not (handle.stopped and isinstance(error, KeyboardInterrupt)):
+            if handle.request is None or not isinstance(error, KeyboardInterrupt):
                 handle.error = error
                 for each in (error, error.__cause__):
                     traceback.clear_frames(None if each is None else each.__traceback__)  # they hold the whole driver
@@ -158,7 +155,7 @@ def drive(job: Drive, wait: bool) -> Run:
         finally:
             over()
 
-    handle.begin()
+    handle.over.clear()
     threading.Thread(target=background, name="hopyard-driver").start()
     return run
 
@@ -167,9 +164,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     """Start the agents, run the loop to its end, leave nothing behind but the run directory."""
     layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
-    spec, earlier = extended(machine.spec, job.changes), job.earlier or EarlierDrivers()
-    if job.members:
-        spec = with_members(spec, job.members)
+    spec, earlier = _changed(job), job.earlier or EarlierDrivers()
     with contextlib.ExitStack() as stack:
         stack.callback(job.lock.free)
         stack.callback(journal.close)
@@ -195,30 +190,13 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             "threads": engine.threads,
             "data": job.manifest.digest,
         }
-        if job.copies >= 0:
-            spec = msgspec.structs.replace(spec, copies=job.copies or None)
         apart = _workers_apart(engine, spec, new=job.earlier is None)
+        facts: dict[str, Any] = {"at": clock.now(), "fingerprint": fingerprint, "mark": job.states.mark}
+        facts |= {"directory": location(layout), "workers": apart}
         began = (
-            Resumed(
-                at=clock.now(),
-                fingerprint=fingerprint,
-                mark=job.states.mark,
-                directory=location(layout),
-                timeouts=job.timeouts,
-                gone=job.states.gone,
-                members=job.members,
-                workers=apart,
-                copies=job.copies,
-            )
-            if job.earlier is not None
-            else Began(
-                at=clock.now(),
-                spec=spec,
-                fingerprint=fingerprint,
-                mark=job.states.mark,
-                directory=location(layout),
-                workers=apart,
-            )
+            Began(spec=spec, **facts)
+            if job.earlier is None
+            else Resumed(timeouts=job.timeouts, gone=job.states.gone, members=job.members, copies=job.copies, **facts)
         )
 
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
@@ -251,9 +229,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
             views = _views(spec, link, job.manifest)
-            loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock)
+            loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock, handle)
             link_stack.pop_all()  # the loop closes it
-        handle.attach(loop.stop)
         try:
             loop.run()
         except PreflightError as error:
@@ -267,10 +244,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
-        chart = Chart(keep=False)
-        for line in read(layout.journal, CODEC):
-            chart.see(line)
-        summary.write(layout, brief(chart, machine))
+        summary.write(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
@@ -314,12 +288,15 @@ def _explain(error: HopyardError, machine: Machine, link: Link) -> None:
         error.add_note(f"What trial {first.id} raised in its worker:\n{first.trace.rstrip()}")
 
 
-def extended(spec: RunSpec, changes: Sequence[Extended | Retried]) -> RunSpec:
-    """Return the spec with what the user adds."""
-    for change in changes:
+def _changed(job: Drive) -> RunSpec:
+    """Return the spec of the run with what the user changes of it."""
+    spec = job.machine.spec
+    for change in job.changes:
         if isinstance(change, Extended):
             spec = msgspec.structs.replace(spec, epochs=change.epochs, trials=change.trials)
-    return spec
+    if job.copies >= 0:
+        spec = msgspec.structs.replace(spec, copies=job.copies or None)
+    return with_members(spec, job.members) if job.members else spec
 
 
 def fits(manifest: Manifest, size: int) -> None:

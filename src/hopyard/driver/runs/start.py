@@ -19,12 +19,19 @@ from hopyard.driver.directory import claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
+from hopyard.driver.runs.changes import (
+    Changes,
+    extension,
+    members_of,
+    trials_to_retry,
+    value_digest,
+    with_recipe,
+    with_search,
+)
+from hopyard.driver.runs.fold import EarlierDrivers, recover
 from hopyard.driver.runs.keywords import KEYWORDS
 from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, take_new, take_over
 from hopyard.driver.runs.request import RunRequest, check_background, check_shared, check_workers
-from hopyard.driver.runs.resume.again import trials_to_retry, value_digest, with_recipe
-from hopyard.driver.runs.resume.extension import Changes, extension, members_of, with_search
-from hopyard.driver.runs.resume.recovery import EarlierDrivers, recover
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment

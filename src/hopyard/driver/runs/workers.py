@@ -14,7 +14,7 @@ from hopyard.core.facts import Lost
 from hopyard.core.messages import NoRoom, Ready, Unfit
 from hopyard.core.runs.events import Joined, Shrunk
 from hopyard.core.runs.machine import Machine
-from hopyard.driver.links import Gone, Link
+from hopyard.driver.commit import Gone, Link
 from hopyard.driver.logs import last_lines
 from hopyard.errors import Inexact, PreflightError, ResourceError
 

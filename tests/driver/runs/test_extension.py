@@ -14,7 +14,7 @@ from hopyard.cli import app
 from hopyard.core.runs.events import Extended
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import start
-from hopyard.driver.runs.resume.extension import Changes, members_of
+from hopyard.driver.runs.changes import Changes, members_of
 from hopyard.driver.runs.run import Run
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.spec import Gang, RunSpec

@@ -10,7 +10,7 @@ import pytest
 
 from hopyard.core.runs.faults import POISON
 from hopyard.core.runs.records import TrialRecord
-from hopyard.driver.runs.resume.again import trials_to_retry
+from hopyard.driver.runs.changes import trials_to_retry
 from hopyard.store.layout import Layout
 
 KINDS = {
@@ -48,8 +48,8 @@ def test_without_a_recipe_all_go_on_but_those_that_theirs_ended(caplog: pytest.L
     assert asked(*KINDS) == ([2, 3, 4, 5], [])
     (said,) = caplog.messages
     assert said.endswith(
-        "trial 1 was ended by errors of its recipe and stays as it is: "
-        "hy.resume('runs/mine', failed=True, recipe=…) begins it anew with another recipe"
+        "trial 1: left as before, ended by errors of the recipe; "
+        "hy.resume('runs/mine', failed=True, recipe=…) begins anew with another recipe"
     )
 
 
@@ -57,8 +57,8 @@ def test_another_recipe_is_for_those_whose_recipe_may_be_to_blame(caplog: pytest
     assert asked(*KINDS, recipe=mended) == ([4, 5], [1, 2, 3])
     (said,) = caplog.messages
     assert said.endswith(
-        "trials 1, 2, 3 begin anew with recipe mended; trials 4, 5 go on from their last States with "
-        "the recipe that they have, as no recipe is to blame for what ended them"
+        "trials 1, 2, 3: begun anew with recipe mended; trials 4, 5: continued from the last State, as no "
+        "recipe is to blame"
     )
 
 
@@ -66,7 +66,7 @@ def test_it_is_for_all_that_have_nothing_to_lose(caplog: pytest.LogCaptureFixtur
     """Where a network that cannot be reached is named in the recipe, for example."""
     assert asked("system", "data", recipe=mended, safe=0) == ([], [1, 2])
     (said,) = caplog.messages
-    assert said.endswith("trials 1, 2 begin anew with recipe mended")
+    assert said.endswith("trials 1, 2: begun anew with recipe mended")
 
 
 def test_a_recipe_that_nobody_takes(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,8 +74,7 @@ def test_a_recipe_that_nobody_takes(caplog: pytest.LogCaptureFixture) -> None:
     assert asked("system", recipe=mended) == ([1], [])
     (said,) = caplog.messages
     assert said.endswith(
-        "recipe mended is used for no trial; trial 1 goes on from its last State with the recipe that "
-        "it has, as no recipe is to blame for what ended it"
+        "recipe mended is used for no trial; trial 1: continued from the last State, as no recipe is to blame"
     )
 
 
