@@ -1,4 +1,4 @@
-"""What each host of a run holds and has moved: one record a host, which a `Chart` counts, and its views."""
+"""What each host of a run holds and has moved: a record for each host, which `Chart` fills in, and their table."""
 
 from __future__ import annotations
 
@@ -51,13 +51,16 @@ class HostRecord:
             size for kind, bits in self.stored.items() for n, size in enumerate(sizes.get(kind, ())) if bits >> n & 1
         )
 
-    def add(self, kind: str, partitions: Iterable[int]) -> None:
+    def add_rows(self, kind: str, partitions: Iterable[int]) -> None:
         """Count partitions as stored there."""
-        if not self.entry:
-            for partition in partitions:
-                self.stored[kind] = self.stored.get(kind, 0) | 1 << partition
+        if self.entry:
+            return
+        bits = self.stored.get(kind, 0)
+        for partition in partitions:
+            bits |= 1 << partition
+        self.stored[kind] = bits
 
-    def cost(self, fetched_bytes: int, peak_bytes: int) -> None:
+    def add_cost(self, fetched_bytes: int, peak_bytes: int) -> None:
         """Count what one worker took for a unit."""
         self.fetched_bytes += fetched_bytes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)

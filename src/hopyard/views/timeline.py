@@ -303,7 +303,7 @@ class Chart:
         host.workers = max(host.workers, host.present)
         host.entry = line.entry
         for each in line.rows:
-            host.add(each.kind, range(each.first, each.end))
+            host.add_rows(each.kind, range(each.first, each.end))
 
     def _dispatch(self, line: Dispatch) -> None:
         unit = line.unit
@@ -338,14 +338,14 @@ class Chart:
 
     def _checked(self, line: Checked) -> int:
         span, host = self.open.get(line.slot), self._host(line.slot)
-        host.cost(line.fetched_bytes, line.peak_bytes)
+        host.add_cost(line.fetched_bytes, line.peak_bytes)
         if span is not None and span.kind == "check":
             self._end(span, line.at, "failed" if line.faults else "done", "; ".join(line.faults))
             if not line.faults:
                 train, validate = span.partitions
-                host.add("train", [train])
+                host.add_rows("train", [train])
                 if any(name.startswith("val_") for name in line.names):
-                    host.add("validate", [validate])
+                    host.add_rows("validate", [validate])
         return line.trial
 
     def _durable(self, line: Durable) -> None:
@@ -365,14 +365,15 @@ class Chart:
         if span is not None and span.lease != line.lease:
             span = None
         costs = [(line.fetched_bytes, line.peak_bytes), *line.others]
-        for rank, member in enumerate((span and span.members) or (line.slot,)):
+        members = span.members if span is not None and span.members else (line.slot,)
+        for rank, member in enumerate(members):
             host = self._host(member)
             host.hop_bytes += 0 if rank else line.hop_bytes
             host.exchanged_bytes += line.exchanged_bytes
             if rank < len(costs):
-                host.cost(*costs[rank])
+                host.add_cost(*costs[rank])
             if span is not None and span.kind != "fold":
-                host.add(span.kind, span.partitions)
+                host.add_rows(span.kind, span.partitions)
         if span is None:  # it comes late, and does not count; its bytes were moved all the same
             return -1
         span.hop_seconds, span.hop_bytes, span.parts = line.hop_seconds, line.hop_bytes, line.parts

@@ -18,8 +18,7 @@ from hopyard.core.programs.feeding import FeedMachine
 from hopyard.core.programs.messages import BatchesReady, Endpoint, FeedOpened, FeedQuery, RowsTaken
 from hopyard.core.programs.placement import Task
 from hopyard.core.programs.status import ProgramStatus, TaskStatus
-from hopyard.driver.programs.feed_session import FeedSession
-from hopyard.driver.programs.feeds import Feeding
+from hopyard.driver.programs.feeds import Feeding, FeedSession
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.store.layout import Layout
 
