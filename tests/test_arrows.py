@@ -45,7 +45,7 @@ INSIDE = {
     "frameworks": [{"rounds"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
     "agent": [
         {"parent", "progress", "import_hooks"},
-        {"connection", "spark_files"},
+        {"connection"},
         {"companion"},
         {"runs", "programs"},
         {"main"},
@@ -87,7 +87,7 @@ HEAVY = {
         "frameworks/torch/",
         "frameworks/keras/loops/torch.py",
         "feeds/adapters.py",
-        "agent/programs/torch_store.py",
+        "agent/programs/ports.py",
         "demo.py",
     },
     "matplotlib": {"views/gantt.py", "views/plot.py", "views/timeline.py"},
