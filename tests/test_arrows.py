@@ -106,7 +106,6 @@ HEAVY = {
         "sparkapi/",
         "data/from_spark/",
         "feeds/spark_tasks.py",
-        "feeds/inference.py",
         "engines/spark/",
         "spark/",
         "compat/tensorflowonspark/",

@@ -1,7 +1,7 @@
 """The receiving queue of one feed: blocks, bounded in bytes, and a record of those accepted, so that rows come once.
 
 Threads that receive call `claim`, `reserve`, `put`, `end_partition`, `abandon`; the program's thread calls `take`.
-Blocks of all tasks share one stream. In inference each partition has a stream of its own (`requests.py`), and the
+Blocks of all tasks share one stream. In inference each partition has a stream of its own (`Requests`), and the
 program stays with one until it is over: its answers go back to that task. `pacing.py` says how many batches may be
 given out where workers end together. Knows no sockets, and not what a block holds.
 """
@@ -20,9 +20,8 @@ from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.pacing import Arrived, Pacing
-from hopyard.feeds.requests import Requests
 from hopyard.feeds.spill import Spill, Spilled, buffer
-from hopyard.feeds.streams import Block, QueueItem, Stream
+from hopyard.feeds.streams import Block, QueueItem, Requests, Stream
 
 QUEUE_BYTES = 64 << 20
 """Bytes of one feed that may wait in a process; a task that sends more has to wait."""

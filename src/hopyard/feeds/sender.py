@@ -68,15 +68,12 @@ class SendResult:
     """The program took no more rows, by its own choice."""
 
 
-def send_partition(
-    route: Route, partition: int, attempt: int, blocks: Iterable[Any], worker: int | None = None
-) -> SendResult:
+def send_partition(route: Route, partition: int, blocks: Iterable[Any], worker: int | None = None) -> SendResult:
     """Send one attempt at a partition; return when the worker has it in its queue.
 
     Args:
         route: the feed to send to.
         partition: its number; no other of this epoch has it.
-        attempt: number of this attempt, for logs.
         blocks: record batches, or lists of Python rows.
         worker: which should take it; None: the nearest.
 
@@ -84,7 +81,7 @@ def send_partition(
         ConnectionError: the worker ended; names it.
         FeedError: the feed failed; with its reason.
     """
-    with FeedConnection(route, partition, attempt, worker=worker) as connection:
+    with FeedConnection(route, partition, worker=worker) as connection:
         number = rows = 0
         for kind, body, count in framed(blocks) if not connection.unwanted else ():
             if kind == SCHEMA:
@@ -149,9 +146,7 @@ class FeedConnection:
         FeedError: the feed failed; with its reason.
     """
 
-    def __init__(
-        self, route: Route, partition: int, attempt: int, answers: bool = False, worker: int | None = None
-    ) -> None:
+    def __init__(self, route: Route, partition: int, answers: bool = False, worker: int | None = None) -> None:
         self._route, self._partition, self._answers = route, partition, answers
         self.unwanted = False
         """The worker takes no more rows."""
@@ -162,7 +157,6 @@ class FeedConnection:
             "feed": route.feed,
             "epoch": route.epoch,
             "partition": partition,
-            "attempt": attempt,
             "worker": preferred,
             "uneven": route.uneven,
             "answers": answers,

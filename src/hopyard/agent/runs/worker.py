@@ -15,12 +15,11 @@ import msgspec
 from hopyard import meter
 from hopyard.agent.runs.check import TrialCheck, nondeterminism
 from hopyard.agent.runs.checkpoints import CheckpointWriter
-from hopyard.agent.runs.costs import CostCounter, Costs
 from hopyard.agent.runs.faults import HostFault, Missing, Reading, blame
 from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.members import alone, gathered
 from hopyard.agent.runs.models import BuiltModels
-from hopyard.agent.runs.reported import check_sizes
+from hopyard.agent.runs.reported import CostCounter, Costs, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
