@@ -100,15 +100,11 @@ def send_partition(route: Route, partition: int, blocks: Iterable[Any], worker: 
 def choose_worker(endpoints: Sequence[Endpoint], partition: int) -> int:
     """Return the worker that should take a partition that is computed here."""
     first = partition % len(endpoints)
-    this_executor = executor()
-    in_executor = [
-        number for number, endpoint in enumerate(endpoints) if this_executor and endpoint.executor == this_executor
-    ]
-    if in_executor:
-        return first if first in in_executor else in_executor[partition % len(in_executor)]
-    this_machine = machine()
+    here, this_machine = executor(), machine()
+    in_executor = [number for number, endpoint in enumerate(endpoints) if here and endpoint.executor == here]
     on_machine = [number for number, endpoint in enumerate(endpoints) if endpoint.machine == this_machine]
-    return first if first in on_machine or not on_machine else on_machine[partition % len(on_machine)]
+    nearest = in_executor or on_machine or [first]
+    return first if first in nearest else nearest[partition % len(nearest)]
 
 
 def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:

@@ -28,6 +28,15 @@ class Block:
     """What was decoded from the body already; owned by the Feed."""
 
 
+@dataclass(slots=True)
+class Piece:
+    """Rows of one block, from `start` to before `stop`."""
+
+    block: Block
+    start: int
+    stop: int
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """Blocks that are taken one after another."""

@@ -66,12 +66,7 @@ class TaskSession:
                     raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
                 self._feed_server = FeedServer(
-                    self.folder,
-                    address,
-                    self.host.token,
-                    task.rank,
-                    self.host.apart,
-                    on_count=self._on_count,
+                    self.folder, address, self.host.token, task.rank, self.host.apart, on_count=self._on_count
                 )
                 self.pipe.send(FeedEndpoint(self.slot, self.incarnation, self._feed_server.endpoint))
             return self._feed_server

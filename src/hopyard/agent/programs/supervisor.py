@@ -199,8 +199,7 @@ class TaskSupervisor:
     def _report_exit(self) -> None:
         """Tell the driver that the child is gone."""
         child, task = self._child, self._task
-        if child is None:
-            return
+        assert child is not None
         code = child.wait()
         if self._pipe is not None:
             self._pipe.hurry()  # its own children may hold the other end

@@ -33,7 +33,8 @@ class BuiltModels:
         self._plan = plan
         self.built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
-        self._earlier = _EarlierModels()
+        self._returned: dict[int, weakref.ref[Any]] = {}
+        """Identity → what a recipe returned so far, or parameters of it."""
         self._infos: dict[int, ModelInfo] = {}
         """Trial → what its recipe returned."""
         self._loaded: dict[str, tuple[Ref, int]] = {}
@@ -41,15 +42,33 @@ class BuiltModels:
         self._state_bytes: dict[str, int] = {}
 
     def call_recipe(self, trial: int, config: Config) -> Built:
-        """Return a model that is new. Raises SpecError when the recipe returns one that it returned before."""
+        """Return a model that is new.
+
+        Raises:
+            SpecError: the recipe returns what it returned before, or trains it: a net that was built outside of it.
+                Such a net carries what one trial learned into the next, so that results would depend on which worker
+                trains what.
+        """
         built = build(self._plan, trial, config)
-        self._earlier.add(built.trainable)
+        parts = _parts(built.trainable)  # parameters of a net that the recipe builds are new at each call
+        for part in parts:
+            reference = self._returned.get(id(part))
+            if reference is not None and reference() is part:
+                raise SpecError(
+                    "the recipe returns the same parameters each time it is called, so that a trial would go on with "
+                    "the weights of another: build the net (and the optimizer) inside the recipe, or "
+                    "copy.deepcopy(net) there"
+                )
+        self._returned = {key: each for key, each in self._returned.items() if each() is not None}
+        for part in parts:
+            with suppress(TypeError):  # a class with __slots__
+                self._returned[id(part)] = weakref.ref(part)
         return built
 
     @property
     def has_earlier(self) -> bool:
-        """True while a model that a recipe returned earlier is alive."""
-        return self._earlier.alive
+        """True while something that a recipe returned is alive, as what was built outside of it is."""
+        return any(reference() is not None for reference in self._returned.values())
 
     def keep(self, trial: int, built: Built) -> None:
         """Keep a model that trials share, unless there is one: its compiled steps are worth keeping."""
@@ -131,45 +150,6 @@ class BuiltModels:
 def info_of(built: Built) -> ModelInfo:
     """Return what is sent to the driver, and by it to other workers, about a model that the recipe returned."""
     return ModelInfo(built.sharing_key or "", built.batch_size, built.reads_epochs)
-
-
-class _EarlierModels:
-    """What the recipe of one worker returned so far. Owner of the references to it.
-
-    A recipe that returns what it returned before has a net that was built outside of it. Such a net carries what one
-    trial learned into the next, so that results would depend on which worker trains what. It is known by its
-    parameters: those of a net that the recipe builds are new at each call. Earlier ones are kept weakly, which costs no
-    memory.
-    """
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[Any]] = {}
-        """Identity → a Trainable, or parameters of one."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether something of it still lives, as what was built outside of the recipe does."""
-        return any(reference() is not None for reference in self._references.values())
-
-    def add(self, trainable: Any) -> None:
-        """Note what the recipe returned.
-
-        Raises:
-            SpecError: it is, or trains, what the recipe returned before.
-        """
-        parts = _parts(trainable)
-        for part in parts:
-            reference = self._references.get(id(part))
-            if reference is not None and reference() is part:
-                raise SpecError(
-                    "the recipe returns the same parameters each time it is called, so that a trial would go on with "
-                    "the weights of another: build the net (and the optimizer) inside the recipe, or "
-                    "copy.deepcopy(net) there"
-                )
-        self._references = {key: each for key, each in self._references.items() if each() is not None}
-        for part in parts:
-            with suppress(TypeError):  # a class with __slots__
-                self._references[id(part)] = weakref.ref(part)
 
 
 def _parts(trainable: Any) -> list[Any]:

@@ -78,7 +78,8 @@ class Model:
         self._hooks = Hooks(model, callbacks)
         backend: Any = importlib.import_module(f"hopyard.frameworks.keras.loops.{keras.backend.backend()}")
         self._host: Callable[[Any], Any] = backend.host
-        self._buffers: Callable[[keras.Model], Sequence[Any]] = backend.buffers
+        # on TensorFlow and JAX everything in a model is variables of Keras
+        self._buffers: Callable[[keras.Model], Sequence[Any]] = getattr(backend, "buffers", lambda model: [])
         self._new_loop: Callable[[keras.Model], Any] = backend.Loop
         self._gang = Member(model, self._host, self._buffers)
         self._loop: Any = None
