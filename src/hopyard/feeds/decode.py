@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def columns_of(pieces: Sequence[Piece], feed: str, names: Sequence[str] | None =
 
 def rows_of(pieces: Sequence[Piece]) -> list[Any]:
     """Return the Python rows of the pieces."""
-    return [row for piece in pieces for row in _rows(piece.block)[piece.start : piece.stop]]
+    return list(chain.from_iterable(_rows(piece.block)[piece.start : piece.stop] for piece in pieces))
 
 
 def _columns(block: Block, feed: str, names: Sequence[str] | None) -> dict[str, Array]:
