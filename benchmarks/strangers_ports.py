@@ -307,7 +307,7 @@ def serve_rows(pipe: Pipe) -> None:
 
 def task(address: Address, secret: tuple[Any, str]) -> Iterator[None]:
     endpoint = replace(secret[0], machine="another", host=address[0], port=address[1])
-    with FeedConnection(Route((endpoint,), secret[1], "infer"), 0, 0, answers=True) as connection:
+    with FeedConnection(Route((endpoint,), secret[1], "infer"), 0, answers=True) as connection:
         yield
         number, body = 0, cloudpickle.dumps([1, 2, 3], 5)
         while True:

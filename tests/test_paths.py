@@ -190,7 +190,7 @@ def test_every_process_looks_where_the_driver_does(tmp_path: Path, monkeypatch: 
             modules = (
                 "hopyard.agent",
                 "hopyard.agent.programs.task",
-                "hopyard.agent.programs.torch_store",
+                "hopyard.agent.programs.ports",
                 "tensorboard",
             )
             eventually(lambda: all(new(f"-m {module}") for module in modules))

@@ -292,7 +292,7 @@ def test_rows_by_tcp_before_the_challenge(tmp_path: Path, monkeypatch: pytest.Mo
             lines = [stack.enter_context(dialled(address)) for _ in range(8)]
             assert all(hung_up(line) for line in lines[:5])
             far = replace(server.endpoint, machine="another")
-            assert send_partition(Route((far,), TOKEN), 0, 0, [numbers(0, 25)]) == SendResult(25, 0)
+            assert send_partition(Route((far,), TOKEN), 0, [numbers(0, 25)]) == SendResult(25, 0)
 
 
 def test_bytes_of_a_hello_that_come_after_its_deadline_are_late() -> None:

@@ -18,18 +18,18 @@ from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.agent.programs.task import _user_traceback as user_traceback
 from hopyard.core.programs.uneven import Count, Uneven, allowed
 from hopyard.errors import DataError, HopyardError, SpecError
-from hopyard.feeds.inference import answered, ask, by_row
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.queue import FeedQueue
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.sender import Route, send_partition
+from hopyard.feeds.spark_tasks import answered, ask, by_row
 from hopyard.feeds.streams import Block
 
 
 def fed(server: FeedServer, *partitions: list[Any], end: bool = True) -> Feed:
     for number, blocks in enumerate(partitions):
-        send_partition(Route((server.endpoint,), TOKEN), number, 0, blocks)
+        send_partition(Route((server.endpoint,), TOKEN), number, blocks)
     if end:
         server.queue("train").end()
     return Feed(server.queue("train"))
@@ -196,7 +196,7 @@ def test_what_is_no_array_is_named_and_fails_the_feed(tmp_path: Path, blocks: li
         with pytest.raises(DataError, match=words):
             next(feed.batches(10))
         with pytest.raises(HopyardError, match=words):
-            send_partition(Route((server.endpoint,), TOKEN), 5, 0, blocks)
+            send_partition(Route((server.endpoint,), TOKEN), 5, blocks)
 
 
 ROWS: list[list[Any]] = [
@@ -278,9 +278,7 @@ def test_a_framework_that_is_none(tmp_path: Path) -> None:
 def asked(server: FeedServer, partition: int, blocks: list[Any]) -> Future[Any]:
     def run() -> list[Any]:
         return [
-            value
-            for values, _ in ask(Route((server.endpoint,), TOKEN, "infer"), partition, 0, blocks)
-            for value in values
+            value for values in ask(Route((server.endpoint,), TOKEN, "infer"), partition, blocks) for value in values
         ]
 
     return later(run)
@@ -329,7 +327,7 @@ def test_a_program_may_take_batches_ahead_of_its_answers(tmp_path: Path) -> None
 def test_a_program_that_does_not_answer_fails_the_task(tmp_path: Path, reads: bool) -> None:
     with feed_server(tmp_path) as server:
         blocks = [numbers(0, 4)]
-        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 2, 0, blocks)))
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 2, blocks)))
         feed = Feed(server.queue("infer"))
         if reads:
             next(feed.batches(2))
@@ -344,13 +342,13 @@ def test_a_program_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     """Whose turn has not come waits longer than any single answer takes."""
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN, "infer", timeout=0.4)
-        found = [later(lambda n=n: list(ask(route, n, 0, [numbers(n, 4)]))) for n in range(3)]
+        found = [later(lambda n=n: list(ask(route, n, [numbers(n, 4)]))) for n in range(3)]
         later(lambda: ([one.result(30) for one in found], server.finish()))
         feed = Feed(server.queue("infer"))
         for batch in feed.batches(2):
             time.sleep(0.2)
             feed.answer(batch["y"])
-        assert [sum(rows for _, rows in one.result(60)) for one in found] == [4, 4, 4]
+        assert [sum(map(len, one.result(60))) for one in found] == [4, 4, 4]
         time.sleep(0.5)  # nobody waits: no stall
         assert server.queue("infer")._requests.stalled == 0
 
@@ -364,26 +362,26 @@ def test_a_program_that_waits_for_slow_rows_is_not_to_blame(tmp_path: Path) -> N
         yield numbers(3, 3)
 
     with feed_server(tmp_path) as server:
-        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 0, 0, slowly())))
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.3), 0, slowly())))
         later(lambda: (found.result(60), server.finish()))
         feed = Feed(server.queue("infer"))
         for batch in feed.batches(4):
             feed.answer(batch["y"])
-        assert sum(rows for _, rows in found.result(60)) == 6
+        assert sum(map(len, found.result(60))) == 6
 
 
 def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         feed = Feed(server.queue("infer"))
         batches = feed.batches(4)
-        first = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.2), 0, 0, [numbers(0, 4)])))
+        first = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer", timeout=0.2), 0, [numbers(0, 4)])))
         feed.answer(next(batches)["y"])
         first.result(60)
-        second = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 1, 0, [numbers(0, 4)])))
+        second = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 1, [numbers(0, 4)])))
         taken = next(batches)
         time.sleep(0.6)
         feed.answer(taken["y"])
-        assert second.result(60)[0][1] == 4
+        assert len(second.result(60)[0]) == 4
 
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
@@ -418,7 +416,7 @@ def test_an_inference_after_the_program_is_told_so(tmp_path: Path) -> None:
 
 def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=1000) as server:
-        answers = ask(Route((server.endpoint,), TOKEN, "infer"), 0, 0, [numbers(n * 30, 30) for n in range(100)])
+        answers = ask(Route((server.endpoint,), TOKEN, "infer"), 0, [numbers(n * 30, 30) for n in range(100)])
         feed = Feed(server.queue("infer"))
 
         def serve() -> list[int]:
@@ -429,7 +427,7 @@ def test_a_task_that_wants_only_some_answers(tmp_path: Path) -> None:
             return seen
 
         served = later(serve)
-        assert next(answers)[0].tolist() == list(range(30))
+        assert next(answers).tolist() == list(range(30))
         answers.close()  # type: ignore[attr-defined]
         assert asked(server, 1, [numbers(7000, 2)]).result(60) == [7000, 7001]
         server.finish()
@@ -442,7 +440,7 @@ def test_rows_that_cannot_be_computed_are_the_error_of_the_task(tmp_path: Path) 
         raise ZeroDivisionError("in the lineage")
 
     with feed_server(tmp_path) as server:
-        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 0, 0, broken())))
+        found = later(lambda: list(ask(Route((server.endpoint,), TOKEN, "infer"), 0, broken())))
         with pytest.raises(ZeroDivisionError):
             found.result(60)
 
@@ -457,15 +455,15 @@ def test_answers_row_by_row() -> None:
 def test_answers_as_columns() -> None:
     one = pa.schema([("p", pa.float64())])
     two = pa.schema([("p", pa.list_(pa.float32())), ("t", pa.string())])
-    assert answered(np.arange(2, dtype=np.float32), 2, one).to_pydict() == {"p": [0.0, 1.0]}
-    assert answered([1.5, None], 2, one).to_pydict() == {"p": [1.5, None]}
+    assert answered(np.arange(2, dtype=np.float32), one).to_pydict() == {"p": [0.0, 1.0]}
+    assert answered([1.5, None], one).to_pydict() == {"p": [1.5, None]}
     expected = {"p": [[1.0, 0.0], [0.0, 1.0]], "t": ["x", "y"]}
-    assert answered({"t": ["x", "y"], "p": np.eye(2)}, 2, two).to_pydict() == expected
-    assert answered([([1.0, 0.0], "x"), ([0.0, 1.0], "y")], 2, two).to_pydict() == expected
+    assert answered({"t": ["x", "y"], "p": np.eye(2)}, two).to_pydict() == expected
+    assert answered([([1.0, 0.0], "x"), ([0.0, 1.0], "y")], two).to_pydict() == expected
     with pytest.raises(DataError, match=r"columns \['p'\], the schema has \['p', 't'\]"):
-        answered({"p": [1]}, 1, two)
+        answered({"p": [1]}, two)
     with pytest.raises(DataError, match=r"'p' .*type double"):
-        answered(["x"], 1, one)
+        answered(["x"], one)
 
 
 # Feeds whose workers end together
@@ -509,7 +507,7 @@ def test_workers_end_together(tmp_path: Path, uneven: Uneven, rows: tuple[int, .
         ]
         route = Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven)
         for worker, count in enumerate(rows):
-            send_partition(route, worker, 0, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
+            send_partition(route, worker, [numbers(n, min(3, count - n)) for n in range(0, count, 3)])
         for server in driver.servers:
             server.queue("train").end()
         got = [one.result(60) for one in found]
@@ -546,7 +544,7 @@ def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Unev
         found = later(lambda: len(list(Feed(zero.queue("train")).batches(10))))
         for worker in range(2):
             send_partition(
-                Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven), worker, 0, [numbers(0, 30)], worker=worker
+                Route((zero.endpoint, one.endpoint), TOKEN, uneven=uneven), worker, [numbers(0, 30)], worker=worker
             )
         zero.queue("train").end()
         if main == "leaves its feed":
@@ -566,7 +564,7 @@ def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Pa
         for server in driver.servers:
             server.queue("train").uneven = "min"
         found = later(lambda: list(Feed(zero.queue("train")).batches(10)))
-        send_partition(Route((zero.endpoint, one.endpoint), TOKEN, uneven="min"), 0, 0, [numbers(0, 30)])
+        send_partition(Route((zero.endpoint, one.endpoint), TOKEN, uneven="min"), 0, [numbers(0, 30)])
         one.queue("train").end()
         assert found.result(60) == []
 
@@ -577,7 +575,7 @@ def test_a_worker_that_leaves_early_counts_what_it_took(tmp_path: Path, uneven: 
     with feed_server(tmp_path, on_count=lambda _, count: told.append(count)) as server:
         server.queue("train").uneven = uneven
         server.queue("train").allow(Count(9, False))
-        send_partition(Route((server.endpoint,), TOKEN, uneven=uneven), 0, 0, [numbers(0, 50)])
+        send_partition(Route((server.endpoint,), TOKEN, uneven=uneven), 0, [numbers(0, 50)])
         feed = Feed(server.queue("train"))
         batches = feed.batches(10)
         for _ in range(2):
@@ -603,7 +601,7 @@ def test_a_feed_after_a_main_that_failed_fails_too(tmp_path: Path) -> None:
     with feed_server(tmp_path, on_count=lambda _, count: told.append(count)) as server:
         server.finish("worker 0 failed: ValueError")
         with pytest.raises(HopyardError, match="worker 0 failed: ValueError"):
-            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 5)])
+            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, [numbers(0, 5)])
         assert told == []  # others must not end as if all were well
 
 
@@ -619,7 +617,7 @@ def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path
     with feed_server(tmp_path, on_count=driver.hear(0), limit=100) as server:
         driver.servers = [server]
         route = Route((server.endpoint,), TOKEN, uneven="min")
-        assert send_partition(route, 0, 0, [numbers(n, 100) for n in range(0, 1000, 100)]).rows == 1000
+        assert send_partition(route, 0, [numbers(n, 100) for n in range(0, 1000, 100)]).rows == 1000
         server.queue("train").end()
         got = list(Feed(server.queue("train")).batches(300))
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(1000))
@@ -632,21 +630,21 @@ def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Pa
         batches = Feed(server.queue("train")).batches(1000)
         for partition in range(2):
             route = Route((server.endpoint,), TOKEN, uneven="min")
-            send_partition(route, partition, 0, [numbers(n, 100) for n in range(0, 5000, 100)])
+            send_partition(route, partition, [numbers(n, 100) for n in range(0, 5000, 100)])
             assert files_in(tmp_path) == 1
             for start in range(0, 5000, 1000):
                 batch = next(batches)
                 assert batch["y"].tolist() == list(range(start, start + 1000))
                 batch["x"][:] = 0
             assert files_in(tmp_path) == 0
-        send_partition(route, 2, 0, [numbers(n, 100) for n in range(0, 500, 100)])
+        send_partition(route, 2, [numbers(n, 100) for n in range(0, 500, 100)])
         server.finish()
         assert files_in(tmp_path) == 0
 
 
 def test_blocks_from_a_file_are_views_that_may_be_written(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=100) as server:
-        send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(0, 100), numbers(100, 100)])
+        send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, [numbers(0, 100), numbers(100, 100)])
         server.queue("train").allow(Count(4, False))
         batches = Feed(server.queue("train")).batches(50)
         _, _, three, four = (next(batches) for _ in range(4))
@@ -666,7 +664,6 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
             send_partition,
             Route((server.endpoint,), TOKEN, uneven="min"),
             0,
-            0,
             (numbers(n, 1000, 100) for n in range(9)),
         )
         with pytest.raises(HopyardError, match=words):
@@ -680,15 +677,13 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
 
 def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with feed_server(tmp_path, limit=100) as server:
-        send_partition(
-            Route((server.endpoint,), TOKEN, uneven="min"), 0, 0, [numbers(n, 100) for n in range(0, 300, 100)]
-        )
+        send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, [numbers(n, 100) for n in range(0, 300, 100)])
         server.queue("train").allow(Count(1, False))
         monkeypatch.setattr("os.preadv", lambda *_: 0)
         with pytest.raises(HopyardError, match=r"read back .*TMPDIR"):
             next(Feed(server.queue("train")).batches(300))
         with pytest.raises(HopyardError, match="be read back"):
-            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 1, 0, [numbers(0, 1)])
+            send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 1, [numbers(0, 1)])
 
 
 def test_a_block_that_came_twice_leaves_its_room_to_who_waits(tmp_path: Path) -> None:

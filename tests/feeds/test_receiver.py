@@ -48,7 +48,7 @@ def test_rows_come_as_they_were_sent(tmp_path: Path, near: bool) -> None:
     with feed_server(tmp_path, apart=not near) as server:
         where = server.endpoint if near else replace(server.endpoint, machine="another")
         route = Route((where,), TOKEN)
-        assert send_partition(route, 0, 0, BLOCKS) == SendResult(25, 0)
+        assert send_partition(route, 0, BLOCKS) == SendResult(25, 0)
         server.queue("train").end()
         feed = Feed(server.queue("train"))
         assert y(feed) == list(range(25))
@@ -69,7 +69,7 @@ import sys
 from hopyard.core.programs.messages import Endpoint
 from hopyard.feeds.protocol import machine
 from hopyard.feeds.sender import Route, send_partition
-print(send_partition(Route((Endpoint(machine(), sys.argv[1]),), "a token"), 0, 0, [[1, 2, 3]]).rows)
+print(send_partition(Route((Endpoint(machine(), sys.argv[1]),), "a token"), 0, [[1, 2, 3]]).rows)
 """
 
 
@@ -115,7 +115,7 @@ def test_a_door_opens_again_after_a_shortage(
 
     monkeypatch.setattr(socket.socket, "accept", troubled)
     with feed_server(tmp_path) as server:
-        assert later(send_partition, Route((server.endpoint,), TOKEN), 0, 0, BLOCKS).result(60) == SendResult(25, 0)
+        assert later(send_partition, Route((server.endpoint,), TOKEN), 0, BLOCKS).result(60) == SendResult(25, 0)
     assert "Too many open files" in caplog.text
 
 
@@ -135,20 +135,20 @@ def test_a_door_stays_open_though_no_thread_is_left_for_a_line(
         monkeypatch.setattr(threading.Thread, "start", refusing)
         route = Route((server.endpoint,), TOKEN)
         with pytest.raises(ConnectionError, match="worker 0"):
-            send_partition(route, 0, 0, BLOCKS)
-        assert later(send_partition, route, 0, 1, BLOCKS).result(60) == SendResult(25, 0)
+            send_partition(route, 0, BLOCKS)
+        assert later(send_partition, route, 0, BLOCKS).result(60) == SendResult(25, 0)
     assert "can't start new thread" in caplog.text
 
 
 def test_a_door_that_is_not_reachable_from_elsewhere_says_so(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server, pytest.raises(ConnectionError, match=r"worker 0 .* another machine"):
-        send_partition(Route((replace(server.endpoint, machine="another"),), TOKEN), 0, 0, BLOCKS)
+        send_partition(Route((replace(server.endpoint, machine="another"),), TOKEN), 0, BLOCKS)
 
 
 def test_who_does_not_know_the_token_gets_nothing_in(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         with pytest.raises(ConnectionError, match="worker 0"):
-            send_partition(Route((server.endpoint,), "guessed"), 0, 0, BLOCKS)
+            send_partition(Route((server.endpoint,), "guessed"), 0, BLOCKS)
         assert server.queue("train").received == 0
 
 
@@ -209,16 +209,16 @@ def test_garbage_at_the_door_hurts_nobody(tmp_path: Path) -> None:
             with socket.socket(socket.AF_UNIX) as line:
                 line.connect(server.endpoint.path)
                 line.sendall(garbage)
-        assert send_partition(Route((server.endpoint,), TOKEN), 0, 0, BLOCKS).rows == 25
+        assert send_partition(Route((server.endpoint,), TOKEN), 0, BLOCKS).rows == 25
 
 
 def test_a_second_attempt_adds_only_what_is_missing(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN)
-        with FeedConnection(route, 0, 0) as line:
+        with FeedConnection(route, 0) as line:
             part_of(line, BLOCKS[:2])
-        assert send_partition(route, 0, 1, BLOCKS).rows == 25
-        assert send_partition(route, 0, 2, BLOCKS).rows == 25
+        assert send_partition(route, 0, BLOCKS).rows == 25
+        assert send_partition(route, 0, BLOCKS).rows == 25
         server.queue("train").end()
         assert y(Feed(server.queue("train"))) == list(range(25))
 
@@ -226,7 +226,7 @@ def test_a_second_attempt_adds_only_what_is_missing(tmp_path: Path) -> None:
 def test_two_attempts_at_once_are_one_partition(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN)
-        with FeedConnection(route, 0, 0) as first, FeedConnection(route, 0, 1) as second:
+        with FeedConnection(route, 0) as first, FeedConnection(route, 0) as second:
             part_of(first, BLOCKS[:1])
             part_of(second, BLOCKS[:2])
             part_of(first, BLOCKS[1:], 1)
@@ -244,30 +244,30 @@ def test_two_attempts_at_once_are_one_partition(tmp_path: Path) -> None:
 def test_a_partition_that_is_computed_otherwise_fails_the_feed(tmp_path: Path, again: list[Any]) -> None:
     with feed_server(tmp_path) as server:
         route = Route((server.endpoint,), TOKEN)
-        send_partition(route, 3, 0, BLOCKS)
+        send_partition(route, 3, BLOCKS)
         with pytest.raises(FeedError, match=r"partition 3 .*different rows"):
-            send_partition(route, 3, 1, again)
+            send_partition(route, 3, again)
         with pytest.raises(DataError, match="cache or checkpoint"):
             y(Feed(server.queue("train")))
         with pytest.raises(FeedError, match="partition 3"):
-            send_partition(route, 4, 0, BLOCKS)
+            send_partition(route, 4, BLOCKS)
 
 
 def test_epochs_bring_all_rows_again_and_late_attempts_nothing(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         first = Route((server.endpoint,), TOKEN)
-        send_partition(first, 0, 0, BLOCKS)
-        send_partition(replace(first, epoch=1), 0, 0, BLOCKS)
-        assert send_partition(first, 0, 1, [numbers(7, 7)]) == SendResult(0, 0, unwanted=True)
+        send_partition(first, 0, BLOCKS)
+        send_partition(replace(first, epoch=1), 0, BLOCKS)
+        assert send_partition(first, 0, [numbers(7, 7)]) == SendResult(0, 0, unwanted=True)
         server.queue("train").end()
         assert y(Feed(server.queue("train"))) == [*range(25), *range(25)]
-        assert send_partition(replace(first, epoch=2), 0, 0, BLOCKS).unwanted
+        assert send_partition(replace(first, epoch=2), 0, BLOCKS).unwanted
 
 
 def test_feeds_have_names(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
-        send_partition(Route((server.endpoint,), TOKEN, "valid"), 0, 0, [numbers(0, 3)])
-        send_partition(Route((server.endpoint,), TOKEN, "train"), 0, 0, [numbers(5, 2)])
+        send_partition(Route((server.endpoint,), TOKEN, "valid"), 0, [numbers(0, 3)])
+        send_partition(Route((server.endpoint,), TOKEN, "train"), 0, [numbers(5, 2)])
         for name in ("train", "valid"):
             server.queue(name).end()
         assert y(Feed(server.queue("train"))) == [5, 6]
@@ -278,10 +278,10 @@ def test_attempts_at_a_partition_go_to_the_worker_that_the_first_chose(tmp_path:
     with feed_server(tmp_path, 0, apart=True) as zero, feed_server(tmp_path, 1, apart=True) as one:
         servers = (zero.endpoint, one.endpoint)
         far = tuple(replace(server, machine="another") for server in servers)
-        assert send_partition(Route((far[0], servers[1]), TOKEN), 2, 0, BLOCKS).worker == 1  # only worker 1 is near
-        assert send_partition(Route((servers[0], far[1]), TOKEN), 2, 1, BLOCKS).worker == 1  # and now worker 0 would be
-        assert send_partition(Route(servers, TOKEN), 4, 0, BLOCKS).worker == 0
-        assert send_partition(Route(servers, TOKEN), 5, 0, BLOCKS, worker=0).worker == 0
+        assert send_partition(Route((far[0], servers[1]), TOKEN), 2, BLOCKS).worker == 1  # only worker 1 is near
+        assert send_partition(Route((servers[0], far[1]), TOKEN), 2, BLOCKS).worker == 1  # and now worker 0 would be
+        assert send_partition(Route(servers, TOKEN), 4, BLOCKS).worker == 0
+        assert send_partition(Route(servers, TOKEN), 5, BLOCKS, worker=0).worker == 0
         assert (zero.queue("train").received, one.queue("train").received) == (50, 25)
 
 
@@ -289,9 +289,9 @@ def test_a_worker_that_wants_no_rows_still_says_where_they_go(tmp_path: Path) ->
     with feed_server(tmp_path, 0) as zero, feed_server(tmp_path, 1) as one:
         route = Route((zero.endpoint, one.endpoint), TOKEN)
         Feed(zero.queue("train")).terminate()
-        assert send_partition(route, 2, 0, BLOCKS, worker=1) == SendResult(25, 1)
-        assert send_partition(route, 2, 1, BLOCKS, worker=0) == SendResult(25, 1)
-        assert send_partition(route, 4, 0, BLOCKS, worker=0).unwanted
+        assert send_partition(route, 2, BLOCKS, worker=1) == SendResult(25, 1)
+        assert send_partition(route, 2, BLOCKS, worker=0) == SendResult(25, 1)
+        assert send_partition(route, 4, BLOCKS, worker=0).unwanted
         assert one.queue("train").received == 25
 
 
@@ -299,7 +299,7 @@ def test_a_full_queue_holds_its_senders_up(tmp_path: Path) -> None:
     blocks = [numbers(start, 1000, 100) for start in range(0, 20_000, 1000)]  # 8 MB
     with feed_server(tmp_path, limit=1 << 20) as server:
         route = Route((server.endpoint,), TOKEN)
-        sent = later(send_partition, route, 0, 0, blocks)
+        sent = later(send_partition, route, 0, blocks)
         queue = server.queue("train")
         seen = -1
         while seen != queue.received:
@@ -313,7 +313,7 @@ def test_a_full_queue_holds_its_senders_up(tmp_path: Path) -> None:
 
 def test_a_block_that_is_larger_than_the_queue_passes(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=10) as server:
-        later(lambda: (send_partition(Route((server.endpoint,), TOKEN), 0, 0, BLOCKS), server.queue("train").end()))
+        later(lambda: (send_partition(Route((server.endpoint,), TOKEN), 0, BLOCKS), server.queue("train").end()))
         assert y(Feed(server.queue("train"))) == list(range(25))
 
 
@@ -326,19 +326,19 @@ def test_a_feed_that_was_terminated_lets_its_tasks_go(tmp_path: Path) -> None:
 
     with feed_server(tmp_path, limit=1 << 20) as server:
         route = Route((server.endpoint,), TOKEN)
-        sent = [later(send_partition, route, partition, 0, endless()) for partition in range(3)]
+        sent = [later(send_partition, route, partition, endless()) for partition in range(3)]
         feed = Feed(server.queue("train"))
         assert len(next(feed.batches(10))["y"]) == 10
         feed.terminate()
         assert all(found.result(60).unwanted for found in sent)
-        assert send_partition(route, 9, 0, BLOCKS) == SendResult(0, 0, unwanted=True)
+        assert send_partition(route, 9, BLOCKS) == SendResult(0, 0, unwanted=True)
         assert feed.should_stop and y(feed) == []
 
 
 def test_a_program_that_is_through_lets_all_tasks_go(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         server.finish()
-        assert send_partition(Route((server.endpoint,), TOKEN, "other"), 0, 0, BLOCKS).unwanted
+        assert send_partition(Route((server.endpoint,), TOKEN, "other"), 0, BLOCKS).unwanted
 
 
 def test_what_the_driver_says_is_raised_in_the_program_and_in_tasks(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_what_the_driver_says_is_raised_in_the_program_and_in_tasks(tmp_path: Pa
         with pytest.raises(HopyardError, match="the job was cancelled"):
             waiting.result(60)
         with pytest.raises(HopyardError, match="the job was cancelled"):
-            send_partition(Route((server.endpoint,), TOKEN), 0, 0, BLOCKS)
+            send_partition(Route((server.endpoint,), TOKEN), 0, BLOCKS)
 
 
 WORKER = """
@@ -370,20 +370,20 @@ def test_a_worker_that_dies_is_named_at_once(tmp_path: Path, near: bool) -> None
         assert worker.stdout is not None
         server = Endpoint(**json.loads(worker.stdout.readline()))
         route = Route((server if near else replace(server, machine="another"),), TOKEN)
-        sent = later(send_partition, route, 7, 0, (numbers(n, 1000, 100) for n in range(10**6)))
+        sent = later(send_partition, route, 7, (numbers(n, 1000, 100) for n in range(10**6)))
         time.sleep(0.3)
         assert not sent.done()
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(ConnectionError, match=r"worker 0 .*has ended.* partition 7 of feed 'train'"):
             sent.result(60)
         with pytest.raises(ConnectionError, match=r"worker 0 .*has ended"):
-            send_partition(route, 8, 0, BLOCKS)
+            send_partition(route, 8, BLOCKS)
 
 
 def test_a_closed_door_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with feed_server(tmp_path, apart=True) as server:
-        line = FeedConnection(Route((server.endpoint,), TOKEN), 0, 0)
+        line = FeedConnection(Route((server.endpoint,), TOKEN), 0)
     with line:
         until = time.monotonic() + 60
         while threading.active_count() > before and time.monotonic() < until:

@@ -16,13 +16,12 @@ from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import DataError
 from hopyard.feeds import sender as feed_session
-from hopyard.feeds.inference import answered, inferring, inferring_rows
 from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, machine
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
 from hopyard.feeds.rows import packed, unpacked
 from hopyard.feeds.sender import Route, choose_worker, framed
-from hopyard.feeds.spark_tasks import FEEDING, cut, feeding, feeding_rows
+from hopyard.feeds.spark_tasks import FEEDING, answered, cut, feeding, feeding_rows, inferring, inferring_rows
 
 HERE = machine()
 
@@ -34,11 +33,11 @@ def test_mixed_numbers_stay_what_they_are(row: list[Any]) -> None:
 
 def test_whole_numbers_are_not_cut_from_answers() -> None:
     schema = pa.schema([("y", pa.int32()), ("z", pa.list_(pa.int64()))])
-    good = answered({"y": [1, 2.0], "z": [[1], [2, 3]]}, 2, schema)
+    good = answered({"y": [1, 2.0], "z": [[1], [2, 3]]}, schema)
     assert good.to_pydict() == {"y": [1, 2], "z": [[1], [2, 3]]}
     for bad in ({"y": [2.7, 1], "z": [[1], [2]]}, {"y": [2**40, 1], "z": [[1], [2]]}, {"y": [1, 2], "z": [[1.5], [2]]}):
         with pytest.raises(DataError, match=r"the program's answer '[yz]' does not fit type"):
-            answered(bad, 2, schema)
+            answered(bad, schema)
 
 
 @pytest.mark.parametrize(

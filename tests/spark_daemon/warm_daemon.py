@@ -18,7 +18,6 @@ from pyspark.daemon import manager  # noqa: E402
 
 import hopyard.data.from_spark.task  # noqa: E402
 import hopyard.engines.spark.task  # noqa: E402
-import hopyard.feeds.inference  # noqa: E402
 import hopyard.feeds.spark_tasks  # noqa: E402
 import hopyard.spark.inference.map_batches  # noqa: E402, F401
 

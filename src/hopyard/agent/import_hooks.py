@@ -2,16 +2,23 @@
 
 A task's process has settings and corrections for frameworks, but does not know which framework will be imported:
 `when_imported` waits for the import. The real module is loaded by its own loader, and then passed to the function.
+
+`find_spark_files` is one of them: it makes `SparkFiles.get` work where agents run recipes and programs, as in any other
+task of Spark. pyspark tells its own Python workers alone where the files of `--files` and `SparkContext.addFile` lie.
+The supervisor, which is one of them, passes that on to its agent in a variable, and so to all that the agent starts.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+
+from hopyard.sparkapi import SPARK_FILES
 
 
 def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
@@ -27,6 +34,20 @@ def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
     finder.waiting.setdefault(name, []).append(callback)
+
+
+def find_spark_files() -> None:
+    """Tell pyspark, once it is imported, where the files lie. Nothing where no task of Spark started this process."""
+    folder = os.environ.get(SPARK_FILES)
+    if not folder:
+        return
+
+    def tell(module: ModuleType) -> None:
+        files: Any = module
+        files.SparkFiles._root_directory = folder
+        files.SparkFiles._is_running_on_worker = True
+
+    when_imported("pyspark.core.files", tell)
 
 
 class _Finder(MetaPathFinder):

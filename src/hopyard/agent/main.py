@@ -41,8 +41,8 @@ def serve(card: Card, progress: Progress) -> None:
             progress.enter("idle")  # the task runs in a process of its own
             TaskSupervisor(card, connection, message, progress.companion).run()
         elif isinstance(message, Setup):
+            from hopyard.agent.import_hooks import find_spark_files
             from hopyard.agent.runs.service import work
-            from hopyard.agent.spark_files import find_spark_files
 
             find_spark_files()
             meter.count_with(progress)

@@ -61,7 +61,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -78,13 +77,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package = spec.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return the module under its own name; keeps its spec, which the import in progress overwrites."""
-        module = importlib.import_module(f"{__name__}.{spec.name}")
-        self._specs[spec.name] = module.__spec__
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
-        """Puts back the module's own spec; the module has been run already."""
-        assert module.__spec__ is not None
-        module.__spec__ = self._specs.pop(module.__spec__.name)
+        """Put Hopyard's module in the place of the empty one that Python has made; the import returns it."""
+        sys.modules[module.__name__] = importlib.import_module(f"{__name__}.{module.__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,12 @@ from hopyard.checks import no_such
 from hopyard.errors import DataError
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.rows import unpacked
-from hopyard.feeds.streams import Block
+from hopyard.feeds.streams import Block, Piece
 from hopyard.formats.arrow import Array, masked_at
 from hopyard.formats.vectors import column_to_numpy
 
-Pieces = Sequence[tuple[Block, int, int]]
-"""(block, first row, row after the last)."""
 
-
-def columns_of(pieces: Pieces, feed: str, names: Sequence[str] | None = None) -> dict[str, Array]:
+def columns_of(pieces: Sequence[Piece], feed: str, names: Sequence[str] | None = None) -> dict[str, Array]:
     """Return column → array of all rows of the pieces: a view of one block, a copy where there are several.
 
     Args:
@@ -35,8 +33,8 @@ def columns_of(pieces: Pieces, feed: str, names: Sequence[str] | None = None) ->
             shapes.
     """
     parts = [
-        {name: values[start:stop] for name, values in _columns(block, feed, names).items()}
-        for block, start, stop in pieces
+        {name: values[piece.start : piece.stop] for name, values in _columns(piece.block, feed, names).items()}
+        for piece in pieces
     ]
     first = parts[0]
     if len(parts) == 1:
@@ -47,13 +45,9 @@ def columns_of(pieces: Pieces, feed: str, names: Sequence[str] | None = None) ->
     return {name: _concatenate([part[name] for part in parts], name, feed) for name in first}
 
 
-def rows_of(pieces: Pieces, feed: str) -> list[Any]:
+def rows_of(pieces: Sequence[Piece]) -> list[Any]:
     """Return the Python rows of the pieces."""
-    del feed
-    rows: list[Any] = []
-    for block, start, stop in pieces:
-        rows += _rows(block)[start:stop]
-    return rows
+    return list(chain.from_iterable(_rows(piece.block)[piece.start : piece.stop] for piece in pieces))
 
 
 def _columns(block: Block, feed: str, names: Sequence[str] | None) -> dict[str, Array]:
@@ -79,7 +73,8 @@ def _makers(block: Block, feed: str) -> dict[str, Callable[[], Array]]:
 
 
 def _array(batch: Any, number: int, name: str, feed: str, body: Array) -> Array:
-    return _writable(column(batch.column(number), name, feed), body)
+    skip = "name the columns that you read, batches(…, columns=[…]), or take Python rows with feed.rows"
+    return _writable(column_to_numpy(batch.column(number), name, f"feed {feed!r}", skip), body)
 
 
 def _rows(block: Block) -> list[Any]:
@@ -94,12 +89,6 @@ def _rows(block: Block) -> list[Any]:
 
 def _batch(block: Block) -> Any:
     return pa.ipc.read_record_batch(pa.py_buffer(block.body), block.schema)
-
-
-def column(array: Any, name: str, feed: str) -> Array:
-    """Return one Arrow column as an array, as `column_to_numpy`."""
-    skip = "name the columns that you read, batches(…, columns=[…]), or take Python rows with feed.rows"
-    return column_to_numpy(array, name, f"feed {feed!r}", skip)
 
 
 def _writable(array: Array, body: Array) -> Array:

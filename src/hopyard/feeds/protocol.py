@@ -175,9 +175,8 @@ def skip(connection: socket.socket, size: int) -> None:
 def tune(connection: socket.socket) -> None:
     """Set buffers that fit blocks; on TCP, let the kernel find out when the other host has vanished."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-    if connection.family == socket.AF_UNIX:
-        return
-    keep_alive(connection)
+    if connection.family != socket.AF_UNIX:
+        keep_alive(connection)
 
 
 def _mac(token: str, purpose: bytes, *parts: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The receiving queue of one feed: blocks, bounded in bytes, and a record of those accepted, so that rows come once.
 
 Threads that receive call `claim`, `reserve`, `put`, `end_partition`, `abandon`; the program's thread calls `take`.
-Blocks of all tasks share one stream. In inference each partition has a stream of its own (`requests.py`), and the
+Blocks of all tasks share one stream. In inference each partition has a stream of its own (`Requests`), and the
 program stays with one until it is over: its answers go back to that task. `pacing.py` says how many batches may be
 given out where workers end together. Knows no sockets, and not what a block holds.
 """
@@ -20,9 +20,8 @@ from hopyard.core.programs.exactly_once import DeliveryLedger
 from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.pacing import Arrived, Pacing
-from hopyard.feeds.requests import Requests
 from hopyard.feeds.spill import Spill, Spilled, buffer
-from hopyard.feeds.streams import Block, QueueItem, Stream
+from hopyard.feeds.streams import Block, QueueItem, Requests, Stream
 
 QUEUE_BYTES = 64 << 20
 """Bytes of one feed that may wait in a process; a task that sends more has to wait."""
@@ -55,7 +54,8 @@ class FeedQueue:
         """Bytes in memory, and those promised by `reserve`."""
         self._ledger = DeliveryLedger(name)
         self._error: HopyardError | None = None
-        self._unwanted = False
+        self.unwanted = False
+        """Whether the program takes no more rows of this feed."""
         self._ended = False
         self.received = 0
         """Rows that were received, each counted once."""
@@ -102,7 +102,7 @@ class FeedQueue:
         with self._changed:
             while True:
                 self._check()
-                if self._unwanted or self._ended:
+                if self.unwanted or self._ended:
                     return None
                 full = self._bytes and self._bytes + size > self._limit
                 if not full or (stream.is_request and not stream.blocks):  # each request may have one block
@@ -142,7 +142,7 @@ class FeedQueue:
                 block.body = self._spill.write(block.body)
             except OSError as error:
                 self.release(size)
-                if self._unwanted:
+                if self.unwanted:
                     return False
                 raise self._fail_disk(f"{size:,} bytes could not be written to", error) from error
         spilled = isinstance(block.body, Spilled)
@@ -227,15 +227,10 @@ class FeedQueue:
     # The program's side
 
     @property
-    def unwanted(self) -> bool:
-        """Whether the program takes no more rows of this feed."""
-        return self._unwanted
-
-    @property
     def waiting(self) -> int:
         """Rows that the program has not taken yet."""
         with self._changed:
-            return 0 if self._unwanted else self.received - self.taken
+            return 0 if self.unwanted else self.received - self.taken
 
     @property
     def finished(self) -> bool:
@@ -243,12 +238,12 @@ class FeedQueue:
         with self._changed:
             streams = self._requests.streams
             queued = any(stream.blocks or stream.state == "open" for stream in streams) or self._shared.blocks
-            return self._unwanted or (self._ended and not queued)
+            return self.unwanted or (self._ended and not queued)
 
     def terminate(self) -> None:
         """Take no more rows: what is queued is dropped, and so is all that still comes."""
         with self._changed:
-            self._unwanted = True
+            self.unwanted = True
             self._drop()
             streams = list(self._requests.connected)
         for stream in streams:
@@ -275,7 +270,7 @@ class FeedQueue:
         with self._changed:
             while True:
                 self._check()
-                if self._unwanted:
+                if self.unwanted:
                     return QueueItem("end")
                 item = self._next()
                 if item is not None:
@@ -305,7 +300,7 @@ class FeedQueue:
         """Wait until the program has rows of an inference to take or to answer and did neither for too long; return the
         time-out in seconds. None: the program takes no more rows, or the feed has failed."""
         with self._changed:
-            while not (self._unwanted or self._error):
+            while not (self.unwanted or self._error):
                 timeout, stalled = self._requests.timeout, self._requests.stalled
                 if timeout is not None and stalled > timeout:
                     return timeout
@@ -319,7 +314,7 @@ class FeedQueue:
             FeedError: the feed has failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.uneven or self._error or self._unwanted or self._ended)
+            self._changed.wait_for(lambda: self.uneven or self._error or self.unwanted or self._ended)
             self._check()
             return self.uneven or "allow"
 
@@ -349,7 +344,7 @@ class FeedQueue:
 
     def _current(self, epoch: int) -> bool:
         """Whether rows of an epoch are still wanted."""
-        return self._advance_to(epoch) and not self._unwanted
+        return self._advance_to(epoch) and not self.unwanted
 
     def _advance_to(self, epoch: int) -> bool:
         return self._ledger.advance_to(epoch) and not self._ended
@@ -367,7 +362,7 @@ class FeedQueue:
         """Whether a block is wanted and new; if so, record it in the ledger."""
         self._check()
         if block.stream.is_request:
-            return not (self._unwanted or block.stream.state == "lost")
+            return not (self.unwanted or block.stream.state == "lost")
         if not self._current(epoch) or self._is_duplicate(block.partition, number, digest):
             return False
         self._ledger.record(block.partition, digest)
@@ -442,7 +437,7 @@ class FeedQueue:
 
     @property
     def _arrived(self) -> Arrived:
-        return Arrived(self.received, self._ended, self._unwanted)
+        return Arrived(self.received, self._ended, self.unwanted)
 
     def _check(self) -> None:
         if self._error is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,21 +16,12 @@ from hopyard.errors import DataError, SpecError
 from hopyard.feeds.adapters import dataset
 from hopyard.feeds.decode import columns_of, rows_of
 from hopyard.feeds.queue import FeedQueue
-from hopyard.feeds.streams import Block, Stream
+from hopyard.feeds.streams import Block, Piece, Stream
 from hopyard.formats.arrow import Array
 from hopyard.text import shown
 
 REPEAT_BYTES = 64 << 20
 """Bytes of a feed's first rows that are kept in memory for uneven="cycle"."""
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Rows of one block, from `start` on."""
-
-    block: Block
-    start: int
-    stop: int
 
 
 class Feed:
@@ -44,12 +34,12 @@ class Feed:
     def __init__(self, queue: FeedQueue) -> None:
         self._queue = queue
         self._pid = os.getpid()
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[Piece] = deque()
         self._rows = 0
         """Total rows in all pieces."""
         self._batch_number = 0
         """Number of the next batch."""
-        self._repeatable: list[list[_Piece]] = []
+        self._repeatable: list[list[Piece]] = []
         """The first batches of a feed that repeats them."""
         self._repeat_bytes = 0
         self._repeats = 0
@@ -151,15 +141,15 @@ class Feed:
         self, size: int, timeout: float | None, names: Sequence[str] | None
     ) -> Iterator[dict[str, Array]]:
         while pieces := self._batch(size, timeout):
-            columns = self._decode(partial(columns_of, names=names), pieces)
+            columns = self._decode(partial(columns_of, pieces, self._queue.name, names))
             # the program gets copies of pieces that are read again
             yield {name: part.copy() for name, part in columns.items()} if self._repeatable else columns
 
     def _row_batches(self, size: int, timeout: float | None) -> Iterator[list[Any]]:
         while pieces := self._batch(size, timeout):
-            yield self._decode(rows_of, pieces)
+            yield self._decode(partial(rows_of, pieces))
 
-    def _batch(self, size: int, timeout: float | None) -> list[_Piece]:
+    def _batch(self, size: int, timeout: float | None) -> list[Piece]:
         self._check_process()
         rule = self._queue.rule()
         is_repeat = False
@@ -191,18 +181,18 @@ class Feed:
             if item.block is not None:
                 self._add(item.block)
         first = self._pieces[0]
-        row = [_Piece(first.block, first.start, first.start + 1)]
-        return dict(self._decode(partial(columns_of, names=names), row))
+        row = [Piece(first.block, first.start, first.start + 1)]
+        return dict(self._decode(partial(columns_of, row, self._queue.name, names)))
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:  # before any lock, which this process may have inherited locked
             refuse_process(self._queue.name)
 
     def _add(self, block: Block) -> None:
-        self._pieces.append(_Piece(block, 0, block.rows))
+        self._pieces.append(Piece(block, 0, block.rows))
         self._rows += block.rows
 
-    def _next_repeat(self) -> list[_Piece]:
+    def _next_repeat(self) -> list[Piece]:
         """The next of the first batches, which are repeated in turn."""
         if not self._repeatable:
             raise DataError(
@@ -213,7 +203,7 @@ class Feed:
         self._repeats += 1
         return pieces
 
-    def _gather(self, size: int, timeout: float | None) -> list[_Piece]:
+    def _gather(self, size: int, timeout: float | None) -> list[Piece]:
         deadline = None
         while self._rows < size:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -230,22 +220,22 @@ class Feed:
                 break
         return self._split(min(size, self._rows))
 
-    def _split(self, rows: int) -> list[_Piece]:
+    def _split(self, rows: int) -> list[Piece]:
         pieces = []
         self._rows -= rows
         while rows:
             first = self._pieces[0]
             stop = min(first.stop, first.start + rows)
-            pieces.append(_Piece(first.block, first.start, stop))
+            pieces.append(Piece(first.block, first.start, stop))
             rows -= stop - first.start
             first.start = stop
             if stop == first.stop:
                 self._pieces.popleft()
         return pieces
 
-    def _decode(self, decode: Any, pieces: list[_Piece]) -> Any:
+    def _decode(self, decode: Callable[[], Any]) -> Any:
         try:
-            return decode([(piece.block, piece.start, piece.stop) for piece in pieces], self._queue.name)
+            return decode()
         except DataError as error:
             self._queue.fail(error)
             raise

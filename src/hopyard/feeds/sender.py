@@ -68,15 +68,12 @@ class SendResult:
     """The program took no more rows, by its own choice."""
 
 
-def send_partition(
-    route: Route, partition: int, attempt: int, blocks: Iterable[Any], worker: int | None = None
-) -> SendResult:
+def send_partition(route: Route, partition: int, blocks: Iterable[Any], worker: int | None = None) -> SendResult:
     """Send one attempt at a partition; return when the worker has it in its queue.
 
     Args:
         route: the feed to send to.
         partition: its number; no other of this epoch has it.
-        attempt: number of this attempt, for logs.
         blocks: record batches, or lists of Python rows.
         worker: which should take it; None: the nearest.
 
@@ -84,7 +81,7 @@ def send_partition(
         ConnectionError: the worker ended; names it.
         FeedError: the feed failed; with its reason.
     """
-    with FeedConnection(route, partition, attempt, worker=worker) as connection:
+    with FeedConnection(route, partition, worker=worker) as connection:
         number = rows = 0
         for kind, body, count in framed(blocks) if not connection.unwanted else ():
             if kind == SCHEMA:
@@ -103,15 +100,11 @@ def send_partition(
 def choose_worker(endpoints: Sequence[Endpoint], partition: int) -> int:
     """Return the worker that should take a partition that is computed here."""
     first = partition % len(endpoints)
-    this_executor = executor()
-    in_executor = [
-        number for number, endpoint in enumerate(endpoints) if this_executor and endpoint.executor == this_executor
-    ]
-    if in_executor:
-        return first if first in in_executor else in_executor[partition % len(in_executor)]
-    this_machine = machine()
+    here, this_machine = executor(), machine()
+    in_executor = [number for number, endpoint in enumerate(endpoints) if here and endpoint.executor == here]
     on_machine = [number for number, endpoint in enumerate(endpoints) if endpoint.machine == this_machine]
-    return first if first in on_machine or not on_machine else on_machine[partition % len(on_machine)]
+    nearest = in_executor or on_machine or [first]
+    return first if first in nearest else nearest[partition % len(nearest)]
 
 
 def framed(blocks: Iterable[Any]) -> Iterator[tuple[bytes, Any, int]]:
@@ -149,9 +142,7 @@ class FeedConnection:
         FeedError: the feed failed; with its reason.
     """
 
-    def __init__(
-        self, route: Route, partition: int, attempt: int, answers: bool = False, worker: int | None = None
-    ) -> None:
+    def __init__(self, route: Route, partition: int, answers: bool = False, worker: int | None = None) -> None:
         self._route, self._partition, self._answers = route, partition, answers
         self.unwanted = False
         """The worker takes no more rows."""
@@ -162,7 +153,6 @@ class FeedConnection:
             "feed": route.feed,
             "epoch": route.epoch,
             "partition": partition,
-            "attempt": attempt,
             "worker": preferred,
             "uneven": route.uneven,
             "answers": answers,

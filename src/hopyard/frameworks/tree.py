@@ -70,7 +70,21 @@ def lift_array(leaf: Leaf) -> NDArray[Any]:
 def lift(tree: Tree) -> Tree:
     """Return the tree with torch tensors (on the host) where they were before `lower`. Every array is a separate,
     writable copy, tensors 64-byte aligned, so that nothing in it changes when the buffer is used again."""
-    return _lift(tree)
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: lift(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [lift(value) for value in tree]
+    if isinstance(tree, tuple):
+        return tuple(lift(value) for value in tree)
+    if isinstance(tree, Leaf) and tree.kind == "torch":
+        from hopyard.frameworks.torch.tensors import lift_leaf
+
+        return lift_leaf(tree)
+    if isinstance(tree, Leaf) and tree.kind == "ml_dtypes":
+        return lift_array(tree).copy()
+    return tree
 
 
 def capture(trainable: Trainable) -> Tree:
@@ -86,7 +100,7 @@ def restore(trainable: Trainable, tree: Tree) -> None:
 
 def _map(tree: Tree, tensor: Any, convert: Any) -> Tree:
     tree_type = type(tree)
-    if tree_type is dict:
+    if isinstance(tree, dict):  # also OrderedDict, as torch's state_dict returns
         return {key: _map(value, tensor, convert) for key, value in tree.items()}
     if tree_type is np.ndarray:
         return lower_array(tree) if tree.dtype.kind == "V" else tree
@@ -95,26 +109,6 @@ def _map(tree: Tree, tensor: Any, convert: Any) -> Tree:
     if isinstance(tree, (list, tuple)):
         items = [_map(value, tensor, convert) for value in tree]
         return items if isinstance(tree, list) else tuple(items)
-    if isinstance(tree, dict):  # OrderedDict, as torch's state_dict returns
-        return {key: _map(value, tensor, convert) for key, value in tree.items()}
     if hasattr(tree_type, "__array__") and not isinstance(tree, (np.generic, np.ndarray)):
         return lower_array(np.array(on_host(tree)))  # a tensor or variable of TensorFlow, JAX or Keras
-    return tree
-
-
-def _lift(tree: Tree) -> Tree:
-    if isinstance(tree, np.ndarray):
-        return tree.copy()
-    if isinstance(tree, dict):
-        return {key: _lift(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_lift(value) for value in tree]
-    if isinstance(tree, tuple):
-        return tuple(_lift(value) for value in tree)
-    if isinstance(tree, Leaf) and tree.kind == "torch":
-        from hopyard.frameworks.torch.tensors import lift_leaf
-
-        return lift_leaf(tree)
-    if isinstance(tree, Leaf) and tree.kind == "ml_dtypes":
-        return lift_array(tree).copy()
     return tree

@@ -27,13 +27,8 @@ class _CountedBatches:
     """A partition whose batches count as progress when the model iterates over them."""
 
     def __init__(self, batches: PartitionBatches, steps: StepMeter, phase: str) -> None:
-        self.rows, self.sizes, self.columns, self.order, self.seed = (
-            batches.rows,
-            batches.sizes,
-            batches.columns,
-            batches.order,
-            batches.seed,
-        )
+        self.rows, self.sizes, self.columns = batches.rows, batches.sizes, batches.columns
+        self.order, self.seed = batches.order, batches.seed
         self._batches, self._steps, self._phase = batches, steps, phase
 
     def __iter__(self) -> Iterator[Batch]:

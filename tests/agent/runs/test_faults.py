@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.agent.runs.faults import Blame, HostFault, Missing, Reading, Unreadable, blame
+from hopyard.agent.runs.faults import Blame, HostFault, Missing, Unreadable, blame, reading
 from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.store.guard import StoreUnreachable
@@ -95,5 +95,5 @@ def test_torchs_own_errors() -> None:
     ],
 )
 def test_errors_of_reading_rows(raised: Exception, told: type[Exception]) -> None:
-    with pytest.raises(told), Reading("train partition 0", "here"):
+    with pytest.raises(told), reading("train partition 0", "here"):
         raise raised

@@ -21,7 +21,7 @@ from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import models
 from hopyard.agent.runs import worker as working
 from hopyard.agent.runs.checkpoints import CheckpointWriter
-from hopyard.agent.runs.costs import CostCounter
+from hopyard.agent.runs.reported import CostCounter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
@@ -142,7 +142,7 @@ def test_memory_is_told_where_it_has_grown(bench: Callable[..., Bench], monkeypa
     assert it.train(1, 0).peak_bytes == 0, "the process is the driver's"
     monkeypatch.setattr(it.worker, "_costs", CostCounter(it.plan.manifest, own_process=True))
     peaks = iter([1000, 1009, 1011, 1000])
-    monkeypatch.setattr("hopyard.agent.runs.costs.peak_memory", lambda: next(peaks))
+    monkeypatch.setattr("hopyard.agent.runs.reported.peak_memory", lambda: next(peaks))
     assert [it.train(lease, 0).peak_bytes for lease in range(2, 6)] == [1000, 0, 1011, 0]
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
-from hopyard.agent.runs.faults import HostFault, Reading, blame
+from hopyard.agent.runs.faults import HostFault, blame, reading
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions import cache as caches
 from hopyard.data.partitions import mapped
@@ -141,7 +141,7 @@ def test_a_worker_tries_again_what_lacks_memory_and_gives_up_its_place_for_the_r
     prepared: Manifest, monkeypatch: pytest.MonkeyPatch, name: str, fault: str | None
 ) -> None:
     monkeypatch.setattr(mapped, "map_npy", fails(getattr(errno, name)))
-    with pytest.raises(HopyardError) as caught, Reading("train partition 0", "here"):
+    with pytest.raises(HopyardError) as caught, reading("train partition 0", "here"):
         open_partition(prepared, "train", 0)
     assert isinstance(caught.value, HostFault) == (fault is None)
     if fault is not None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hopyard.core.messages import Down, Up, pack, unpack_down, unpack_up
+from hopyard.core.messages import Down, Up, pack
 
 
 class Pipe:
-    """One end of the socket pair. `send` may be called from any thread, `receive` from one."""
+    """One end of the socket pair. `send` may be called from any thread, `receive` from one.
 
-    def __init__(self, end: Connection) -> None:
-        self._end = end
+    Args:
+        end: the socket.
+        unpack: decodes a message from the other end.
+    """
+
+    def __init__(self, end: Connection, unpack: Callable[[bytes], Any]) -> None:
+        self._end, self._unpack = end, unpack
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -36,25 +42,14 @@ class Pipe:
         """From now on, `receive` returns only messages that are there already."""
         os.set_blocking(self._end.fileno(), False)
 
-    def receive(self) -> bytes | None:
-        """Wait for the next message and return its bytes; None when the other end is gone."""
+    def receive(self) -> Any:
+        """Wait for the next message and return it; None when the other end is gone."""
         try:
-            return self._end.recv_bytes()
+            data = self._end.recv_bytes()
         except (EOFError, OSError):
             return None
+        return self._unpack(data)
 
     def close(self) -> None:
         """Close this end."""
         self._end.close()
-
-
-def down(pipe: Pipe) -> Any:
-    """Return the next message for the hosted process; None: the agent is gone."""
-    data = pipe.receive()
-    return None if data is None else unpack_down(data)
-
-
-def up(pipe: Pipe) -> Any:
-    """Return the next message from the hosted process; None: the process is gone."""
-    data = pipe.receive()
-    return None if data is None else unpack_up(data)

@@ -3,15 +3,20 @@
 A port is *reserved* by a socket that is bound with SO_REUSEPORT and never listens: nobody else gets it, the program's
 own server binds it too (gRPC does so by default, TensorFlow when TF_GRPC_REUSE_PORT=1), and no client is ever answered
 by the wrong process. torch's store would not bind such a port, but takes one that listens already: the agent listens,
-and starts the store when the first client connects.
+and starts the store when the first client connects, as `python -m hopyard.agent.programs.ports FD HOST`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
+from typing import Any
+
+from hopyard.agent.parent import end_with
 
 BACKLOG = 512
 
@@ -45,7 +50,7 @@ class Ports:
         """Start torch's store; it takes over the socket and the clients that wait there."""
         file = self.store_listener.fileno()
         self._store = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hopyard.agent.programs.torch_store", str(file), self._address],
+            [sys.executable, "-P", "-m", "hopyard.agent.programs.ports", str(file), self._address],
             stdin=subprocess.DEVNULL,
             pass_fds=(file,),
         )
@@ -80,3 +85,21 @@ class Ports:
             self.close_store()
         for port in (self._task, self._coordinator, self.store_listener):
             port.close()
+
+
+def serve_store() -> None:
+    """Serve torch's store on a socket that listens already, until killed."""
+    end_with(os.getppid())
+    file, host = int(sys.argv[1]), sys.argv[2]
+    port = socket.socket(fileno=os.dup(file)).getsockname()[1]
+    import torch.distributed as dist
+
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, None, True, wait_for_workers=False, master_listen_fd=file
+    )
+    signal.pause()
+    del store
+
+
+if __name__ == "__main__":
+    serve_store()

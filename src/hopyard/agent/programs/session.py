@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hopyard.agent.programs.channel import Pipe, down
+from hopyard.agent.programs.channel import Pipe
 from hopyard.core.programs.events import Begin
 from hopyard.core.programs.messages import (
     BatchesReady,
@@ -47,7 +47,7 @@ class TaskSession:
 
     def listen(self) -> None:
         """Receive the agent's messages, in a thread of its own. When the agent ends, so does this process."""
-        while (message := down(self.pipe)) is not None:
+        while (message := self.pipe.receive()) is not None:
             if isinstance(message, (FeedMessage, StopRequested)):
                 try:
                     self._handle(message)
@@ -66,12 +66,7 @@ class TaskSession:
                     raise RuntimeError(f"{task.name} is not fed: rows go to chiefs and workers")
                 address = self.begin.peers[task.role][task.index].rpartition(":")[0]
                 self._feed_server = FeedServer(
-                    self.folder,
-                    address,
-                    self.host.token,
-                    task.rank,
-                    self.host.apart,
-                    on_count=self._on_count,
+                    self.folder, address, self.host.token, task.rank, self.host.apart, on_count=self._on_count
                 )
                 self.pipe.send(FeedEndpoint(self.slot, self.incarnation, self._feed_server.endpoint))
             return self._feed_server

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import zmq
 
 from hopyard.agent.parent import adopt_orphans
-from hopyard.agent.programs.channel import Pipe, up
+from hopyard.agent.programs.channel import Pipe
 from hopyard.agent.programs.ports import Ports
 from hopyard.agent.programs.tensorboard import TensorBoard
-from hopyard.core.messages import Card, End
+from hopyard.core.messages import Card, End, unpack_up
 from hopyard.core.programs.events import Begin, Ended, Halt, Reported, Reserved, Running
 from hopyard.core.programs.messages import (
     FeedAllowed,
@@ -38,7 +38,7 @@ from hopyard.core.programs.messages import (
 )
 from hopyard.core.programs.placement import Place
 from hopyard.system.network import address_towards
-from hopyard.system.processes import story, watched
+from hopyard.system.processes import state_of, story, watched
 from hopyard.system.scratch import scratch
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class TaskSupervisor:
     def _forward(self) -> None:
         """Pass a message of the child on to the driver."""
         assert self._pipe is not None
-        message = up(self._pipe)
+        message = self._pipe.receive()
         if message is None:
             self._poll.unregister(self._pipe.fileno())
             self._pipe.close()
@@ -199,8 +199,7 @@ class TaskSupervisor:
     def _report_exit(self) -> None:
         """Tell the driver that the child is gone."""
         child, task = self._child, self._task
-        if child is None:
-            return
+        assert child is not None
         code = child.wait()
         if self._pipe is not None:
             self._pipe.hurry()  # its own children may hold the other end
@@ -223,12 +222,8 @@ class TaskSupervisor:
         """End the child if it was stopped (SIGSTOP) and did not go on within the heartbeat time-out."""
         if self._child is None or self._task is None or self._end_sent:
             return
-        try:
-            state = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return
         now = time.monotonic()
-        if state not in "Tt":
+        if state_of(self._child.pid) not in "Tt":
             self._stopped_at = 0.0
         elif not self._stopped_at:
             self._stopped_at = now
@@ -252,7 +247,7 @@ class TaskSupervisor:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
-        self._pipe = Pipe(ours)
+        self._pipe = Pipe(ours, unpack_up)
         self._poll.register(self._pipe.fileno(), zmq.POLLIN)
         self._pidfd = watched(self._child.pid)
         if self._pidfd >= 0:

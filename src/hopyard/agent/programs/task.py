@@ -20,9 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hopyard.agent.import_hooks import find_spark_files
 from hopyard.agent.parent import end_with
-from hopyard.agent.programs.channel import Pipe, down
+from hopyard.agent.programs.channel import Pipe
+from hopyard.agent.programs.patches import patch_frameworks
 from hopyard.agent.programs.session import TaskSession
+from hopyard.core.messages import unpack_down
 from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import HostTasks
 from hopyard.errors import HopyardError
@@ -42,8 +45,8 @@ def main() -> None:
     end_with(os.getppid())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    pipe = Pipe(Connection(int(sys.argv[1])))
-    host, begin = down(pipe), down(pipe)
+    pipe = Pipe(Connection(int(sys.argv[1])), unpack_down)
+    host, begin = pipe.receive(), pipe.receive()
     if not isinstance(host, HostTasks) or not isinstance(begin, Begin):
         os._exit(1)
     os.environ.update(host.environment)
@@ -126,19 +129,10 @@ def _run(session: TaskSession) -> tuple[int, Ended]:
 
 def _load_main(session: TaskSession) -> Any:
     """Return the user's code, ready to be called."""
-    from hopyard.agent.programs.patches import torch_groups
-    from hopyard.agent.programs.patches.jax_cluster import register_with_jax
-    from hopyard.agent.programs.patches.tensorflow_waits import shorten
-    from hopyard.agent.programs.patches.torch_gpus import show_host_gpus
-    from hopyard.agent.spark_files import find_spark_files
-
-    shorten()
     find_spark_files()
-    register_with_jax()
-    show_host_gpus()
-    torch_groups.keep()
+    patch_frameworks()
     if session.host.tensorflow1:
-        from hopyard.agent.programs.patches.tensorflow1 import present
+        from hopyard.agent.programs.tensorflow1 import present
 
         present()
     if compat := os.environ.get("HOPYARD_COMPAT"):

@@ -7,6 +7,8 @@ and are judged by their class. Frameworks are not imported for that: their class
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from hopyard.errors import DataError, HopyardError, ResourceError
@@ -96,7 +98,8 @@ def _out_of_memory(error: BaseException) -> bool | None:
     return None
 
 
-class Reading:
+@contextmanager
+def reading(rows: str, host: str) -> Iterator[None]:
     """Surrounds the reading of rows: classifies errors by whether this host is to blame, or perhaps only for now.
 
     Args:
@@ -108,25 +111,16 @@ class Reading:
         Unreadable: any other error of the operating system or a network.
         DataError: the rows are not what they should be.
     """
-
-    __slots__ = ("_host", "_rows")
-
-    def __init__(self, rows: str, host: str) -> None:
-        self._rows, self._host = rows, host
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (OSError, DataError, ResourceError)):
-            return
+    try:
+        yield
+    except (OSError, DataError, ResourceError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         out_of_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
         if isinstance(error, ResourceError) and not out_of_memory:
-            raise HostFault(f"host {self._host}: {error}") from error
+            raise HostFault(f"host {host}: {error}") from error
         if not isinstance(cause, OSError):
-            return
+            raise
         if cause.errno in BROKEN:
-            raise HostFault(f"host {self._host} cannot read or keep {self._rows}: {error}") from error
-        text = f"host {self._host} cannot read {self._rows} at present: {type(cause).__name__}: {error}"
+            raise HostFault(f"host {host} cannot read or keep {rows}: {error}") from error
+        text = f"host {host} cannot read {rows} at present: {type(cause).__name__}: {error}"
         raise Unreadable(text) from error

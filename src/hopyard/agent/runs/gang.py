@@ -64,7 +64,7 @@ class GangMember:
             if lease in self._given_up:
                 raise GangBroken("the unit was given up before it began")
         if membership.group != self._group:
-            self._hang_up()
+            self.close()
             self._group = membership.group
             group = Group(
                 membership.rank,
@@ -88,7 +88,7 @@ class GangMember:
             reported: whether the driver hears from this worker that it is out.
         """
         if not well:
-            self._hang_up()
+            self.close()
         with self._lock:
             self._working = False
             given_up = lease in self._given_up
@@ -114,10 +114,7 @@ class GangMember:
             self._send(Broken(self._slot, message.lease))
 
     def close(self) -> None:
-        """Hang up."""
-        self._hang_up()
-
-    def _hang_up(self) -> None:
+        """Hang up. The next unit connects the members of its gang anew."""
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hopyard.agent.runs.costs import Costs
+from hopyard.agent.runs.reported import Costs
 from hopyard.data.partitions.loader import sizes
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lower

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from hopyard import meter
+from hopyard.errors import SpecError
+from hopyard.frameworks import runtimes
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Config, ModelInfo, Ref, Unit
 from hopyard.training.build import Built, Plan, build
-from hopyard.training.earlier import EarlierModels
 
 BUILT = 32
 """Built models that a worker keeps; the least recently used one is dropped first."""
@@ -29,7 +33,8 @@ class BuiltModels:
         self._plan = plan
         self.built: OrderedDict[str, Built] = OrderedDict()
         """Built models by their sharing key, or by their trial where there is none; least recently used first."""
-        self._earlier = EarlierModels()
+        self._returned: dict[int, weakref.ref[Any]] = {}
+        """Identity → what a recipe returned so far, or parameters of it."""
         self._infos: dict[int, ModelInfo] = {}
         """Trial → what its recipe returned."""
         self._loaded: dict[str, tuple[Ref, int]] = {}
@@ -37,15 +42,33 @@ class BuiltModels:
         self._state_bytes: dict[str, int] = {}
 
     def call_recipe(self, trial: int, config: Config) -> Built:
-        """Return a model that is new. Raises SpecError when the recipe returns one that it returned before."""
+        """Return a model that is new.
+
+        Raises:
+            SpecError: the recipe returns what it returned before, or trains it: a net that was built outside of it.
+                Such a net carries what one trial learned into the next, so that results would depend on which worker
+                trains what.
+        """
         built = build(self._plan, trial, config)
-        self._earlier.add(built.trainable)
+        parts = _parts(built.trainable)  # parameters of a net that the recipe builds are new at each call
+        for part in parts:
+            reference = self._returned.get(id(part))
+            if reference is not None and reference() is part:
+                raise SpecError(
+                    "the recipe returns the same parameters each time it is called, so that a trial would go on with "
+                    "the weights of another: build the net (and the optimizer) inside the recipe, or "
+                    "copy.deepcopy(net) there"
+                )
+        self._returned = {key: each for key, each in self._returned.items() if each() is not None}
+        for part in parts:
+            with suppress(TypeError):  # a class with __slots__
+                self._returned[id(part)] = weakref.ref(part)
         return built
 
     @property
     def has_earlier(self) -> bool:
-        """True while a model that a recipe returned earlier is alive."""
-        return self._earlier.alive
+        """True while something that a recipe returned is alive, as what was built outside of it is."""
+        return any(reference() is not None for reference in self._returned.values())
 
     def keep(self, trial: int, built: Built) -> None:
         """Keep a model that trials share, unless there is one: its compiled steps are worth keeping."""
@@ -127,3 +150,10 @@ class BuiltModels:
 def info_of(built: Built) -> ModelInfo:
     """Return what is sent to the driver, and by it to other workers, about a model that the recipe returned."""
     return ModelInfo(built.sharing_key or "", built.batch_size, built.reads_epochs)
+
+
+def _parts(trainable: Any) -> list[Any]:
+    """Return the Trainable, and what training changes in the nets that it has for attributes."""
+    frameworks = runtimes().values()
+    attributes = getattr(trainable, "__dict__", {}).values()
+    return [trainable, *(part for value in attributes for each in frameworks for part in each.parameters(value))]

@@ -128,8 +128,7 @@ def assemble(
     except Exception as error:
         raise SpecError(f"the recipe does not load there: {type(error).__name__}: {error}") from error
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
-    reachable = reach(setup, card)
-    folder, store, network = reachable.folder, reachable.store, reachable.network
+    folder, store, network = reach(setup, card)
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
     guarded = Guarded(store.open, setup.store)

@@ -12,8 +12,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hopyard import meter
 from hopyard.core.messages import Bulk, Card, Setup
@@ -118,8 +118,7 @@ class StoreOpener:
             self._retry_at = math.inf if is_final else time.monotonic() + AWAY_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(NamedTuple):
     """The folder, store and network through which an agent's States are stored and loaded."""
 
     folder: Folder

@@ -15,12 +15,11 @@ import msgspec
 from hopyard import meter
 from hopyard.agent.runs.check import TrialCheck, nondeterminism
 from hopyard.agent.runs.checkpoints import CheckpointWriter
-from hopyard.agent.runs.costs import CostCounter, Costs
-from hopyard.agent.runs.faults import HostFault, Missing, Reading, blame
+from hopyard.agent.runs.faults import HostFault, Missing, blame, reading
 from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.members import alone, gathered
 from hopyard.agent.runs.models import BuiltModels
-from hopyard.agent.runs.reported import check_sizes
+from hopyard.agent.runs.reported import CostCounter, Costs, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
@@ -33,10 +32,7 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import (
-    Store,
-    SupportsResult,
-)
+from hopyard.ports import Store, SupportsResult
 from hopyard.spec import Config, Part, Ref, RowKind, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.guard import StateConflict
@@ -350,7 +346,7 @@ class Worker:
 
     def _open(self, kind: RowKind, partition: int) -> Columns:
         meter.enter("fetch")
-        with Reading(f"{kind} partition {partition}", socket.gethostname()):
+        with reading(f"{kind} partition {partition}", socket.gethostname()):
             return open_partition(self._plan.manifest, kind, partition)
 
     def _caught(self, error: BaseException) -> None:

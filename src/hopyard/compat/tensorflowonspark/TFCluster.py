@@ -116,7 +116,7 @@ class TFCluster:
         deadline = time.monotonic() + timeout if timeout > 0 else None
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(1):
-                if self._over:
+                if self.program.status != "running":
                     ssc.stop(stopSparkContext=False, stopGraceFully=True)
                     break
         if self.input_mode == InputMode.SPARK:
@@ -151,10 +151,6 @@ class TFCluster:
         """For each task its role as `job_name`, `task_index`, `host`, and what `program.summary()` says of it."""
         tasks = self.program.summary()["tasks"]
         return [{**task, "job_name": task["role"], "task_index": task["index"]} for task in tasks]
-
-    @property
-    def _over(self) -> bool:
-        return self.program.status != "running"
 
     @property
     def _inputs(self) -> list[str]:
@@ -253,15 +249,15 @@ _ATTRIBUTES = ("sc", "program", "num_executors", "input_mode", "queues", "defaul
 class Reservation:
     """What `reserve` of the first versions returns: a cluster that `start` starts."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self._arguments = arguments
+    def __init__(self, run: Callable[[Callable[[Any, Any], Any], Any], TFCluster]) -> None:
+        self._run = run
         self._cluster: TFCluster | None = None
 
     def start(self, map_fun: Callable[[Any, Any], Any], tf_args: Any) -> None:
         """Starts `map_fun(tf_args, ctx)` once for each task, as `run` does, and raises what it does."""
         if self._cluster is not None:
             raise SpecError("cluster.start: the cluster has been started; reserve another one")
-        self._cluster = run(map_fun=map_fun, tf_args=tf_args, **self._arguments)
+        self._cluster = self._run(map_fun, tf_args)
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(TFCluster, name) and name not in _ATTRIBUTES:
@@ -288,14 +284,9 @@ def reserve(
     """
     _roles(num_executors, num_ps, None, False)
     return Reservation(
-        {
-            "sc": sc,
-            "num_executors": num_executors,
-            "num_ps": num_ps,
-            "tensorboard": tensorboard,
-            "input_mode": input_mode,
-            "queues": queues,
-        }
+        lambda map_fun, tf_args: run(
+            sc, map_fun, tf_args, num_executors, num_ps, tensorboard, input_mode, queues=queues
+        )
     )
 
 

@@ -35,52 +35,38 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
         ProgramFailed: with a barrier: a call failed, or there are too few slots.
     """
     context = getattr(sc, "sparkContext", sc)
-    settings = {"default_fs": default_fs(context), "working_dir": os.getcwd(), "count": num_executors}  # noqa: PTH109
-    if use_barrier:
-        program = launch(
-            _member(map_fn, settings),
-            tf_args,
-            roles={"worker": num_executors},
-            engine=Spark(session(sc), workers=num_executors, start_timeout=START_SECONDS),
-            until="all",
-            env=compat_environment(),
-            start_timeout=START_SECONDS,
-        )
-        try:
-            program.wait()
-        except BaseException:
-            program.stop()
-            raise
-        return
-    task = _task(map_fn, tf_args, settings, compat_environment())
-    context.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
+    filesystem, folder = default_fs(context), os.getcwd()  # noqa: PTH109 - a text, as its users expect
+    environment = compat_environment()
 
+    def call(args: Any, number: int) -> Any:
+        ctx = TFNodeContext(executor_id=number, defaultFS=filesystem, working_dir=folder)
+        ctx.num_workers = num_executors
+        return map_fn(args, ctx)
 
-def _member(map_fn: Callable[[Any, Any], Any], settings: dict[str, Any]) -> Callable[[Any, Any], Any]:
-    """Return `map_fn` as the main of a program, whose engine assigns the GPUs."""
-
-    def main(args: Any, program: Any) -> Any:
-        return map_fn(args, _context(program.index, settings))
-
-    return main
-
-
-def _task(
-    map_fn: Callable[[Any, Any], Any], tf_args: Any, settings: dict[str, Any], env: dict[str, str]
-) -> Callable[[Iterable[int]], list[int]]:
-    """Return `map_fn` as a task of a Spark job."""
+    def member(args: Any, program: Any) -> Any:
+        return call(args, program.index)
 
     def work(numbers: Iterable[int]) -> list[int]:
-        install(env.get(VARIABLE, ""))
+        install(environment.get(VARIABLE, ""))
         for number in numbers:
             util.single_node_env(getattr(tf_args, "num_gpus", 1), number)
-            map_fn(tf_args, _context(number, settings))
+            call(tf_args, number)
         return []
 
-    return work
-
-
-def _context(number: int, settings: dict[str, Any]) -> TFNodeContext:
-    context = TFNodeContext(executor_id=number, defaultFS=settings["default_fs"], working_dir=settings["working_dir"])
-    context.num_workers = settings["count"]
-    return context
+    if not use_barrier:
+        context.parallelize(range(num_executors), num_executors).mapPartitions(work).collect()
+        return
+    program = launch(
+        member,
+        tf_args,
+        roles={"worker": num_executors},
+        engine=Spark(session(sc), workers=num_executors, start_timeout=START_SECONDS),
+        until="all",
+        env=environment,
+        start_timeout=START_SECONDS,
+    )
+    try:
+        program.wait()
+    except BaseException:
+        program.stop()
+        raise

@@ -140,9 +140,8 @@ class FeedStream:
 
     def read(self, count: int, across_partitions: bool) -> list[Any]:
         """Return `count` rows, fewer at the end, and in inference at the end of a partition."""
-        for rows in self._feed.rows(count):
-            return list(rows)
-        return []
+        rows: list[Any] = next(self._feed.rows(count), [])
+        return rows
 
     def answer(self, rows: Iterable[Any]) -> None:
         """Sends one answer for each row of the last batch; nothing for the empty batch at the end."""

@@ -41,7 +41,8 @@ def is_gpu_available() -> bool:
 
 
 def _save(model: Any, folder: str) -> None:
-    if not hasattr(model, "export") or type(model).__module__.startswith("tf_keras") or _legacy(model):
+    is_keras_2 = any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__)
+    if is_keras_2 or not hasattr(model, "export"):
         model.save(folder, save_format="tf")
         return
     import keras
@@ -66,11 +67,6 @@ def _save(model: Any, folder: str) -> None:
     archive.track(model)
     archive.add_endpoint("serving_default", serve, input_signature=specs)
     archive.write_out(folder, verbose=False)
-
-
-def _legacy(model: Any) -> bool:
-    """Whether it is a model of Keras 2, also of a class of the user's."""
-    return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 
 def _output_names(model: Any) -> list[str]:

@@ -1,75 +1,203 @@
-"""TFEstimator and TFModel: a `train_fn(args, ctx)` on a cluster, and its SavedModel, in a pyspark.ml Pipeline."""
+"""TFEstimator and TFModel: a `train_fn(args, ctx)` on a cluster, and its SavedModel, in a pyspark.ml Pipeline.
+
+Each Param has a mixin of TensorFlowOnSpark's name; `Namespace` has arguments of the user's own.
+"""
 
 from __future__ import annotations
 
-import logging
+import argparse
+import copy
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Param, Params, TypeConverters
 
 from hopyard.compat.tensorflowonspark import TFCluster, util
-from hopyard.compat.tensorflowonspark.parameters import (
-    HasBatchSize,
-    HasClusterSize,
-    HasEpochs,
-    HasExportDir,
-    HasGraceSecs,
-    HasInputMapping,
-    HasInputMode,
-    HasMasterNode,
-    HasModelDir,
-    HasNumPS,
-    HasOutputMapping,
-    HasProtocol,
-    HasReaders,
-    HasSignatureDefKey,
-    HasSteps,
-    HasTagSet,
-    HasTensorboard,
-    HasTFRecordDir,
-    Namespace,
-    TFParams,
-    TFTypeConverters,
-)
 from hopyard.compat.tensorflowonspark.scoring import Kinds, Scoring, column_type
 from hopyard.errors import SpecError
 from hopyard.sparkapi.dataframe import mapped, narrowed
 from hopyard.sparkapi.tasks import report_each
+from hopyard.text import shown
 
-__all__ = [
-    "HasBatchSize",
-    "HasClusterSize",
-    "HasEpochs",
-    "HasExportDir",
-    "HasGraceSecs",
-    "HasInputMapping",
-    "HasInputMode",
-    "HasMasterNode",
-    "HasModelDir",
-    "HasNumPS",
-    "HasOutputMapping",
-    "HasProtocol",
-    "HasReaders",
-    "HasSignatureDefKey",
-    "HasSteps",
-    "HasTFRecordDir",
-    "HasTagSet",
-    "HasTensorboard",
-    "Namespace",
-    "TFEstimator",
-    "TFModel",
-    "TFParams",
-    "TFTypeConverters",
-    "get_meta_graph_def",
-    "single_node_env",
-    "yield_batch",
-]
+Kind = TypeVar("Kind", bound=type)
 
-logger = logging.getLogger(__name__)
+
+class TFTypeConverters:
+    """Type converters that pyspark.ml lacks."""
+
+    @staticmethod
+    def toDict(value: Any) -> dict[Any, Any]:
+        """Return a dict. Raises TypeError, as the converters of pyspark.ml do."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"must be a dict, got {shown(value)}")
+
+
+def _has(param: str, doc: str, converter: Callable[[Any], Any], suffix: str = "") -> Callable[[Kind], Kind]:
+    """Gives a class a Param, with its setter and getter. `suffix`: of their names; "": that of the class, HasSuffix."""
+
+    def decorate(kind: Kind) -> Kind:
+        end = suffix or kind.__name__.removeprefix("Has")
+
+        def set_it(self: Any, value: Any) -> Any:
+            return self._set(**{param: value})
+
+        def get_it(self: Any) -> Any:
+            return self.getOrDefault(param)
+
+        setattr(kind, param, Param(Params._dummy(), param, doc, converter))
+        for name, function, verb in ((f"set{end}", set_it, "Sets"), (f"get{end}", get_it, "Gives")):
+            function.__name__ = name
+            function.__qualname__ = f"{kind.__qualname__}.{name}"
+            function.__doc__ = f"{verb} `{param}`: {doc}."
+            setattr(kind, name, function)
+        return kind
+
+    return decorate
+
+
+@_has("batch_size", "rows of a batch", TypeConverters.toInt)
+class HasBatchSize(Params):
+    """batch_size."""
+
+
+@_has("cluster_size", "tasks of the cluster, of all roles", TypeConverters.toInt)
+class HasClusterSize(Params):
+    """cluster_size."""
+
+
+@_has("epochs", "times that all rows are fed", TypeConverters.toInt)
+class HasEpochs(Params):
+    """epochs."""
+
+
+@_has("grace_secs", "seconds to wait for tasks without a warning, once all was fed", TypeConverters.toInt)
+class HasGraceSecs(Params):
+    """grace_secs."""
+
+
+@_has("input_mapping", "column of the DataFrame → tensor", TFTypeConverters.toDict)
+class HasInputMapping(Params):
+    """input_mapping."""
+
+
+@_has("input_mode", "InputMode.SPARK: Spark feeds the rows", TypeConverters.toInt)
+class HasInputMode(Params):
+    """input_mode."""
+
+
+@_has("master_node", "role of the task that leads, for example chief", TypeConverters.toString)
+class HasMasterNode(Params):
+    """master_node."""
+
+
+@_has("model_dir", "where checkpoints are", TypeConverters.toString)
+class HasModelDir(Params):
+    """model_dir."""
+
+
+@_has(
+    "driver_ps_nodes",
+    "whether parameter servers are to be beside the driver",
+    TypeConverters.toBoolean,
+    suffix="DriverPSNodes",
+)
+@_has("num_ps", "parameter servers among the tasks", TypeConverters.toInt)
+class HasNumPS(Params):
+    """num_ps and driver_ps_nodes."""
+
+
+@_has("output_mapping", "tensor → column of the new DataFrame", TFTypeConverters.toDict)
+class HasOutputMapping(Params):
+    """output_mapping."""
+
+
+@_has("protocol", "network protocol of TensorFlow: grpc", TypeConverters.toString)
+class HasProtocol(Params):
+    """protocol."""
+
+
+@_has("readers", "threads that read", TypeConverters.toInt)
+class HasReaders(Params):
+    """readers."""
+
+
+@_has("steps", "most steps to train", TypeConverters.toInt)
+class HasSteps(Params):
+    """steps."""
+
+
+@_has("tensorboard", "whether a TensorBoard is started", TypeConverters.toBoolean)
+class HasTensorboard(Params):
+    """tensorboard."""
+
+
+@_has("tfrecord_dir", "where TFRecord files are", TypeConverters.toString)
+class HasTFRecordDir(Params):
+    """tfrecord_dir."""
+
+
+@_has("export_dir", "where the SavedModel is", TypeConverters.toString)
+class HasExportDir(Params):
+    """export_dir."""
+
+
+@_has("signature_def_key", "which signature of the SavedModel", TypeConverters.toString)
+class HasSignatureDefKey(Params):
+    """signature_def_key."""
+
+
+@_has("tag_set", "tags of the SavedModel's graph, comma separated", TypeConverters.toString)
+class HasTagSet(Params):
+    """tag_set."""
+
+
+class Namespace:
+    """Arguments as attributes, from a dict, from argparse's or another Namespace, or from a command line (`argv`)."""
+
+    argv: list[str] | None = None
+
+    def __init__(self, d: Any) -> None:
+        if isinstance(d, list):
+            self.argv = d
+        elif isinstance(d, Mapping):
+            self.__dict__.update(d)
+        elif isinstance(d, (argparse.Namespace, Namespace)):
+            self.__dict__.update(vars(d))
+        else:
+            raise SpecError(f"Namespace(…) must be given a dict, a Namespace or a list of arguments, got {shown(d)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.__dict__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in sorted(self.__dict__.items()))})"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Namespace, argparse.Namespace)):
+            return vars(self) == vars(other)
+        return NotImplemented
+
+
+class TFParams(Params):
+    """Params with `args`, arguments of the user's own, beside them."""
+
+    args: Any = None
+
+    def merge_args_params(self) -> Namespace:
+        """Return a copy of `args` in which each Param that has a value, also by default, has that."""
+        merged = copy.copy(self.args)
+        for param in self.params:
+            if self.isDefined(param):
+                setattr(merged, param.name, self.getOrDefault(param))
+        return Namespace(merged)
 
 
 class TFEstimator(

@@ -281,7 +281,7 @@ class Feeding:
                 )
         elif not hasattr(data, "mapPartitionsWithIndex"):
             raise SpecError(f"infer(…) must be given a DataFrame or an RDD, got {type(data).__name__}")
-        from hopyard.feeds.inference import inferring, inferring_rows
+        from hopyard.feeds.spark_tasks import inferring, inferring_rows
 
         feed = self._session("infer", name, "allow")
         self._has_inferences = True

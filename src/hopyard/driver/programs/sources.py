@@ -89,7 +89,7 @@ class DriverRows:
         def send(worker: int) -> None:
             try:
                 part = _until(stop, blocks[worker::workers], route.feed)
-                rows.append(send_partition(route, worker, 0, part, worker=worker).rows)
+                rows.append(send_partition(route, worker, part, worker=worker).rows)
             except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
                 errors.append(error)
                 stop.set()

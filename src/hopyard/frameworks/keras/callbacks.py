@@ -94,13 +94,10 @@ class Hooks:
     def _between_hooks(self, step: Callable[[], Any]) -> None:
         self._call("on_train_batch_begin", self._batch)
         step()
-        logs = {name: float(on_host(value)) for name, value in self._results().items()}
+        results = self._model.get_metrics_result().items()
+        logs = {name: float(on_host(value)) for name, value in results if getattr(value, "shape", ()) == ()}
         self._call("on_train_batch_end", self._batch, logs)
         self._batch += 1
-
-    def _results(self) -> dict[str, Any]:
-        results = self._model.get_metrics_result()
-        return {name: value for name, value in results.items() if getattr(value, "shape", ()) == ()}
 
     def _call(self, name: str, number: int, logs: dict[str, float] | None = None) -> None:
         for callback in self._callbacks:

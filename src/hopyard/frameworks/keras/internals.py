@@ -1,4 +1,4 @@
-"""The private parts of Keras that Hopyard uses. No other module may name them.
+"""Keras' global settings, and the private parts of Keras that Hopyard uses. No other module may name these.
 
 tests/frameworks/test_internals.py tries each of these and names the versions for which they hold.
 """
@@ -20,6 +20,23 @@ UNRELATED = frozenset({"_tracker", "_lock", "_variables", "_metrics", "_path"})
 """Attributes of losses and metrics that say nothing about what they compute."""
 NO_DECAY = "_exclude_from_weight_decay"
 """Prefix of the attributes in which an optimizer keeps the arguments of `exclude_from_weight_decay`."""
+
+
+def global_settings() -> tuple[Any, ...]:
+    """Return Keras' global settings, on which a step depends when it is traced."""
+    config = keras.config
+    return config.dtype_policy(), config.floatx(), config.epsilon(), config.image_data_format()
+
+
+def apply_settings(settings: tuple[Any, ...]) -> None:
+    """Sets Keras' global settings to a result of `global_settings`."""
+    if global_settings() == settings:
+        return
+    policy, floatx, epsilon, image_format = settings
+    keras.config.set_floatx(floatx)
+    keras.config.set_epsilon(epsilon)
+    keras.config.set_image_data_format(image_format)
+    keras.config.set_dtype_policy(policy)
 
 
 def name_counts() -> dict[str, int]:

@@ -30,7 +30,6 @@ from hopyard.frameworks.keras.metrics import (
     variables_of,
 )
 from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
-from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
 from hopyard.ports import Exchange, PartitionBatches, Tree
@@ -70,7 +69,7 @@ class Model:
     ) -> None:
         for fault in _faults(model, class_weight):
             raise SpecError(f"hopyard.keras.Model: {fault}")
-        self._settings = global_settings()
+        self._settings = internals.global_settings()
         self.model = model
         self.batch_size: int | None = scalar(batch_size)
         self.class_weight = None
@@ -79,7 +78,8 @@ class Model:
         self._hooks = Hooks(model, callbacks)
         backend: Any = importlib.import_module(f"hopyard.frameworks.keras.loops.{keras.backend.backend()}")
         self._host: Callable[[Any], Any] = backend.host
-        self._buffers: Callable[[keras.Model], Sequence[Any]] = backend.buffers
+        # on TensorFlow and JAX everything in a model is variables of Keras
+        self._buffers: Callable[[keras.Model], Sequence[Any]] = getattr(backend, "buffers", lambda model: [])
         self._new_loop: Callable[[keras.Model], Any] = backend.Loop
         self._gang = Member(model, self._host, self._buffers)
         self._loop: Any = None
@@ -253,7 +253,7 @@ class Model:
         return bool(self.model.built) and all(layer.built for layer in internals.layers(self.model))
 
     def _ready(self, rows: RowBatches) -> None:
-        apply_settings(self._settings)  # a step is traced under the settings of its recipe
+        internals.apply_settings(self._settings)  # a step is traced under the settings of its recipe
         if self._loop is None:
             self._begin(rows.example())
 

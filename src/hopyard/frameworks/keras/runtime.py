@@ -10,7 +10,6 @@ import numpy as np
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
-from hopyard.frameworks.keras.settings import apply_settings, global_settings
 from hopyard.frameworks.tree import on_host
 from hopyard.ports import ModelFile, Runtime, Tree
 from hopyard.system.scratch import scratch_folder
@@ -40,8 +39,8 @@ def before_recipe(seed: int, named: bool) -> None:
     """Resets Keras before a recipe is called: names count from one again (`auc`, not `auc_3`), the dtype policy and
     other settings are as before the first recipe, random numbers without a seed of their own begin at `seed`."""
     if _Initial.settings is None:
-        _Initial.settings = global_settings()
-    apply_settings(_Initial.settings)
+        _Initial.settings = internals.global_settings()
+    internals.apply_settings(_Initial.settings)
     internals.set_name_counts({})
     reseed(seed)
 
@@ -49,17 +48,18 @@ def before_recipe(seed: int, named: bool) -> None:
 def snapshot() -> Any:
     """Return what a run changes in this process."""
     generator = internals.existing_generator()
-    return global_settings(), internals.name_counts(), None if generator is None else np.array(on_host(generator.state))
+    state = None if generator is None else np.array(on_host(generator.state))
+    return internals.global_settings(), internals.name_counts(), state
 
 
 def restore(before: Any) -> None:
     """Restores what `snapshot` returned."""
     if before is None:  # the recipe imported Keras
         if _Initial.settings is not None:
-            apply_settings(_Initial.settings)
+            internals.apply_settings(_Initial.settings)
         return
     settings, counts, state = before
-    apply_settings(settings)
+    internals.apply_settings(settings)
     internals.set_name_counts(counts)
     if state is not None:
         _generator().state.assign(state)

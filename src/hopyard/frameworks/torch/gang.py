@@ -48,9 +48,6 @@ class Member:
             return
         self._buffers = list(buffers)
         self._rows = 0.0
-        self._begin_round()
-
-    def _begin_round(self) -> None:
         if self.rounds.averages:
             self.rounds.begin(lambda: [parameter.detach().clone() for parameter in self._parameters])
 

@@ -154,9 +154,22 @@ class Model:
         self._generator = (None, None)
         return self._train(batches)
 
-    def evaluate_partition(self, batches: PartitionBatches) -> Sums:
+    def evaluate_partition(self, batches: Iterable[Batch]) -> Sums:
         """Return loss and metrics over a partition; changes nothing."""
-        return self._evaluate(batches)
+        self.module.eval()
+        if isinstance(self.loss, torch.nn.Module):
+            self.loss.eval()
+        tally = Tally(self.metrics)
+        with torch.inference_mode():
+            for batch in batches:
+                inputs, targets, weights, rows = self._on_device(batch)
+                if not rows:
+                    continue
+                with self._precision():
+                    outputs = self._forward(inputs)
+                    loss = self._mean(outputs, targets, weights, batch.rows)
+                tally.add(loss, rows, outputs, targets, weights)
+            return tally.sums()
 
     def train(self, batch: Batch) -> Sums:
         """Trains for one step. Consecutive batches of one seed draw from one generator, which continues."""
@@ -164,7 +177,7 @@ class Model:
 
     def evaluate(self, batch: Batch) -> Sums:
         """Return loss and metrics of one batch; changes nothing."""
-        return self._evaluate([batch])
+        return self.evaluate_partition([batch])
 
     def predict(self, batch: Batch) -> Any:
         """Return outputs as NumPy arrays, rows first; see `outputs_to_numpy`."""
@@ -245,22 +258,6 @@ class Model:
         part.backward()  # type: ignore[no-untyped-call]
         tally.add(loss, rows, outputs, targets, weights)
         return rows
-
-    def _evaluate(self, batches: Iterable[Batch]) -> Sums:
-        self.module.eval()
-        if isinstance(self.loss, torch.nn.Module):
-            self.loss.eval()
-        tally = Tally(self.metrics)
-        with torch.inference_mode():
-            for batch in batches:
-                inputs, targets, weights, rows = self._on_device(batch)
-                if not rows:
-                    continue
-                with self._precision():
-                    outputs = self._forward(inputs)
-                    loss = self._mean(outputs, targets, weights, batch.rows)
-                tally.add(loss, rows, outputs, targets, weights)
-            return tally.sums()
 
     def _on_device(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
         """Return (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""

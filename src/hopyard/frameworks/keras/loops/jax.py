@@ -19,11 +19,6 @@ from hopyard.frameworks.keras.rows import Pace, RowBatches, leaves
 from hopyard.meter import StepMeter
 
 
-def buffers(model: keras.Model) -> list[Any]:
-    """Return an empty list: everything in a model is variables of Keras."""
-    return []
-
-
 def host(variable: Any) -> Any:
     """Return a variable's values, as a view."""
     return np.asarray(variable.value)

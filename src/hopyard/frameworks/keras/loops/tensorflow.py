@@ -38,11 +38,6 @@ _DRAWS = (
 """Operations whose generator is in the process, and so cannot be moved to another worker."""
 
 
-def buffers(model: keras.Model) -> list[Any]:
-    """Return an empty list: everything in a model is variables of Keras."""
-    return []
-
-
 def host(variable: Any) -> Any:
     """Return a variable's values, as a copy."""
     return np.asarray(variable.value.numpy())  # a scalar is an array too

@@ -19,7 +19,7 @@ HERE = [
 
 def run(text: str, *, before: str = "", path: Path | None = None, **environment: str) -> str:
     """What a program printed whose `tensorflow` is version 1."""
-    whole = f"{before}\nfrom hopyard.agent.programs.patches.tensorflow1 import present\npresent()\n{text}"
+    whole = f"{before}\nfrom hopyard.agent.programs.tensorflow1 import present\npresent()\n{text}"
     named = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", **environment}
     if path is not None:
         named["PYTHONPATH"] = str(path)
@@ -34,7 +34,7 @@ TRAINS = """
 import sys
 assert "tensorflow" not in sys.modules, "it was imported before it was asked for"
 present()  # a second time changes nothing
-assert sum(type(finder).__module__ == "hopyard.agent.programs.patches.tensorflow1" for finder in sys.meta_path) == 1
+assert sum(type(finder).__module__ == "hopyard.agent.programs.tensorflow1" for finder in sys.meta_path) == 1
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
@@ -126,7 +126,7 @@ class TestTensorFlow:
     def test_a_program_of_version_1_trains_and_its_waits_are_short(self) -> None:
         """TensorFlow's own values of waits become ours, those of the user stay."""
         said = run(
-            TRAINS + WAITS, before="from hopyard.agent.programs.patches.tensorflow_waits import shorten\nshorten()"
+            TRAINS + WAITS, before="from hopyard.agent.programs.patches import patch_frameworks\npatch_frameworks()"
         )
         *trained, waits = said.splitlines()
         assert trained == ["w 3.0", "rnn [2, 5, 2]", "keras [[0.0, 1.0]]", "dense [None, 3]"]

@@ -94,12 +94,8 @@ class _ExistingLoader(Loader):
     def __init__(self, module: ModuleType) -> None:
         self._module = module
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return None: the import system creates a module that nobody keeps (it would write its spec into ours)."""
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module into `sys.modules`, from where the import system returns it."""
+        """Put the module in the place of the empty one that Python has made; the import returns it."""
         sys.modules[module.__name__] = self._module
 
 

@@ -1,1 +1,0 @@
-"""Patches that are applied to frameworks when they are imported."""
