@@ -25,9 +25,9 @@ from hopyard.driver.runs.fold import recover
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.errors import PreflightError
 from hopyard.spec import Ref, RunSpec
-from hopyard.store import summary
 from hopyard.store.journal import Journal, read
 from hopyard.store.layout import Layout
+from hopyard.store.standing import read_summary
 from hopyard.views import gantt
 from hopyard.views.timeline import chart
 from jobs import CONFIGS, select, troubled
@@ -179,7 +179,7 @@ def test_ls_says_the_same_with_and_without_a_summary(tmp_path: Path, monkeypatch
     journal = Journal(layout.journal, CODEC, resume=True)  # as another driver would append
     journal.append([Interrupted(at=1.0, reason="x")])
     journal.close()
-    assert summary.read(layout) is None
+    assert read_summary(layout) is None
     assert rows(tmp_path / "runs")[0]["seconds"] != quick[0]["seconds"]
 
 

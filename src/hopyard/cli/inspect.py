@@ -75,12 +75,11 @@ def _row(layout: Layout) -> dict[str, Any]:
 
 
 def _run_row(layout: Layout) -> dict[str, Any]:
-    from hopyard.store import summary
-    from hopyard.store.standing import standing
+    from hopyard.store.standing import read_summary, standing
     from hopyard.views.report import brief
     from hopyard.views.timeline import Chart
 
-    facts = summary.read(layout)
+    facts = read_summary(layout)
     if facts is None:
         timeline = Chart(keep=False)
         try:

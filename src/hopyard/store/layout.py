@@ -34,6 +34,16 @@ _WORDS = (  # noqa: SIM905 - as a list they fill a page
 ).split()
 
 
+class _Below:
+    """A path below the root of a layout."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout, owner: type) -> Path:
+        return layout.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The paths under `root`, which is made absolute: they stay the same when the working directory changes."""
@@ -51,69 +61,34 @@ class Layout:
         except (ValueError, OSError):  # it is elsewhere; the working directory is gone
             return str(self.root)
 
-    @property
-    def journal(self) -> Path:
-        """JSON Lines, append only."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def program(self) -> Path:
-        """The journal of a program, instead of a run's; JSON Lines, append only."""
-        return self.root / "program.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Locked (flock) by the driver while it lives."""
-        return self.root / "lock"
-
-    @property
-    def about(self) -> Path:
-        """Plain facts about the run, JSON."""
-        return self.root / "run.json"
-
-    @property
-    def recipe(self) -> Path:
-        """The only pickle of a run directory."""
-        return self.root / "recipe.pkl"
-
-    @property
-    def manifest(self) -> Path:
-        """The run's own copy of the data's manifest."""
-        return self.root / "manifest.json"
-
-    @property
-    def states(self) -> Path:
-        """Where States are kept when `store=` is not given."""
-        return self.root / "states"
-
-    @property
-    def logs(self) -> Path:
-        """Directory of the logs, one file for each agent."""
-        return self.root / "logs"
+    journal = _Below("journal.jsonl")
+    """JSON Lines, append only."""
+    program = _Below("program.jsonl")
+    """The journal of a program, instead of a run's; JSON Lines, append only."""
+    lock = _Below("lock")
+    """Locked (flock) by the driver while it lives."""
+    about = _Below("run.json")
+    """Plain facts about the run, JSON."""
+    recipe = _Below("recipe.pkl")
+    """The only pickle of a run directory."""
+    manifest = _Below("manifest.json")
+    """The run's own copy of the data's manifest."""
+    states = _Below("states")
+    """The directory of States where `store=` is not given."""
+    logs = _Below("logs")
+    """Directory of the logs, one file for each agent."""
+    summary = _Below("summary.json")
+    """What `hopyard ls` shows, JSON."""
+    report = _Below("report.txt")
+    """The final report, text."""
+    plot = _Below("plot.html")
+    """The pictures of the search, HTML."""
+    gantt = _Below("gantt.html")
+    """The chart of the run, HTML."""
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""
         return self.logs / f"slot-{slot}.log"
-
-    @property
-    def summary(self) -> Path:
-        """What `hopyard ls` shows, JSON."""
-        return self.root / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The final report, text."""
-        return self.root / "report.txt"
-
-    @property
-    def plot(self) -> Path:
-        """The pictures of the search, HTML."""
-        return self.root / "plot.html"
-
-    @property
-    def gantt(self) -> Path:
-        """The chart of the run, HTML."""
-        return self.root / "gantt.html"
 
     @property
     def exists(self) -> bool:

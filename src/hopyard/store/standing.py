@@ -1,22 +1,34 @@
-"""The status of a run or a program: what its journal says, and whether a driver lives that could still change it.
+"""The status of a run or a program: what its journal says, and whether a driver lives that could still change it; and
+the summary of a run that has ended.
 
-Only this module decides it: `Run.status`, `hopyard ls`, `hopyard show` and the report all call it.
+Only this module decides the status: `Run.status`, `hopyard ls`, `hopyard show` and the report all call it.
+
+The summary is what `hopyard ls` shows of a run. It lies beside the journal, which may take many seconds to read, and is
+valid only while the journal has the length and the end that it had. Else, or where it is missing, the journal is read.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 from hopyard.core.runs.events import Finished, Interrupted, Line, decode
 from hopyard.errors import JournalError
+from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
 from hopyard.system.files import open_regular
 
 ENDED = ("completed", "partial", "failed", "stopped")
 """Statuses in the journal of a run or program that is over; every other status means that a driver is at work on it."""
 _TAIL = 1 << 16
+"""Bytes at the end of a journal, in which its last line is looked for."""
+_SEALED = 4096
+"""Bytes at the end of a journal, whose digest a summary has."""
 
 
 def standing(layout: Layout, journal_status: str) -> str:
@@ -76,3 +88,32 @@ def _last(journal: Path) -> Line | None:
         return decode(lines[-2]) if len(lines) > 1 else None
     except (OSError, JournalError):
         return None
+
+
+def write_summary(layout: Layout, facts: dict[str, Any]) -> None:
+    """Write these facts about the journal as it is now. The caller holds the lock.
+
+    Raises:
+        ResourceError: there is no room.
+    """
+    values = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in facts.items()}
+    write_whole(layout.summary, json.dumps({"journal": _seal(layout.journal), "facts": values}).encode() + b"\n")
+
+
+def read_summary(layout: Layout) -> dict[str, Any] | None:
+    """Return the facts; None when there are none about the journal as it is now. Never raises."""
+    try:
+        with open_regular(layout.summary) as file:
+            content = json.load(file)
+        facts = content["facts"] if content["journal"] == _seal(layout.journal) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def _seal(journal: Path) -> list[Any]:
+    """Return the length of a file that is only ever appended to, and the digest of its end."""
+    with open_regular(journal) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _SEALED))
+        return [size, hashlib.sha256(file.read()).hexdigest()]

@@ -43,7 +43,6 @@ from hopyard.ports import AgentEngine, Engine, Store, starts_agents
 from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
-from hopyard.store import summary
 from hopyard.store.arena import memory_name, memory_root
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service, secured
@@ -53,7 +52,7 @@ from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
-from hopyard.store.standing import standing
+from hopyard.store.standing import standing, write_summary
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.system.scratch import Folder, sweep
 from hopyard.text import shell_command
@@ -244,7 +243,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
-        summary.write(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
+        write_summary(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
     except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
         log.warning("%s: no report was written: %s", layout.root, error)
     if machine.status == "failed":
