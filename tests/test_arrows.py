@@ -111,7 +111,7 @@ HEAVY = {
         "compat/tensorflowonspark/",
         "cli/programs.py",
     },
-    "cryptography": {"certificate.py", "store/bulk/seals.py"},
+    "cryptography": {"certificate.py", "store/bulk/connection.py"},
     "kubernetes": set(),
     "optuna": {"search/bridge.py"},
     "mlflow": set(),

@@ -11,7 +11,6 @@ from hopyard.ports import Store
 from hopyard.spec import Ref
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.server import Service
-from hopyard.store.bulk.turns import Turns
 
 PUTS = 2
 """States that are received at once: one comes while another is written. They are in memory meanwhile, and no others."""
@@ -67,8 +66,8 @@ class Depot:
     def services(self) -> dict[str, Service]:
         """Return the services, for `Server`."""
         return {
-            "put": Service(self._put, Turns(PUTS)),
-            "get": Service(lambda ask, data: self._store.get(_ref(ask)), Turns(GETS), largest=0),
+            "put": Service(self._put, threading.Semaphore(PUTS)),
+            "get": Service(lambda ask, data: self._store.get(_ref(ask)), threading.Semaphore(GETS), largest=0),
             "has": Service(lambda ask, data: b"yes" if self._store.has(_ref(ask)) else b"no", largest=0),
             "delete": Service(self._delete, largest=0),
             "refs": Service(lambda ask, data: msgspec.msgpack.encode(list(self._store.refs())), largest=0),

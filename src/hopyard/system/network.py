@@ -7,11 +7,11 @@ import fcntl
 import ipaddress
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
@@ -162,22 +162,22 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def read(connection: Any, size: int, deadline: float | None = None) -> bytes:
-    """Read exactly `size` bytes from a socket, or what is used as one. Raises as `read_into`."""
+def read(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Read exactly `size` bytes from a socket. Raises as `read_into`."""
     data = bytearray(size)
     read_into(connection, memoryview(data), deadline)
     return bytes(data)
 
 
-def read_into(connection: Any, view: memoryview, deadline: float | None = None) -> None:
+def read_into(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
     """Fill `view`; ConnectionError when the connection ends before, TimeoutError at the deadline (of `monotonic`)."""
-    at = 0
+    at, flags = 0, 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
     while at < len(view):
         if deadline is not None:
             if (left := deadline - monotonic()) <= 0:
                 raise TimeoutError(f"{at} of {len(view)} bytes came in time")
             connection.settimeout(left)
-        count = connection.recv_into(view[at:], 0, socket.MSG_WAITALL)
+        count = connection.recv_into(view[at:], 0, flags)
         if not count:
             raise ConnectionError("the connection ended")
         at += count

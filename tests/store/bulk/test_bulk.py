@@ -25,7 +25,6 @@ from hopyard.store.bulk import server as bulk_server
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service
-from hopyard.store.bulk.turns import Turns
 from hopyard.store.remote import GETS, PUTS, Depot, RemoteStore
 from hopyard.store.states import LocalStore
 from jobs import until
@@ -496,22 +495,3 @@ def test_more_bytes_than_can_be_taken_are_refused_before_they_come(
         assert reply.fault == fault and words in reply.text and str(1 << 60) in reply.text
     line.close()
     server.close()
-
-
-def test_turns_come_in_order() -> None:
-    turns, order, inside = Turns(1), [], threading.Event()
-
-    def take(number: int) -> None:
-        with turns.one(30.0, lambda: False):
-            order.append(number)
-            inside.wait(30)
-
-    threads = []
-    for number in range(5):
-        threads.append(threading.Thread(target=take, args=(number,)))
-        threads[-1].start()
-        until(lambda number=number: len(turns._queue) == number if number else order == [0])  # type: ignore[misc]
-    inside.set()
-    for thread in threads:
-        thread.join()
-    assert order == [0, 1, 2, 3, 4]

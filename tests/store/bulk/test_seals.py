@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hopyard.store.bulk.connection import Credentials
-from hopyard.store.bulk.seals import Seals
+from hopyard.store.bulk.connection import Credentials, Seals
 
 BODY = bytes(range(256)) * 100
 
 
 def seal(seals: Seals, body: bytes, piece: int = 1000) -> bytes:
-    each = seals.next()
+    seals.begin()
     for at in range(0, len(body), piece):
-        each.update(memoryview(body)[at : at + piece])
-    return each.digest()
+        seals.update(memoryview(body)[at : at + piece])
+    return seals.end()
 
 
 def test_both_ends_have_the_same_seals_however_the_bytes_are_cut() -> None:

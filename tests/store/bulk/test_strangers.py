@@ -77,7 +77,7 @@ def test_who_does_not_know_the_token_gets_nothing(
     with caplog.at_level(logging.WARNING):
         for token in ("a guess", "", "the token "):
             refused(server.address, Credentials(token, pem if encrypt else ""), "the connection ended")
-    assert caplog.text.count("strangers to the port of States were refused") == 1
+    assert caplog.text.count("connections to the port of States were refused") == 1
     assert "the token" not in caplog.text.replace("know the token of", "")
     friend()
 
@@ -274,7 +274,7 @@ def test_nothing_is_read_behind_the_deadline(monkeypatch: pytest.MonkeyPatch) ->
     with theirs:
         theirs.sendall(bytes(48))
         with pytest.raises(TimeoutError):
-            connection.admit(mine, Credentials("the token"), secure=False)
+            connection.admit(mine, Credentials("the token"))
 
 
 def test_a_connection_that_is_half_open_keeps_nobody(

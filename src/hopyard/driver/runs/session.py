@@ -46,7 +46,6 @@ from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members
 from hopyard.store.arena import memory_name, memory_root
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service, secured
-from hopyard.store.bulk.turns import Turns
 from hopyard.store.guard import Guarded
 from hopyard.store.journal import Journal, read, write_whole
 from hopyard.store.layout import Layout
@@ -339,7 +338,7 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     host, port = engine.address
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
-    services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), Turns(GETS), largest=0)
+    services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), threading.Semaphore(GETS), largest=0)
     server = Server(host, Credentials(token, certificate), services, port=port and port + 2, encrypt=job.encrypt)
     stack.callback(server.close)
     return Bulk(server.address, token, certificate, job.encrypt)

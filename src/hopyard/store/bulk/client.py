@@ -40,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Its answer. `fault`: "", "missing", "room", "conflict", "late", or "other"."""
+    """Its answer. `fault`: "", "missing", "room", "conflict", or "other"."""
 
     fault: str = ""
     text: str = ""

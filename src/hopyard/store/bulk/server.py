@@ -1,4 +1,4 @@
-"""The end of `store.bulk` that answers: it lets connections in, gives turns, and has a thread for each connection."""
+"""The end of `store.bulk` that answers: it lets connections in, has a thread for each, and gives requests turns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from hopyard.errors import ResourceError
 from hopyard.spec import Encrypt
 from hopyard.store.arena import Taken
 from hopyard.store.bulk.client import Ask, Reply, always, encode
-from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, admit
-from hopyard.store.bulk.turns import Late, Turns
+from hopyard.store.bulk.connection import ASK, GO, REPLY, Connection, Credentials, admit, shut
 from hopyard.store.guard import StateConflict
 from hopyard.system.network import TAKEN, is_loopback, joined, listen
 
@@ -28,13 +27,15 @@ log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 5.0
 STRANGERS = 64
-"""How many connections at once may not have shown yet that they belong to the run; one more ends the oldest."""
+"""How many unauthenticated connections there may be at once; one more ends the oldest."""
 LARGEST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Bytes that a request may bring: what it brings is in memory here."""
 CLOSE_SECONDS = 10.0
 """How long the requests may take that are being answered when a server closes."""
 WARN_SECONDS = 60.0
-"""The least time between two warnings about strangers."""
+"""The least time between two warnings about refused connections."""
+LOOK_SECONDS = 1.0
+"""How often a request that waits for its turn looks whether its client is still there."""
 
 _ask = msgspec.msgpack.Decoder(Ask)
 
@@ -46,8 +47,8 @@ class Service:
     answer: Callable[[Ask, memoryview], bytes | bytearray | memoryview | Taken]
     """(request, its bytes) → bytes of the answer; FileNotFoundError, ResourceError and StateConflict reach the client
     as such."""
-    turns: Turns | None = None
-    """How many at once; None: all that come."""
+    turns: threading.Semaphore | None = None
+    """Counts those that may be answered now; None: all that come."""
     largest: int = LARGEST
     """Bytes that a request may bring."""
 
@@ -111,7 +112,7 @@ class Server:
         self._thread.join()
         with self._lock:
             for stranger in self._strangers:
-                _shut(stranger)
+                shut(stranger)
             for connection, answering in self._connections.items():
                 if not answering:
                     connection.shut()
@@ -152,11 +153,16 @@ class Server:
             log.warning("a connection cannot be let in: %s", error)
             time.sleep(0.1)
             return
+        if self._secure:
+            try:
+                sock = self._credentials.for_server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it is gone
+                return
         with self._lock:
             if len(self._strangers) >= STRANGERS:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                _shut(oldest)
+                shut(oldest)
             self._strangers[sock] = None
             thread = threading.Thread(target=self._serve, args=(sock,), name="hopyard-bulk-line", daemon=True)
             self._threads.add(thread)
@@ -175,7 +181,7 @@ class Server:
         connection = None
         try:
             try:
-                connection = admit(sock, self._credentials, secure=self._secure)
+                connection = admit(sock, self._credentials)
             except (OSError, ValueError) as error:
                 self._refuse(error)
                 return
@@ -201,7 +207,7 @@ class Server:
             if not self._open or time.monotonic() - self._warned < WARN_SECONDS:
                 return
             count, self._refused, self._warned = self._refused, 0, time.monotonic()
-        log.warning("%d connections of strangers to the port of States were refused: %s", count, error)
+        log.warning("%d unauthenticated connections to the port of States were refused: %s", count, error)
 
     def _serve_request(self, connection: Connection) -> None:
         connection.wait()
@@ -228,11 +234,7 @@ class Server:
         if ask.size > service.largest:
             return _too_large(ask, service.largest), b""
 
-        def prepare() -> None:
-            if service.turns is not None:
-                turn.enter_context(service.turns.one(ask.seconds, connection.gone))
-
-        reply, _ = _attempt(connection, prepare)
+        reply, _ = _attempt(connection, lambda: _take_turn(service.turns, ask.seconds, connection.gone, turn))
         if reply.fault:
             return reply, b""
         data = memoryview(b"")
@@ -266,12 +268,20 @@ def _attempt(connection: Connection, work: Callable[[], Any]) -> tuple[Reply, An
         return Reply("room", str(error)), b""
     except StateConflict as error:
         return Reply("conflict", str(error)), b""
-    except Late as error:
-        return Reply("late", str(error)), b""
     except Exception as error:  # noqa: BLE001 - of any kind of store
         return Reply("other", f"{type(error).__name__}: {error}"), b""
 
 
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+def _take_turn(
+    turns: threading.Semaphore | None, seconds: float, gone: Callable[[], bool], turn: contextlib.ExitStack
+) -> None:
+    """Wait for a turn, which `turn` gives back. Raises TimeoutError if none comes, or nobody wants it any longer."""
+    if turns is None:
+        return
+    deadline = time.monotonic() + seconds
+    while not turns.acquire(timeout=max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))):
+        if gone():
+            raise TimeoutError("who asked hung up")
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"its turn did not come within {seconds:.0f} seconds")
+    turn.callback(turns.release)
