@@ -79,22 +79,22 @@ def test_another_ref_or_word_gives_none(tmp_path: Path) -> None:
 
 
 def test_settled_files_are_used_again_oldest_first(tmp_path: Path) -> None:
-    arena = Arena(tmp_path, 0, MB, keep=2)
-    wheres = []
-    for step in range(3):
-        wheres.append(arena.lay(ref(step), Bytes(b"%d" % step)))
-        arena.settle(wheres[-1])
+    arena = Arena(tmp_path, 0, MB)
+    wheres = [arena.lay(ref(step), Bytes(b"%d" % step)) for step in range(3)]
     assert len(set(wheres)) == 3
+    for where in wheres[1], wheres[0]:
+        arena.settle(where)
     again = arena.lay(ref(3), Bytes(b"3"))
     assert file(again) == file(wheres[0])
     assert got(tmp_path, wheres[0], ref(0)) is None
     assert got(tmp_path, again, ref(3)) == b"3"
     assert got(tmp_path, wheres[1], ref(1)) == b"1"  # settled, but still there
-    assert file(arena.lay(ref(4), Bytes(b"4"))) not in map(file, wheres)  # two settled ones are kept
+    assert file(arena.lay(ref(4), Bytes(b"4"))) == file(wheres[1])
+    assert file(arena.lay(ref(5), Bytes(b"5"))) not in map(file, wheres)
 
 
 def test_what_is_not_settled_is_never_touched(tmp_path: Path) -> None:
-    arena = Arena(tmp_path, 0, 4 * (1 << 16), keep=0)
+    arena = Arena(tmp_path, 0, 4 * (1 << 16))
     wheres = [arena.lay(ref(step), Bytes(b"%d" % step)) for step in range(6)]
     assert wheres[4:] == ["", ""] and all(wheres[:4])
     assert [got(tmp_path, where, ref(step)) for step, where in enumerate(wheres[:4])] == [b"0", b"1", b"2", b"3"]
@@ -138,7 +138,7 @@ def test_a_failing_write_leaves_nothing_to_take(tmp_path: Path) -> None:
             super().write(buffer)
             raise RuntimeError("broken")
 
-    arena = Arena(tmp_path, 0, MB, keep=0)
+    arena = Arena(tmp_path, 0, MB)
     where = arena.lay(ref(0), Bytes(b"old"))
     arena.settle(where)
     with pytest.raises(RuntimeError):
@@ -237,7 +237,7 @@ def test_a_reader_keeps_few_mappings_and_lets_go_of_removed_files(tmp_path: Path
 
 
 def test_a_state_overwritten_while_it_is_read_is_noticed(tmp_path: Path) -> None:
-    arena = Arena(tmp_path, 0, MB, keep=0)
+    arena = Arena(tmp_path, 0, MB)
     where = arena.lay(ref(0), Bytes(b"a" * 1000))
     taken = take(tmp_path, where, ref(0))
     assert taken is not None and taken.intact()
@@ -250,7 +250,7 @@ def test_a_state_overwritten_while_it_is_read_is_noticed(tmp_path: Path) -> None
 def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
     """A writer reuses one file as fast as it can; readers accept only whole States of the address they asked for."""
     size, seconds = 200_000, 1.0
-    arena = Arena(tmp_path, 0, MB, keep=0)
+    arena = Arena(tmp_path, 0, MB)
     latest: list[Any] = [None]
     ended = threading.Event()
     wrong: list[Any] = []
@@ -293,7 +293,7 @@ def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
 
 
 def test_lay_and_seal_from_two_threads(tmp_path: Path) -> None:
-    arena = Arena(tmp_path, 0, 2 * MB, keep=1)
+    arena = Arena(tmp_path, 0, 2 * MB)
     laid: list[tuple[str, int]] = []
     done = threading.Event()
     faults: list[int] = []
@@ -406,38 +406,41 @@ def test_what_is_said_late_of_a_state_does_not_touch_the_next_one_in_its_file(tm
 # ---------------------------------------------------------------- a folder that is removed while the run goes on
 
 
-def test_what_lies_in_a_removed_folder_can_still_be_stored_and_new_states_lie_in_a_new_one(tmp_path: Path) -> None:
+def test_what_lies_in_a_removed_folder_can_still_be_stored_and_new_states_go_by_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = Folder(tmp_path, "run")
-    arena = Arena(folder.path, 0, 1 << 20, renew=folder.renew)
-    old, new = Ref(0, 1, 1), Ref(0, 2, 2)
+    arena = Arena(folder.path, 0, 1 << 20)
+    old, settled, new = Ref(0, 1, 1), Ref(1, 1, 1), Ref(0, 2, 2)
     where = arena.lay(old, Bytes(b"old"))
+    arena.settle(arena.lay(settled, Bytes(b"settled")))
     shutil.rmtree(folder.path)
     assert take(folder.path, where, old) is None
-    again = arena.lay(new, Bytes(b"new"))
-    taken = take(folder.path, again, new)
-    assert taken is not None and bytes(taken.data) == b"new" and taken.intact()
+    for _ in range(2):
+        assert arena.lay(new, Bytes(b"new")) == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert bytes(arena.view(where)) == b"old"
     own = arena.own(where, old)
     assert own is not None and bytes(own) == b"old"
     assert arena.own(where, new) is None
     arena.settle(where)
-    assert arena.own(where, old) is None  # nothing else will lie there
+    assert arena.lay(new, Bytes(b"new")) == ""  # nothing else lies where nobody can open it
     arena.close()
     folder.close()
     assert not folder.path.exists()
 
 
 def test_a_folder_that_others_have_made_again_goes_with_the_last_of_them(tmp_path: Path) -> None:
-    driver, agent = Folder(tmp_path, "run"), Folder(tmp_path, "run")
+    driver = Folder(tmp_path, "run")
     shutil.rmtree(driver.path)
-    agent.renew()
+    agent = Folder(tmp_path, "run")
     driver.close()
     assert driver.path.exists()
     agent.close()
     assert not driver.path.exists()
-    driver, agent = Folder(tmp_path, "run"), Folder(tmp_path, "run")
+    driver = Folder(tmp_path, "run")
     shutil.rmtree(driver.path)
-    agent.renew()
+    agent = Folder(tmp_path, "run")
     os.close(agent._fd)  # it was killed
     driver.close()
     assert not driver.path.exists()

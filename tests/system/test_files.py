@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hopyard.system.files import replacing, sweep_parts, sync_directory, total_bytes
-from hopyard.system.locks import still_there
+from hopyard.system.files import replacing, still_there, sweep_parts, sync_directory, total_bytes
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hopyard.errors import ResourceError
 from hopyard.spec import Ref
 from hopyard.system.files import FULL
 
@@ -82,8 +81,6 @@ class _File:
     counter: int = 0
     length: int = 0
     settled: bool = False
-    removed: bool = False
-    """Whether nobody can open it any more; then it is let go when it is settled."""
 
 
 class Arena:
@@ -94,31 +91,18 @@ class Arena:
         directory: for all agents of the run on this host, for example `Folder.path`; made when missing, mode 0700.
         slot: of this agent. Files of an earlier agent of the same slot are removed.
         limit_bytes: of all files together.
-        keep: how many settled States stay readable before the file of the oldest is used again, room permitting; for
-            callers that settle what is durable though another agent may still be about to read it.
-        renew: makes `directory` again where somebody has removed it (systemd does when a user logs out, with
-            `RemoveIPC=yes`).
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        slot: int,
-        limit_bytes: int,
-        keep: int = 0,
-        renew: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, directory: Path, slot: int, limit_bytes: int) -> None:
         self.directory = directory
         self._root = str(directory)
-        self._renew = renew
         self._prefix = f"{slot}-{secrets.token_hex(4)}"
         self._limit = limit_bytes
-        self._keep = keep
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()  # in the order in which they were laid
         self._next_number = 0
+        self._warned = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._identity = _identity(directory)
         for path in directory.glob(f"{slot}-*"):
             path.unlink(missing_ok=True)
 
@@ -166,9 +150,7 @@ class Arena:
         """Let the file be used again: the State is durable, or nobody needs it. No error when it is not here."""
         with self._lock:
             file = self._file_of(memory_key)
-            if file is not None and file.removed:
-                del self._files[file.name]
-            elif file is not None:
+            if file is not None:
                 file.settled = True
 
     def close(self) -> None:
@@ -188,59 +170,32 @@ class Arena:
         """Return a mapped file for `total` bytes that nobody else gets; None when there is no room."""
         size = _size_class(total + HEADER)
         with self._lock:
-            if (file := self._ready(size)) is not None:
-                return file  # it can be opened, so the folder is there: looked at once for each State, not twice
-            if self._identity != _identity(self.directory):
-                self._directory_changed()
             settled = [file for file in self._files.values() if file.settled]
+            # one that is much too large would keep its room from States that need it
+            fitting = next((file for file in settled if size <= len(file.map) <= 2 * size), None)
+            if fitting is not None and self._can_open(fitting):
+                return self._reuse(fitting)
+            for removed in [file for file in settled if not self._can_open(file)]:
+                settled.remove(removed)
+                del self._files[removed.name]
             unsettled_bytes = sum(len(file.map) for file in self._files.values() if not file.settled)
             if unsettled_bytes + size > self._limit or len(self._files) - len(settled) >= _FILES:
                 return None
-            fitting = self._fitting(size)
             while True:
                 total_bytes = sum(len(file.map) for file in self._files.values())
                 if total_bytes + size <= self._limit and len(self._files) < _FILES and (file := self._add(size)):
                     return file
                 if not settled:
                     return None
-                if large := [file for file in fitting or settled if len(file.map) >= size]:
+                if large := [file for file in settled if len(file.map) >= size]:
                     return self._reuse(large[0])
                 oldest = settled.pop(0)
                 del self._files[oldest.name]
                 self._drop(oldest)
 
-    def _ready(self, size: int) -> _File | None:
-        """Return the oldest file that may be used again for so many bytes; drop those that nobody can open any more."""
-        fitting = self._fitting(size)
-        while len(fitting) > self._keep:
-            file = fitting.pop(0)
-            if self._can_open(file):
-                return self._reuse(file)
-            del self._files[file.name]
-        return None
-
-    def _fitting(self, size: int) -> list[_File]:
-        # one that is much too large would keep its room from States that need it
-        return [file for file in self._files.values() if file.settled and size <= len(file.map) <= 2 * size]
-
     def _can_open(self, file: _File) -> bool:
-        """Whether others can still open it."""
+        """Whether others can still open it. systemd removes it at the user's logout, with `RemoveIPC=yes`."""
         return os.path.exists(f"{self._root}/{file.name}")  # noqa: PTH110 - a Path costs as much as the call itself
-
-    def _directory_changed(self) -> None:
-        """The folder is not the one that it was: make it again where it is missing. Files that went with it are of no
-        use for States to come; the States in them can still be stored."""
-        for file in [file for file in self._files.values() if not self._can_open(file)]:
-            if file.settled:
-                del self._files[file.name]
-            file.removed = True
-        if not self.directory.exists():
-            _log.warning("%s was removed while the run goes on; it is made again", self.directory)
-            try:
-                self._renew()
-            except (OSError, ResourceError) as error:
-                _log.warning("States go by the store alone: %s", error)
-        self._identity = _identity(self.directory)
 
     def _add(self, size: int) -> _File | None:
         name = f"{self._prefix}-{self._next_number}"
@@ -249,6 +204,9 @@ class Arena:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
+            if error.errno == errno.ENOENT and not self._warned:
+                self._warned = True
+                _log.warning("%s was removed while the run goes on: States go by the store alone", self.directory)
             _log.info("no room for %d bytes of shared memory in %s: %s", size, self.directory, error)
             return None
         self._next_number += 1
@@ -263,15 +221,6 @@ class Arena:
     def _drop(self, file: _File) -> None:
         # the mapping goes when the last view of it does, here or in a reader
         (self.directory / file.name).unlink(missing_ok=True)
-
-
-def _identity(directory: Path) -> tuple[int, int]:
-    """Return device and inode: others when a directory was removed and made again, zeros when it is missing."""
-    try:
-        status = directory.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return status.st_dev, status.st_ino
 
 
 def _size_class(size: int) -> int:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from hopyard.errors import RunDirectoryError
-from hopyard.system.locks import still_there
+from hopyard.system.files import still_there
 
 PATIENCE = 2.0
 """How many seconds to wait for those who only ask whether the lock is held."""

@@ -1,4 +1,4 @@
-"""Changes of files of which nobody sees a half, and the errors by which the operating system reports a lack of room."""
+"""Changes of files of which nobody sees a half, the errors by which the system reports a lack of room, and locks."""
 
 from __future__ import annotations
 
@@ -61,6 +61,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def still_there(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one at `path`. A lock (flock) on a file that was removed since protects nothing."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync_directory(path: Path) -> None:

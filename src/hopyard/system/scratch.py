@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hopyard.errors import ResourceError
-from hopyard.system.locks import still_there
+from hopyard.system.files import still_there
 
 YOUNG = 60.0
 """Age in seconds up to which a folder without a lock counts as just made."""
@@ -90,20 +90,6 @@ class Folder:
         """Equal for processes that see the same folder."""
         status = self.path.stat()
         return f"{socket.gethostname()}:{status.st_dev}:{status.st_ino}"
-
-    def renew(self) -> None:
-        """Make the folder again, and hold it, where somebody has removed it. Nothing where it is there.
-
-        Raises:
-            OSError, ResourceError: it cannot be made.
-        """
-        if self._fd >= 0 and still_there(self._fd, self.path / "lock"):
-            return
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        while self._fd < 0:
-            self._lock_folder()
 
     def close(self) -> None:
         """Release the lock; the last process removes the folder."""

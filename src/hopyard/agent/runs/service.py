@@ -130,7 +130,7 @@ def assemble(
     plan = Plan(recipe, manifest, setup.spec, setup.device, setup.threads)
     folder, store, network = reach(setup, card)
     free = os.statvfs(folder.path)
-    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE, renew=folder.renew)
+    arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
     guarded = Guarded(store.open, setup.store)
     checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take

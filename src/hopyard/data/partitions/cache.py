@@ -37,9 +37,8 @@ from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.filesystems import Directory, is_there, open_url
 from hopyard.folders import cache_folder
-from hopyard.system.files import FULL, total_bytes
+from hopyard.system.files import FULL, still_there, total_bytes
 from hopyard.system.limits import remedy
-from hopyard.system.locks import still_there
 
 log = logging.getLogger(__name__)
 
