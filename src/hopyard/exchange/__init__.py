@@ -2,6 +2,6 @@
 
 `board` is where they find each other, over the run's own wire; `group` their process group (torch.distributed, for
 every framework), `blocks` and `peers` its averages over sockets, `gpus` its part on GPUs; `buffers` how arrays lie in
-flat memory; `compression` smaller numbers; `exchange` what a Trainable is given. Nothing here knows recipes, units, or
-why the members train.
+flat memory, and its average; `compression` smaller numbers; `exchange` what a Trainable is given. Nothing here knows
+recipes, units, or why the members train.
 """

@@ -1,11 +1,11 @@
-"""Averages over sockets: each member makes those of one block of each piece.
+"""Averages over sockets: of each piece, each member averages one block.
 
-What the others have of a block is sent to its member, and what that one has made of it is sent to all: as many bytes as
-a sum takes. What is sent leaves from the memory that is averaged, and averages come into it.
+The others send it their numbers of that block, and it sends them the average: as many bytes as an all-reduce takes.
+Blocks are sent from the memory that is averaged, and averages are received into it.
 
-Between two members bytes have one order, which both know: first the rows, then in each step s the block of piece s, and
-the average of piece s − AHEAD. So nobody waits for what stands behind something that waits for it. A member sends no
-average before the blocks of its piece have gone to all: they share the way out, and others wait for blocks longer.
+Bytes between two members have one order, which both know: first the rows, then in each step s the block of piece s, and
+the average of piece s − AHEAD. So no member waits for bytes that are behind others which wait for it. A member sends
+the blocks of a piece to all before its average: they share the way out, and others wait longer for blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hopyard.exchange.average import average_of
 from hopyard.exchange.board import GangBroken
-from hopyard.exchange.buffers import PIECE_BYTES
+from hopyard.exchange.buffers import PIECE_BYTES, average_of
 from hopyard.exchange.peers import Peer, wait
 
 AHEAD = 5
@@ -87,7 +86,7 @@ class _Average:
         return all(peer.done for peer in self._peers.values())
 
     def go_on(self) -> bool:
-        """Average what is there, and let peers send and receive what may be. Returns whether that was anything."""
+        """Average complete blocks, and queue the transfers that are allowed. Returns whether there were any."""
         before = self._averaged, self._outward, self._inward
         while self._averaged < len(self._pieces) and not self._pieces[self._averaged].pending:
             self._pieces[self._averaged].average([_ROWS.unpack(each)[0] for each in self._rows])

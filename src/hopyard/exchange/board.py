@@ -1,7 +1,7 @@
-"""What the members of a gang publish to each other before they are connected: names and addresses, by group.
+"""The values that members of a gang publish before they are connected: names and addresses, by group.
 
-A group's values arrive in another thread than the one that waits for them. Nothing is waited for in vain: whoever gives
-a unit up wakes who waits for its group.
+A group's values arrive in another thread than the one that waits for them. No wait is in vain: giving up a unit wakes
+the thread that waits for its group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a gang exchanges where it lies on GPUs, by NCCL, where each member has a GPU of its own.
+"""The exchange of arrays on GPUs, by NCCL, where each member has a GPU of its own.
 
 NCCL does not notice that a member is gone. The driver says so, and the connection's thread aborts what this one does.
 """
@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllToAllOptions,
 )
 
-from hopyard.exchange.average import average_of
+from hopyard.exchange.buffers import average_of
 
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 """The environment variable by which NCCL (from 2.31 on) lets several members have one GPU: for trials, it is slow."""
