@@ -1,4 +1,5 @@
-"""Limits that a process meets on its host. That on open files begins low, and each process may raise its own."""
+"""The processor of this host, and the limits on a process there. That on open files begins low, and each process may
+raise its own."""
 
 from __future__ import annotations
 
@@ -7,8 +8,18 @@ import errno
 import os
 import resource
 import sys
+from pathlib import Path
 
 _FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+def processor() -> str:
+    """Return the model of the processor, by which TensorFlow and XLA choose their kernels; "" where it is unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def allow_all_files() -> None:

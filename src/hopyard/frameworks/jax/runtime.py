@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from hopyard.ports import Runtime
-from hopyard.system.processor import processor
+from hopyard.system.limits import processor
 
 
 def warm() -> None:

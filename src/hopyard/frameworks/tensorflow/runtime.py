@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hopyard.frameworks.tensorflow import internals
 from hopyard.ports import Runtime
-from hopyard.system.processor import processor
+from hopyard.system.limits import processor
 
 log = logging.getLogger(__name__)
 
