@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import DriverConnection as Pipe
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

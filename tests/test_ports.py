@@ -210,7 +210,7 @@ def test_supervisors_before_the_token(
         with dialled(address) as line:
             line.sendall(line_of(SupervisorHello("a guess")))
             assert hung_up(line)
-    assert caplog.text.count("a stranger dialled") == 1  # bug: a line of the log for each
+    assert caplog.text.count("did not show the token") == 1  # bug: a line of the log for each
     supervisors.start(0)
     with dialled(address) as line, line.makefile("rb") as orders:
         hello = line_of(SupervisorHello(TOKEN, "there", "", (), 0, __version__, PYTHON))

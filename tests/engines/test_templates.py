@@ -103,9 +103,6 @@ class FakeTemplate:
     def fork(self, variables: Mapping[str, str], log: Any) -> int:
         return self.threads
 
-    def forget(self) -> None:
-        pass
-
     def close(self, seconds: float = 0.0) -> None:
         if self.threads in self.open:
             self.open.remove(self.threads)

@@ -20,8 +20,8 @@ from typing import IO, Literal
 
 from hopyard.checks import sequence, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
-from hopyard.engines.processes import Process, Spawned
-from hopyard.engines.templates import Templates
+from hopyard.engines.processes import Spawned
+from hopyard.engines.templates import Process, Templates
 from hopyard.engines.warm import Startable
 from hopyard.errors import ResourceError, SpecError
 from hopyard.ports import Agents, LaunchInfo, OutOfMemory

@@ -1,4 +1,4 @@
-"""A process that an engine has started as an agent: what is asked of it, and one that was started by itself."""
+"""An agent as a process of its own. `templates.Fork` has the same attributes and methods."""
 
 from __future__ import annotations
 
@@ -8,61 +8,12 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import IO, Protocol
+from typing import IO
 
 from hopyard.system.processes import story, watched
 
 COMPANION_SECONDS = 1.0
 """How long an agent's companion may take to end after it."""
-
-
-class Process(Protocol):
-    """An agent's process. Owner: the agents of one run."""
-
-    @property
-    def pid(self) -> int:
-        """Its number, which is that of its process group; 0: there is no process yet."""
-        ...
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """The other end of its standard input."""
-        ...
-
-    @property
-    def descriptor(self) -> int:
-        """A descriptor that is readable when there is something for `poll`; -1 where the system has none."""
-        ...
-
-    @property
-    def counted(self) -> int:
-        """Number of a process in the cgroup that it is in."""
-        ...
-
-    @property
-    def refused(self) -> bool:
-        """Whether there will be no process."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None: it has not ended."""
-        ...
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end, though not longer. Returns whether it has ended."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it and all that is in its group."""
-        ...
-
-    def close(self) -> None:
-        """Forget it, once it has ended and its companion has, or does not in time."""
-        ...
-
-    def story(self, code: int, where: str = "") -> str:
-        """Return how it ended, with this exit code. `where` follows its number, for example " on alpha"."""
-        ...
 
 
 class Spawned:
@@ -73,6 +24,13 @@ class Spawned:
         variables: its environment.
         log: takes what it prints.
         session: whether it leads a session of its own, not only a group.
+
+    Attributes:
+        pid: its number, which is that of its process group.
+        stdin: the other end of its standard input.
+        descriptor: readable when there is something for `poll`; -1 where the system has none.
+        counted: number of a process in its cgroup.
+        refused: whether there will be no process.
 
     Raises:
         OSError: it cannot be started.
@@ -98,28 +56,28 @@ class Spawned:
         self.stdin: IO[bytes] = self._process.stdin
 
     def poll(self) -> int | None:
-        """Return its exit code; None: it has not ended."""
+        """Return its exit code, negative for a signal; None: it has not ended."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end."""
+        """Wait at most so long for its end. Returns whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
 
     def kill(self) -> None:
-        """Kill its group."""
+        """Kill it and all that is in its group."""
         kill_group(self.pid)
 
     def close(self) -> None:
-        """Forget it."""
+        """Forget it, once it has ended and its companion has, or does not in time."""
         close_input(self.stdin)
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def story(self, code: int, where: str = "") -> str:
-        """Return how it ended."""
+        """Return how it ended, with this exit code. `where` follows its number, for example " on alpha"."""
         return f"process {self.pid}{where} {story(code)}"
 
 

@@ -31,7 +31,7 @@ from typing import IO
 
 import msgspec
 
-from hopyard.engines.processes import close_input, kill_group
+from hopyard.engines.processes import Spawned, close_input, kill_group
 from hopyard.engines.warm import Standby
 from hopyard.system.processes import story
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 TEMPLATE = (sys.executable, "-P", "-m", "hopyard.agent", "template")
 """How a template is started; the number of this process and of threads follow, and the names of frameworks."""
 MOST = 4
-"""How many templates an engine keeps; the one that was not used for longest ends first."""
+"""How many templates an engine keeps; the least recently used ends first."""
 END_SECONDS = 2.0
 """How long to wait for the end of a template that has no agents."""
 IMPORT_SECONDS = 120.0
@@ -99,7 +99,7 @@ def variables_of(text: bytes) -> dict[str, str]:
 
 
 class Fork:
-    """A process that a template was asked for: a `processes.Process`.
+    """A process that a template was asked for, with the attributes and methods of `Spawned`; its `pid` is 0 at first.
 
     Args:
         template: which was asked.
@@ -193,6 +193,10 @@ class Fork:
         if self._orphaned:
             return f"process {self.pid}{where} ended as process {self.counted}, of which it was forked, {story(code)}"
         return f"process {self.pid}{where} {story(code)}"
+
+
+Process = Spawned | Fork
+"""An agent's process. Owner: the agents of one run."""
 
 
 class Template:
@@ -305,11 +309,6 @@ class Template:
         with self._lock:
             return self._process.poll() is not None
 
-    def forget(self) -> None:
-        """Leave it to the process that started it, of which this one is a fork."""
-        self._requests.close()
-        self._process.returncode = 0  # else Popen warns that it still runs
-
     def close(self, seconds: float = 0.0) -> None:
         """Let it end as soon as it has no agents, and wait for that, though not longer than so many seconds."""
         with contextlib.suppress(OSError):
@@ -347,9 +346,6 @@ class Templates(Standby[Template]):
             super().start()
         else:
             self._warn("workers are forked of a process that has imported what they need on Linux only")
-
-    def _forget(self, each: Template) -> None:
-        each.forget()
 
     def kill(self) -> None:
         """End the templates and their agents now; the next agent has another template."""

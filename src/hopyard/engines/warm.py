@@ -54,8 +54,7 @@ class Standby(Generic[T]):
     def _leave_to_parent(self) -> None:
         """Where this is a fork of the process to which it belongs: forget all, and belong to this one."""
         if self._process != os.getpid():
-            for each in self._items.values():
-                self._forget(each)
+            self._of_parent = self._items  # held, as their ends must not be closed here
             self._belong_here()  # with another lock: a thread of the other process may have held this one
 
     def start(self) -> None:
@@ -89,9 +88,6 @@ class Standby(Generic[T]):
         if self._process == os.getpid():
             with self._lock:
                 self._run_count -= 1
-
-    def _forget(self, each: T) -> None:
-        """Leave it to the process that has it."""
 
 
 class Startable:

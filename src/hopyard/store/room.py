@@ -1,4 +1,4 @@
-"""Memory for a State that comes from elsewhere."""
+"""Memory for States that are read from a file, or received."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 from hopyard.checks import one_of, path, scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.hosts.login import Login, Logins
-from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, default_python, survey, targets
+from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, survey, targets
 from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.pool import Supervisors
@@ -97,7 +97,7 @@ class Hosts(Startable):
         address = scalar(address)
         if address is not None and (not isinstance(address, str) or not address):
             raise SpecError(f"Hosts(address=…) must be a name or address that hosts can dial, got {shown(address)}")
-        self.python = default_python() if python is None else path("Hosts(python=)", python, "the path of a Python")
+        self.python = sys.executable if python is None else path("Hosts(python=)", python, "the path of a Python")
         self.ssh = command_of("Hosts(ssh=)", ssh)
         self.threads = whole("Hosts(threads=)", threads, 1)
         self.env = worker_environment("Hosts(env=)", {} if env is None else env)

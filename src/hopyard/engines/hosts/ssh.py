@@ -8,7 +8,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -284,8 +283,3 @@ def address_for(ssh: Sequence[str], target: SshTarget) -> str:
     """Return the address of this host that a connection to a host would have; "": that is not known."""
     address = destination_address(ssh, target)
     return address_towards(address) if address else ""
-
-
-def default_python() -> str:
-    """Return the path of this process's Python: hosts that are set up alike have it there too."""
-    return sys.executable

@@ -1,4 +1,4 @@
-"""A host of one's own: a supervisor for each of its slots, each in a process of its own, until the driver ends them.
+"""A host without a scheduler: a supervisor for each slot, in a process of its own, until the driver ends it.
 
 It is started by ssh, which brings the ticket on standard input and keeps that open (`python -m
 hopyard.engines.supervisors`), or by hand or systemd with the ticket in a file (`hopyard agent --join`). It is what the

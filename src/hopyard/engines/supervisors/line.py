@@ -1,7 +1,7 @@
 """One end of the connection between the driver and a supervisor: a socket, in TLS 1.3 where both have a certificate.
 
-It is used by a selector: `receive` takes what has come, `send` what is short. The one certificate is shown by both
-ends, so that whoever dials knows that it is the driver that answers, and the driver that a ticket was there.
+It is used with a selector: `receive` returns the bytes that have arrived, `send` is for short messages. Both ends show
+the one certificate: so the dialling end knows the driver, and the driver knows that the other end has a ticket.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Line:
 
 
 def lasting(connection: socket.socket) -> None:
-    """Let the kernel find out when the other side's host has vanished."""
+    """Let the kernel notice when the host of the other end has vanished."""
     connection.settimeout(None)
     keep_alive(connection)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -1,4 +1,4 @@
-"""The port that supervisors dial: it lets in who shows the token of the ticket, and bounds who has not shown it yet.
+"""The port that supervisors dial: it lets in whoever shows the token of the ticket, and bounds all other connections.
 
 Where the ticket has a certificate, the token comes in TLS that only holders of the certificate can agree on.
 """
@@ -21,16 +21,16 @@ from hopyard.system.network import TAKEN, listen
 log = logging.getLogger(__name__)
 
 HELLO_BYTES = 1 << 16
-"""Bytes that a stranger may send before it must have shown the token."""
+"""Bytes that an unauthenticated connection may send."""
 HELLO_SECONDS = 10.0
 STRANGERS = 512
-"""Connections, at least, that may be about to show the token. One more ends the oldest."""
+"""Unauthenticated connections, at least, that there may be at once. One more ends the oldest."""
 LOOK_SECONDS = 1.0
-"""Time between two looks at strangers."""
+"""Time between two looks at unauthenticated connections."""
 PAUSE_SECONDS = 0.1
 """How long nobody is let in when no more files may be open."""
 WARN_SECONDS = 60.0
-"""The least time between two warnings about strangers."""
+"""The least time between two warnings about refused connections."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +88,7 @@ class Listener:
         self._select.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def look(self, now: float) -> None:
-        """Drop strangers that are silent for too long, and listen again after a pause."""
+        """Drop connections that have not shown the token in time, and listen again after a pause."""
         self.next_look = now + LOOK_SECONDS
         for stranger in list(self._strangers):
             if now - stranger.since > HELLO_SECONDS:
@@ -147,10 +147,7 @@ class Listener:
         try:
             hello = hello_of(texts[0])
             token = hello.token.encode()
-        except UNREADABLE:
-            self._drop(stranger)
-            return
-        except UnicodeEncodeError:
+        except (*UNREADABLE, UnicodeEncodeError):
             self._drop(stranger)
             return
         if not hmac.compare_digest(token, self._token.encode()):
@@ -166,7 +163,8 @@ class Listener:
         if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
             self._warned = now
             log.warning(
-                "a stranger dialled the port of supervisors; it was not let in (%d so far)", self._refused_count
+                "a connection to the port of supervisors did not show the token; it was refused (%d so far)",
+                self._refused_count,
             )
 
     def _drop(self, stranger: Stranger) -> None:

@@ -1,4 +1,4 @@
-"""What agents print, in one file for each slot."""
+"""The output of agents, in one file for each slot."""
 
 from __future__ import annotations
 

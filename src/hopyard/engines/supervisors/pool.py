@@ -1,11 +1,11 @@
 """The supervisors of one run, or of several in turn, as the driver sees them: places where one agent each can run.
 
 A supervisor (`supervisor.py`) that was placed somewhere dials in (`listener.py`). The driver's loop says which slots
-want an agent; which supervisor gets which, and what becomes of it, is the matter of `roster.py`. When the connection of
-a supervisor ends, its slot is lost; when an agent ends, its supervisor is free again, so a new agent needs nothing new
-from the cluster. Supervisors that last stand by when a run is over, with what they have to fork agents of; on Spark
-without their tasks, so that others have the cores meanwhile. This module has the connections, the thread that reads
-them, and the lock. It does not know how supervisors are placed.
+want an agent, and `roster.py` assigns them to supervisors. When the connection of a supervisor ends, its slot is lost;
+when an agent ends, its supervisor is free again, so a new agent needs nothing new from the cluster. Lasting supervisors
+stand by when a run is over, with their templates; on Spark without their tasks, so that others have the cores
+meanwhile. This module has the connections, the thread that reads them, and the lock. It does not know how supervisors
+are placed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Supervisors:
         self._roster = Roster(self._hang_up, prepare, task_name=task_name, keep_idle=keep_idle, lasting=lasting)
         self._failure: str = ""
         self._warned: set[str] = set()
-        """What people were warned of: of each fault once."""
+        """Faults that were logged, each once."""
         self._open = True
         self._select = selectors.DefaultSelector()
         try:
@@ -105,7 +105,7 @@ class Supervisors:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[Roster]:
-        """Change the roster under its lock, and let those know who wait for that."""
+        """Change the roster under its lock, and notify the threads that wait for changes."""
         with self._lock:
             try:
                 yield self._roster
@@ -236,7 +236,7 @@ class Supervisors:
             for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
                 os.close(end)
 
-    # ---------------------------------------------------------------- asked by whoever places supervisors
+    # ---------------------------------------------------------------- called by placements
 
     @property
     def usable(self) -> bool:

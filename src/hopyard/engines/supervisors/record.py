@@ -1,4 +1,4 @@
-"""What the driver knows of one supervisor."""
+"""The driver's record of one supervisor."""
 
 from __future__ import annotations
 

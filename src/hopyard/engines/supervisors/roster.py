@@ -1,4 +1,4 @@
-"""Which supervisor has which slot, and what each was ordered: what `pool.py` knows and decides, under its lock.
+"""The assignment of slots to supervisors, and the orders to each: the decisions of `pool.py`, taken under its lock.
 
 Slots that want an agent wait in a queue; supervisors that are free take them in turn. An agent that ends leaves its
 supervisor to the next one. A supervisor that does not follow its orders is given up: its slot gets another once it is
@@ -88,7 +88,7 @@ class Roster:
         self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
 
-    # ---------------------------------------------------------------- how it stands
+    # ---------------------------------------------------------------- state
 
     @property
     def occupied(self) -> int:
@@ -120,7 +120,7 @@ class Roster:
         """Return the supervisor that has the agent of this slot; None: there is none."""
         return self._by_slot.get(slot)
 
-    # ---------------------------------------------------------------- what the driver wants
+    # ---------------------------------------------------------------- requests of the driver
 
     def start(self, slot: int) -> None:
         """Put this slot into the queue for an agent."""
@@ -152,7 +152,7 @@ class Roster:
         self._fill()
 
     def look(self, now: float) -> None:
-        """See to all whose time is over: supervisors that do not do as they are told, or that nobody needs."""
+        """Give up supervisors that have not followed an order in time, and give back those that nobody needs."""
         if now - self._looked > ASLEEP_SECONDS:
             for supervisor in self.supervisors.values():
                 if not supervisor.given_up:
@@ -197,7 +197,7 @@ class Roster:
             self._end_agent(supervisor)
 
     def stand_by(self) -> None:
-        """Give up who has not confirmed the end of its agent; let the others wait for the next run."""
+        """Give up supervisors that have not confirmed the end of their agents; let the others wait for the next run."""
         for supervisor in list(self.supervisors.values()):
             if supervisor.ending and not supervisor.given_up:
                 self._give_up(supervisor)
@@ -219,7 +219,7 @@ class Roster:
         for supervisor in list(self.supervisors.values()):
             self._send(supervisor, Leave())
 
-    # ---------------------------------------------------------------- what supervisors do
+    # ---------------------------------------------------------------- reports of supervisors
 
     def admit(self, supervisor: Supervisor) -> None:
         """Take one that was let in, and can work."""
@@ -269,7 +269,7 @@ class Roster:
             self.lost.append((slot, reason))
         self._fill()
 
-    # ---------------------------------------------------------------- one of them
+    # ---------------------------------------------------------------- one supervisor
 
     def _fill(self) -> None:
         """Give supervisors that are free the slots that wait for an agent, then those that no task holds. Those that
@@ -360,7 +360,7 @@ class Roster:
         self.abandoned.add(job)
 
     def _vacate(self, supervisor: Supervisor) -> None:
-        """Note that it has no agent any more, and that nobody needs to hold its slot."""
+        """Note that it has no agent any more, and that no other supervisor needs to hold its slot."""
         for holder in self.supervisors.values():
             if holder is supervisor or holder.held_slot == supervisor.slot:
                 holder.held_slot, holder.since = -1, time.monotonic()

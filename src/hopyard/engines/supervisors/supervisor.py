@@ -2,9 +2,9 @@
 
 A supervisor dials the driver (one socket, let in by the token of its ticket) and reports where it is (`messages.py`).
 The driver names a slot; the supervisor starts an agent for it, passes on what the agent prints, and reports when it
-ended. Whatever ends first ends the rest at once: the connection (the driver is gone, or has no work), what holds the
-supervisor's place, the agent. Only where the driver orders so does the task end alone that holds the place: supervisor
-and agent go on, until a task of a second supervisor holds a slot for them again.
+ended. Supervisor and agent end with the connection (the driver is gone, or has no work), and with the process or task
+that holds their place. Only where the driver orders so does that task end alone: supervisor and agent go on, until a
+task of a second supervisor holds a slot for them again.
 
 Where the driver's engine was started, an agent is a fork of a template (`engines/templates.py`), which the supervisor
 has had since the first of its agents with these frameworks and this environment, and ends when it ends itself.
@@ -30,7 +30,7 @@ from pathlib import Path
 from hopyard import __version__
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.local import AGENT, agent_environment
-from hopyard.engines.processes import Process, Spawned
+from hopyard.engines.processes import Spawned
 from hopyard.engines.supervisors.line import BLOCK, Line, Security, lasting
 from hopyard.engines.supervisors.messages import (
     AgentBegan,
@@ -52,7 +52,7 @@ from hopyard.engines.supervisors.messages import (
     order_of,
 )
 from hopyard.engines.supervisors.ticket import Ticket
-from hopyard.engines.templates import Templates
+from hopyard.engines.templates import Process, Templates
 from hopyard.system import oom
 from hopyard.system.network import joined, parted
 from hopyard.system.processes import ended, watched
@@ -329,8 +329,8 @@ class _AgentRunner:
                 self._wait.unregister(self._output)
 
     def _look(self) -> None:
-        """Report that the agent's process has begun, or has ended, by itself or killed. One that its template refuses
-        is started without it."""
+        """Report that the agent's process has begun or ended. An agent that its template refuses is started without a
+        template."""
         agent = self._agent
         if agent is None:
             return

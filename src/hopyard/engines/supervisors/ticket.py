@@ -1,5 +1,5 @@
-"""What a supervisor needs to dial the driver, and to be let in. It goes in a Spark task, by ssh on standard input, or
-in a file that only its owner may read; never on a command line, and in no log."""
+"""The address and the credentials with which a supervisor dials the driver. A ticket goes in a Spark task, by ssh on
+standard input, or in a file that only its owner may read; never on a command line, and in no log."""
 
 from __future__ import annotations
 
