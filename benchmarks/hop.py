@@ -29,9 +29,10 @@ from hopyard.frameworks.torch.model import Model
 from hopyard.frameworks.torch.runtime import install
 from hopyard.frameworks.tree import capture, restore
 from hopyard.spec import Ref
-from hopyard.store.arena import Arena, Folder, memory_root, sweep, take
+from hopyard.store.arena import Arena, memory_root, take
 from hopyard.store.states import LocalStore
 from hopyard.store.tree import decode, digest, plan
+from hopyard.system.scratch import Folder, sweep
 
 LAYERS = 8
 

@@ -40,9 +40,10 @@ from hopyard.core.messages import Bulk, Card  # noqa: E402
 from hopyard.frameworks.torch.runtime import install  # noqa: E402
 from hopyard.frameworks.tree import capture, restore  # noqa: E402
 from hopyard.spec import Ref  # noqa: E402
-from hopyard.store.arena import Arena, Folder, memory_root  # noqa: E402
+from hopyard.store.arena import Arena, memory_root  # noqa: E402
 from hopyard.store.tree import decode, plan  # noqa: E402
 from hopyard.system.network import listen  # noqa: E402
+from hopyard.system.scratch import Folder  # noqa: E402
 from hosts import Network as Namespaces  # noqa: E402
 
 MOST = 1.3
