@@ -61,11 +61,6 @@ class Credentials:
         self.certificate = certificate
 
     @functools.cached_property
-    def for_server(self) -> ssl.SSLContext:
-        """The context of the end that is dialled."""
-        return tls(self.certificate, server=True)
-
-    @functools.cached_property
     def for_client(self) -> ssl.SSLContext:
         """The context of the end that dials."""
         return tls(self.certificate, server=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from hopyard.certificate import tls
 from hopyard.errors import ResourceError
 from hopyard.spec import Encrypt
 from hopyard.store.arena import Taken
@@ -84,14 +85,14 @@ class Server:
     ) -> None:
         self._credentials = credentials
         self._services = dict(services)
-        self._secure = secured(encrypt, host)
+        self._tls = tls(credentials.certificate, server=True) if secured(encrypt, host) else None
         try:
             self._listener = listen(host, port)
         except OSError as error:
             raise ResourceError(f"port {port} on {host}: {error}; {TAKEN}") from error
         self._listener.setblocking(False)
         port = int(self._listener.getsockname()[1])
-        self.address = f"{'tls' if self._secure else 'tcp'}://{joined(host, port)}"
+        self.address = f"{'tls' if self._tls else 'tcp'}://{joined(host, port)}"
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}
         """Connections that were not let in yet; the oldest first."""
@@ -153,9 +154,9 @@ class Server:
             log.warning("a connection cannot be let in: %s", error)
             time.sleep(0.1)
             return
-        if self._secure:
+        if self._tls is not None:
             try:
-                sock = self._credentials.for_server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             except OSError:  # it is gone
                 return
         with self._lock:
