@@ -13,17 +13,15 @@ import pyarrow as pa
 from hopyard.checks import column_name, expanded, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
-from hopyard.data.from_spark.job import DataFrameSource, from_spark
-from hopyard.data.from_spark.source import MaterializedSource, refuse
+from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource, from_spark, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import parquet, tfrecord
-from hopyard.data.sources.memory import Arrays, Table
+from hopyard.data.sources.memory import Arrays, Source, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
-from hopyard.data.sources.source import Source
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import checked, is_frame

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.schema import FLOATS
-from hopyard.data.encoding.weights import negative
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, is_untyped, null_rows, to_numpy
@@ -266,7 +265,8 @@ class Encoder:
             if field.raw in FLOATS and not _fine(array):
                 self._count_bad(column, values, origin)
                 return None
-            if field.role == "weights" and (row := negative(values)) is not None:  # before the cast: -1e-300 becomes -0
+            if field.role == "weights" and (values < 0).any():  # not of the cast ones: -1e-300 becomes -0
+                row = int(np.argmax(values < 0))
                 raise DataError(
                     f"weight column {column.name!r}, {origin.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="

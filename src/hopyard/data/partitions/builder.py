@@ -23,6 +23,7 @@ from blake3 import blake3
 from hopyard.data.assignment import Dealer, shares
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import (
     FeatureFinalizer,
     block_bytes,
@@ -32,9 +33,7 @@ from hopyard.data.encoding.finalize import (
     measure,
     scales,
 )
-from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.encoding.schema import infer_fields, raw_shape
-from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import (
     ArrayInfo,
     Field,
@@ -73,8 +72,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
     """
     encoder: Encoder | None = None
     writer: _Writer | None = None
-    limits: LabelRange | None = None
-    weights: WeightCheck | None = None
+    extremes = Extremes()
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
@@ -83,25 +81,23 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
                     fields = infer_fields(batch, options.spec, str(origin))
                     encoder = Encoder(fields, vocabularies(options.spec))
                     writer = _Writer(directory, fields, encoder, options)
-                    limits, weights = LabelRange(fields), WeightCheck(fields)
                 raw = encoder.raw(batch, origin)
                 if encoder.faults:
                     continue  # only to count them all
-                assert writer is not None and limits is not None and weights is not None
+                assert writer is not None
                 if names is not None:
                     raw = unsigned(raw)
-                limits.take(raw)
-                weights.take(raw, is_validation)
+                extremes.take(encoder.fields, raw, is_validation)
                 pending.append(pool.submit(writer.take, raw, is_validation, batch.num_rows, names))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
                 pending.popleft().result()
-            if encoder is None or writer is None or limits is None or weights is None:
+            if encoder is None or writer is None:
                 raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
             encoder.check()
-            weights.check()
-            return writer.finish(limits)
+            extremes.check(encoder.fields)
+            return writer.finish(extremes)
         finally:
             if writer is not None:
                 for future in pending:
@@ -202,12 +198,12 @@ def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionI
 def make_manifest(
     finisher: FeatureFinalizer,
     scaling: dict[str, Scale],
-    limits: LabelRange,
+    extremes: Extremes,
     parts: Mapping[RowKind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
     """Return the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
-    classes, label_range = limits.result(finisher.vocabularies)
+    classes, label_range = extremes.result(finisher.fields, finisher.vocabularies)
     arrays = list(zip(finisher.fields, finisher.infos, strict=True))
     manifest = Manifest(
         key="",
@@ -261,7 +257,7 @@ class _Writer:
         for kind, index in (("train", np.flatnonzero(~is_validation)), ("validate", np.flatnonzero(is_validation))):
             self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
 
-    def finish(self, limits: LabelRange) -> Manifest:
+    def finish(self, extremes: Extremes) -> Manifest:
         """Rewrites staged arrays, closes all files and returns the manifest."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
@@ -281,7 +277,7 @@ class _Writer:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        manifest = make_manifest(finisher, scaling, limits, infos, self._options.spec.names)
+        manifest = make_manifest(finisher, scaling, extremes, infos, self._options.spec.names)
         if self._words:
             manifest.row_names = RowNames(self._options.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
         return manifest

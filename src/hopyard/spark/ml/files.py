@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from hopyard.errors import RunDirectoryError
-from hopyard.sparkapi.session import is_connect
+from hopyard.sparkapi import is_connect
 from hopyard.system.owners import other_writers
 
 TRUST = "spark.hopyard.trust"

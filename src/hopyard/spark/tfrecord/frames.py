@@ -6,6 +6,7 @@ Tasks write under temporary names; the driver gives their own to the files of th
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,15 +15,16 @@ import msgspec
 import pyarrow as pa
 
 from hopyard import checks
+from hopyard.data.shared.storage import TaskFile
 from hopyard.data.sources.tfrecord import batches, find
 from hopyard.errors import DataError, SpecError
 from hopyard.filesystems import absolute, names_of
 from hopyard.formats.arrow import doubled
 from hopyard.formats.example import Seen, encode, kind_of, listed, look, merge, schema
 from hopyard.formats.tfrecord import framed, records
-from hopyard.spark.tfrecord.target import Target, part
+from hopyard.spark.tfrecord.target import PROBE, Target
+from hopyard.sparkapi import is_stopped
 from hopyard.sparkapi.dataframe import checked
-from hopyard.sparkapi.session import is_stopped
 from hopyard.sparkapi.tasks import report_each
 
 ROWS = 10_000
@@ -166,15 +168,15 @@ class _Writing:
     def part(self, number: int, record_batches: Iterable[Any]) -> _Report:
         """Writes all rows of a partition to one file."""
         rows = 0
-        with part(self.url, number) as (name, stream):
+        with TaskFile(self.url, f"{number:05d}-{secrets.token_hex(6)}", PROBE) as file:
+            file.write([])  # there is a file for a partition without rows too
             for batch in record_batches:
                 try:
-                    for data in encode(batch):
-                        stream.write(framed(data))
+                    file.write(map(framed, encode(batch)))
                 except DataError as error:
                     raise DataError(f"Spark partition {number}, rows from {rows}: {error}") from None
                 rows += batch.num_rows
-        return _Report(number, name, rows)
+        return _Report(number, file.name, rows)
 
 
 def _writable(df: Any) -> None:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from hopyard import filesystems
-from hopyard.data.shared.storage import reaching, shared_directory
+from hopyard.data.shared.storage import reaching
 from hopyard.errors import SpecError
 
-_PROBE = "probe"
+PROBE = "probe"
 """A file that the driver makes first: a task that does not see it writes nothing."""
 _HIDDEN = "_temporary-"
 
@@ -50,7 +47,7 @@ class Target:
         """Makes the hidden folder."""
         with reaching(self.url, "write to"):
             self._system.makedirs(self._hidden, exist_ok=True)
-            self._system.pipe_file(f"{self._hidden}/{_PROBE}", b"")
+            self._system.pipe_file(f"{self._hidden}/{PROBE}", b"")
 
     def finish(self, names: Sequence[tuple[str, str]]) -> None:
         """Gives files of the hidden folder their names: pairs of (hidden name, final name). At last makes _SUCCESS."""
@@ -90,28 +87,3 @@ class Target:
         entries = [str(entry).rstrip("/") for entry in self._system.ls(self._root, detail=False)]
         own = posixpath.basename(self._hidden)
         return [entry for entry in entries if posixpath.basename(entry) != own and entry != self._root]
-
-
-@contextmanager
-def part(url: str, number: int) -> Iterator[tuple[str, Any]]:
-    """Opens a file for a task in the hidden folder `url`, as (name, stream); removes it unless the block ends well.
-
-    Raises:
-        SpecError: this host does not see the folder.
-        ResourceError: the folder has no room.
-    """
-    with reaching(url, "write to"):
-        folder = shared_directory(url)
-        if not folder.has(_PROBE):
-            raise SpecError(
-                f"path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
-                f"like), got {url}: host {socket.gethostname()} does not see what the driver wrote there"
-            )
-        name, complete = f"{number:05d}-{secrets.token_hex(6)}", False
-        try:
-            with folder.stream(name) as stream:
-                yield name, stream
-            complete = True
-        finally:
-            if not complete:
-                folder.remove(name)
