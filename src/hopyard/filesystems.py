@@ -50,12 +50,6 @@ def open_url(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def uploads_whole(system: Any) -> bool:
-    """Whether files of this system are visible only when complete; others need a temporary name and a move."""
-    protocols = system.protocol
-    return not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
-
-
 class Directory:
     """The files of one directory at a path or URL, by name. Any number of processes may use it at once. Raises
     whatever the driver of the file system raises: see `reaching`.
@@ -66,7 +60,8 @@ class Directory:
         self.url = url
         self.root = root.rstrip("/")
         """The directory's path in its file system."""
-        self._uploads_whole = uploads_whole(self._system)
+        protocols: Any = self._system.protocol
+        self._uploads_whole = not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
 
     def make(self) -> None:
         """Makes the directory; no error when it exists."""

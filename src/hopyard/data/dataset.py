@@ -307,6 +307,10 @@ class Dataset:
         return self
 
 
+_COLUMNS = ("features", "label", "weight", "encode", "standardize", "key", "impute")
+"""The keywords that name columns."""
+
+
 def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: BuildOptions) -> InputRows:
     """Return rows as validation rows of a data set with the options `first`. Raise SpecError unless they can be."""
     if not isinstance(rows, LocalRows):
@@ -352,15 +356,7 @@ def _build_options(
     share = 0.0
     if column is None and not second:
         share = fraction("validation", validation, f"the name of a column of true and false, or {alternative}")
-    spec = columns(
-        features=options["features"],
-        label=options["label"],
-        weight=options["weight"],
-        validation=column,
-        encode={} if options["encode"] is None else options["encode"],
-        standardize=options["standardize"],
-        key=options["key"],
-        impute=options["impute"],
-    )
+    named: Mapping[str, Any] = {name: options[name] for name in _COLUMNS}  # type: ignore[literal-required]
+    spec = columns(**named, validation=column)
     validates = bool(share) or column is not None or second
     return BuildOptions(spec, options["partitions"], assign, validates, share, options["seed"])

@@ -108,7 +108,10 @@ class Table:
         present = set(self._table.column_names)
         table = self._table if names is None else self._table.select([name for name in names if name in present])
         rows = batch_rows(table.nbytes, table.num_rows, table.num_columns)
-        yield from _numbered(table.to_batches(max_chunksize=rows), self._description)
+        first = 0
+        for batch in table.to_batches(max_chunksize=rows):
+            yield batch, self._description, first
+            first += batch.num_rows
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
@@ -216,10 +219,3 @@ def digest_of(source: Source, schema: pa.Schema) -> str:
 def batch_rows(size: int, rows: int, columns: int) -> int:
     """Return how many rows make a batch, at most ROWS, given `rows` rows of `size` bytes in all."""
     return max(1, min(ROWS, batch_bytes(columns, BYTES) * rows // max(size, 1)))
-
-
-def _numbered(batches: Iterable[Any], description: str) -> Iterator[Piece]:
-    row = 0
-    for batch in batches:
-        yield batch, description, row
-        row += batch.num_rows

@@ -111,24 +111,13 @@ def _versions(session: Any, path: str) -> list[_Version]:
     from pyspark.errors import AnalysisException
 
     try:
-        versions = [_Version(json.loads(row["value"]), row["file"]) for row in _lines(session, path)]
+        lines = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
+        versions = [_Version(json.loads(row["value"]), row["file"]) for row in lines.collect()]
     except (AnalysisException, ValueError):
         return []
     if not all("hopyard" in version.metadata for version in versions):
         return []
     return sorted(versions, key=lambda version: version.number)
-
-
-def _lines(session: Any, path: str) -> list[Any]:
-    """Return the lines of `metadata/` with the names of their files. A writer may remove one of these meanwhile."""
-    table = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
-    try:
-        rows: list[Any] = table.collect()
-        return rows
-    except Exception:
-        if session.read.text(f"{path}/metadata").inputFiles() == table.inputFiles():
-            raise
-    return _lines(session, path)
 
 
 def _remove(session: Any, path: str, versions: list[_Version]) -> None:
@@ -184,17 +173,28 @@ class FileReader(MLReader[Any]):
 
 def _newest(session: Any, path: str) -> tuple[_Version, list[Any]]:
     """Return the newest version, and the rows of its files. Another may be written, and this one removed, meanwhile."""
-    versions = _versions(session, path)
-    if not versions:
-        metadata = DefaultParamsReader.loadMetadata(path, session)  # raises where there is nothing
-        raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, which Hopyard did not write")
+    before = _listed(session, path)
     try:
+        versions = _versions(session, path)
+        if not versions:
+            metadata = DefaultParamsReader.loadMetadata(path, session)  # raises where there is nothing
+            raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, which Hopyard did not write")
         table = session.read.parquet(f"{path}/{_files(versions[-1].number)}")
         return versions[-1], table.orderBy("group", "name", "part").collect()
     except Exception:
-        if (_versions(session, path) or versions)[-1].number == versions[-1].number:
+        if _listed(session, path) == before:
             raise
     return _newest(session, path)
+
+
+def _listed(session: Any, path: str) -> list[str]:
+    """Return the files of `metadata/`; [] where there is none."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return sorted(session.read.text(f"{path}/metadata").inputFiles())
+    except AnalysisException:
+        return []
 
 
 def _refuse_others(session: Any, path: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -67,10 +67,9 @@ def save_tfrecords(df: Any, path: str | os.PathLike[str], *, mode: Literal["erro
     url = absolute(checks.path("path", path, "a directory or its URL"))
     _writable(checked(df, "df"))
     target = Target(url, mode == "overwrite")
-    writing = _Writing(target.hidden)
     try:
         target.make()
-        reports = report_each(df, writing.part, _Report)
+        reports = report_each(df, partial(_write, target.hidden), _Report)
         target.finish([(report.name, f"part-r-{report.number:05d}") for report in reports])
     finally:
         target.close()
@@ -101,82 +100,52 @@ def load_tfrecords(spark: Any, path: str | os.PathLike[str] | list[Any], binary_
     if is_stopped(spark):
         raise SpecError("the Spark session was stopped; make another with SparkSession.builder.getOrCreate()")
     binary = listed(binary_features)
-    files = _Files(tuple(find(path)))
-    numbers = spark.range(0, len(files.paths), 1, min(len(files.paths), TASKS))
+    paths = find(path)
+    numbers = spark.range(0, len(paths), 1, min(len(paths), TASKS))
     features: dict[str, Seen] = {}
     rows = 0
-    for report in report_each(numbers, files.look, _Report):
+    for report in report_each(numbers, partial(_look, paths), _Report):
         merge(features, report.seen)
         rows += report.rows
     if not rows:
-        raise DataError(f"{files}: there are no records, so no columns are known")
-    reading = _Reading(files, schema(features, binary, str(files)))
+        raise DataError(f"{names_of(paths)}: there are no records, so no columns are known")
+    columns = schema(features, binary, names_of(paths))
+    spark_columns = pa.schema([(field.name, doubled(field.type)) for field in columns])
 
     def read(record_batches: Iterator[Any]) -> Iterator[Any]:
-        return reading.rows(record_batches)
+        for file in _numbered(paths, record_batches):
+            for batch in batches(file, columns, ROWS):
+                yield batch.cast(spark_columns)
 
-    return numbers.mapInArrow(read, from_arrow_schema(reading.spark_schema))
+    return numbers.mapInArrow(read, from_arrow_schema(spark_columns))
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files that executors read."""
+def _numbered(paths: Sequence[str], record_batches: Iterable[Any]) -> Iterator[str]:
+    """Yield the paths whose numbers a task is given."""
+    for batch in record_batches:
+        for number in batch.column(0).to_pylist():
+            yield paths[number]
 
-    paths: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return names_of(self.paths)
+def _look(paths: Sequence[str], number: int, record_batches: Iterable[Any]) -> _Report:
+    """Return the features of some files."""
+    features: dict[str, Seen] = {}
+    rows = sum(look(features, records(path), path) for path in _numbered(paths, record_batches))
+    return _Report(number, rows=rows, seen=features)
 
-    def numbered(self, record_batches: Iterable[Any]) -> Iterator[str]:
-        """Yield the files with these numbers."""
+
+def _write(url: str, number: int, record_batches: Iterable[Any]) -> _Report:
+    """Writes all rows of a partition to one file."""
+    rows = 0
+    with TaskFile(url, f"{number:05d}-{secrets.token_hex(6)}", PROBE) as file:
+        file.write([])  # there is a file for a partition without rows too
         for batch in record_batches:
-            for number in batch.column(0).to_pylist():
-                yield self.paths[number]
-
-    def look(self, number: int, record_batches: Iterable[Any]) -> _Report:
-        """Return the features of some files."""
-        features: dict[str, Seen] = {}
-        rows = sum(look(features, records(path), path) for path in self.numbered(record_batches))
-        return _Report(number, rows=rows, seen=features)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How executors read files."""
-
-    files: _Files
-    columns: Any
-
-    @property
-    def spark_schema(self) -> pa.Schema:
-        """The columns as Spark gets them, with doubles."""
-        return pa.schema([(field.name, doubled(field.type)) for field in self.columns])
-
-    def rows(self, record_batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the rows of some files."""
-        for path in self.files.numbered(record_batches):
-            for batch in batches(path, self.columns, ROWS):
-                yield batch.cast(self.spark_schema)
-
-
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """How executors write rows."""
-
-    url: str
-
-    def part(self, number: int, record_batches: Iterable[Any]) -> _Report:
-        """Writes all rows of a partition to one file."""
-        rows = 0
-        with TaskFile(self.url, f"{number:05d}-{secrets.token_hex(6)}", PROBE) as file:
-            file.write([])  # there is a file for a partition without rows too
-            for batch in record_batches:
-                try:
-                    file.write(map(framed, encode(batch)))
-                except DataError as error:
-                    raise DataError(f"Spark partition {number}, rows from {rows}: {error}") from None
-                rows += batch.num_rows
-        return _Report(number, file.name, rows)
+            try:
+                file.write(map(framed, encode(batch)))
+            except DataError as error:
+                raise DataError(f"Spark partition {number}, rows from {rows}: {error}") from None
+            rows += batch.num_rows
+    return _Report(number, file.name, rows)
 
 
 def _writable(df: Any) -> None:
