@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
-from hopyard.data.encoding.encoder import LARGEST, Encoder, RowOrigin, Vocabulary, listed
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, listed
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.manifest import Column, Field, Manifest, Value
+from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources import parquet
 from hopyard.data.sources.memory import Arrays, BatchReader, Source, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array, null_rows, require, to_numpy
+from hopyard.formats.arrow import Array, require
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -95,17 +94,19 @@ def apply(
             )
         if encoder is None and batch.num_rows:
             fields = _fields(manifest, batch.schema, str(origin), targets)
-            encoder = Encoder(fields, vocabularies, strict=False)
+            encoder = Encoder(fields, vocabularies, strict=False, drops=drop_invalid)
             finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
-        valid = _valid_rows(fields, vocabularies, batch) if drop_invalid and batch.num_rows else None
+        raw: list[Array] = []
+        valid = np.arange(batch.num_rows)
+        while encoder is not None and len(valid):
+            raw = encoder.raw(batch.take(pa.array(valid)) if len(valid) < batch.num_rows else batch, origin)
+            if not drop_invalid or not encoder.faults:
+                break
+            encoder.faults.clear()
+            valid = valid[~encoder.refused]
         places.add(piece.num_rows, batch.num_rows, numbers, valid)
-        if valid is not None:
-            batch = batch.filter(pa.array(valid))
-        rows += batch.num_rows
-        if encoder is None or not batch.num_rows:
-            continue
-        raw = encoder.raw(batch, origin)
-        if not encoder.faults and finisher is not None:
+        rows += len(valid)
+        if encoder is not None and finisher is not None and len(valid) and not encoder.faults:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
     if not places.source_rows:
         raise DataError("data must have rows: it has none; give at least one")
@@ -173,20 +174,20 @@ class RowNumbers:
         self.trusted = False
         self._parts: list[Array] = []
 
-    def add(self, before: int, after: int, numbers: Array | None, valid: Array | None) -> None:
+    def add(self, before: int, after: int, numbers: Array | None, valid: Array) -> None:
         """Records that a batch of `before` rows became `after` rows.
 
         Args:
             before: rows that went into the transform.
             after: rows that came out.
             numbers: their source rows; None: not known, or all rows in their order.
-            valid: which of them are left, a boolean array of shape (after,); None: all.
+            valid: which of those that came out are left, by their places there.
         """
         if numbers is None and before == after:
             numbers = np.arange(self.source_rows, self.source_rows + before)
             self.trusted = True
         numbers = np.full(after, UNKNOWN) if numbers is None else numbers
-        self._parts.append(numbers if valid is None else numbers[valid])
+        self._parts.append(numbers[valid])
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:
@@ -289,68 +290,3 @@ def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
         columns[column.name] = array[:, start : start + width].reshape(len(array), *column.shape)
         start += width
     return columns
-
-
-def _valid_rows(fields: Sequence[Field], vocabularies: dict[str, Vocabulary], batch: Any) -> Array:
-    """Return a boolean array of shape (rows,): whether the encoder takes the row's values in all columns of the fields.
-
-    Of the rows with null, NaN, infinity, or a value that training never saw, the encoder is asked about one each: it
-    may fill what is missing.
-
-    Args:
-        fields: arrays of the model.
-        vocabularies: column of categories → the values that training saw.
-        batch: an Arrow record batch with these columns.
-
-    Raises:
-        DataError: the lists of a column differ in length.
-    """
-    valid = np.ones(batch.num_rows, np.bool_)
-    for field in fields:
-        for column in field.columns:
-            array = batch.column(batch.schema.get_field_index(column.name))
-            single = msgspec.structs.replace(field, columns=[column])
-            for rows in _doubtful(array, column, vocabularies):
-                if rows.any() and not _is_taken(single, vocabularies, batch.slice(int(np.argmax(rows)), 1)):
-                    valid &= ~rows
-    return valid
-
-
-def _doubtful(array: Any, column: Column, vocabularies: Mapping[str, Vocabulary]) -> Iterator[Array]:
-    """Yield boolean arrays of shape (rows,): which rows the encoder may refuse, for each reason that there is."""
-    missing = null_rows(array)
-    present = np.ones(len(array), np.bool_) if missing is None else ~missing
-    yield ~present
-    if column.encode:
-        encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-        values = encoded.dictionary.to_pylist()
-        codes = np.asarray(encoded.indices.fill_null(0)).astype(np.int64)
-        kinds = np.array([*(_kind(value, vocabularies[column.name]) for value in values), ""])[codes]
-        for kind in ("NaN", "infinite", "unknown"):
-            yield present & (kinds == kind)
-        return
-    numbers = to_numpy(array if missing is None else array.filter(pa.array(present)), column.name, "the rows")
-    if numbers.dtype.kind == "f" and len(numbers):
-        numbers = numbers.reshape(len(numbers), -1)
-        for bad in (np.isnan(numbers).any(axis=1), (np.abs(numbers) > LARGEST).any(axis=1)):
-            rows = np.zeros(len(array), np.bool_)
-            rows[present] = bad
-            yield rows
-
-
-def _kind(value: Value, vocabulary: Vocabulary) -> str:
-    """Return why the encoder may refuse a category; "": training saw it."""
-    if value in vocabulary.values:
-        return ""
-    if not isinstance(value, float):
-        return "unknown"
-    return "NaN" if math.isnan(value) else "infinite" if abs(value) > LARGEST else "unknown"
-
-
-def _is_taken(field: Field, vocabularies: dict[str, Vocabulary], row: Any) -> bool:
-    encoder = Encoder([field], vocabularies, strict=False)
-    try:
-        encoder.raw(row, RowOrigin("the rows", 0))
-    except DataError:
-        return False
-    return not encoder.faults

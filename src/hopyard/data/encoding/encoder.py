@@ -77,7 +77,15 @@ class Vocabulary:
     fill: Value | None = None
     counts: Array | None = None
 
-    def codes(self, array: Any, origin: RowOrigin, missing: Array | None = None, *, is_label: bool = False) -> Array:
+    def codes(
+        self,
+        array: Any,
+        origin: RowOrigin,
+        missing: Array | None = None,
+        *,
+        is_label: bool = False,
+        refused: Array | None = None,
+    ) -> Array:
         """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow;
         MISSING where a value is.
 
@@ -86,6 +94,7 @@ class Vocabulary:
             origin: their origin.
             missing: which of them are missing; None: none.
             is_label: whether the column is a label, for messages.
+            refused: Boolean array of shape (rows,), set where a value is refused, in place of an error.
 
         Raises:
             DataError: a value that a fixed vocabulary lacks, or of another type than its values.
@@ -103,7 +112,13 @@ class Vocabulary:
                 code = self.values.get(value)
                 if code is None:
                     rows = index == at if missing is None else (index == at) & ~missing
-                    code = self._new(value, origin.at(int(np.argmax(rows))), is_label)
+                    try:
+                        code = self._new(value, origin.at(int(np.argmax(rows))), is_label)
+                    except DataError:
+                        if refused is None:
+                            raise
+                        refused |= rows
+                        continue
                 table[at] = code
         codes = np.asarray(table[index])
         if missing is not None:
@@ -220,18 +235,28 @@ def _good(column: Column) -> str:
 
 
 class Encoder:
-    """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far."""
+    """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far.
 
-    def __init__(self, fields: list[Field], vocabularies: dict[str, Vocabulary], strict: bool = True) -> None:
+    Args:
+        fields: one for each array.
+        vocabularies: column of categories → its values.
+        strict: whether columns must keep the type that they were planned with (`predict` takes what can be cast).
+        drops: whether a value that a fixed vocabulary lacks is a fault, not an error, as the caller drops such rows.
+    """
+
+    def __init__(
+        self, fields: list[Field], vocabularies: dict[str, Vocabulary], strict: bool = True, drops: bool = False
+    ) -> None:
         self.fields = fields
         self.vocabularies = vocabularies
         self.faults: dict[str, Fault] = {}
+        self.refused: Array = np.zeros(0, np.bool_)
+        """Which rows of the last batch have faults."""
         self._counted: set[str] = set()
         self._missing: dict[str, Array] = {}
         """Which rows of the batch lack a number in a column that is filled."""
         self._labels = {column.name for field in fields if field.role == "targets" for column in field.columns}
-        self._strict = strict
-        """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
+        self._strict, self._drops = strict, drops
 
     def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
         """Return an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
@@ -240,6 +265,7 @@ class Encoder:
         """
         self._counted.clear()
         self._missing.clear()
+        self.refused = np.zeros(batch.num_rows, np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             arrays = [self._raw(field, batch, origin) for field in self.fields]
         return [] if self.faults else [array for array in arrays if array is not None]
@@ -319,7 +345,7 @@ class Encoder:
             if pa.types.is_floating(kind) and (bad_floats := _bad(np.asarray(array.cast(kind)))).any():
                 self._add_fault(column, bad_floats, origin)
                 return None
-            return self.vocabularies[column.name].codes(array, origin, is_label=column.name in self._labels)
+            return self._codes(column, array, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
@@ -350,7 +376,7 @@ class Encoder:
                 if (bad := _bad(floats) & ~missing).any():
                     self._add_fault(column, bad, origin)
                     return None
-            return self.vocabularies[column.name].codes(array, origin, missing if missing.any() else None)
+            return self._codes(column, array, origin, missing if missing.any() else None)
         present = np.zeros(0) if missing.all() else to_numpy(array.filter(pa.array(~missing)), column.name, str(origin))
         if present.dtype.kind not in "biuf" or present.ndim > 1:
             raise DataError(f"column {column.name!r} of {origin} must have one number a row, has type {array.type}")
@@ -364,12 +390,22 @@ class Encoder:
             self._missing[column.name] = missing
         return values
 
+    def _codes(self, column: Column, array: Any, origin: RowOrigin, missing: Array | None = None) -> Array | None:
+        refused = np.zeros(len(array), np.bool_) if self._drops else None
+        is_label = column.name in self._labels
+        codes = self.vocabularies[column.name].codes(array, origin, missing, is_label=is_label, refused=refused)
+        if refused is None or not refused.any():
+            return codes
+        self._add_fault(column, refused, origin)
+        return None
+
     def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:
         if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
             self._add_fault(column, bad, origin)
 
     def _add_fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
         """Counts the `bad` rows of a column: once a batch, even if two fields use the column."""
+        self.refused |= bad
         if column.name in self._counted:
             return
         self._counted.add(column.name)

@@ -315,7 +315,10 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
         for name, packed in report.moments.items():
             moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
     extremes.check(fields)
-    rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
+    rows = {
+        kind: [sum(segment.rows(index.run(kind, p)) for segment in index.segments) for p in range(index.partitions)]
+        for kind in KINDS
+    }
     check_split(rows, options, distinct)
     total_rows = sum(map(sum, rows.values()))  # of many, their different ones are an estimate
     if not options.spec.key and distinct.number < min(0.8 * total_rows, _GROUPS * options.partitions):
@@ -336,10 +339,6 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     manifest.row_names = RowNames(options.spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
-
-
-def _rows(index: Index, kind: RowKind, partition: int) -> int:
-    return sum(segment.rows(index.run(kind, partition)) for segment in index.segments)
 
 
 def _part(index: Index, kind: RowKind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:

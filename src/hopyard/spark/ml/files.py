@@ -14,10 +14,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
@@ -84,22 +83,14 @@ class FileWriter(MLWriter):
         _remove(session, path, older)
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """One line of `metadata/`.
+class _Version(NamedTuple):
+    """One line of `metadata/`."""
 
-    Attributes:
-        metadata: its content.
-        file: the name of its file.
-    """
-
-    metadata: dict[str, Any]
+    number: int
+    """From 0."""
     file: str
-
-    @property
-    def number(self) -> int:
-        """Its number; the first one is 0."""
-        return int(self.metadata.get("hopyardVersion", 0))
+    """The name of its file."""
+    metadata: dict[str, Any]
 
 
 def _files(number: int) -> str:
@@ -112,12 +103,12 @@ def _versions(session: Any, path: str) -> list[_Version]:
 
     try:
         lines = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
-        versions = [_Version(json.loads(row["value"]), row["file"]) for row in lines.collect()]
+        rows = [(json.loads(row["value"]), row["file"]) for row in lines.collect()]
     except (AnalysisException, ValueError):
         return []
-    if not all("hopyard" in version.metadata for version in versions):
+    if not all("hopyard" in metadata for metadata, _ in rows):
         return []
-    return sorted(versions, key=lambda version: version.number)
+    return sorted(_Version(metadata.get("hopyardVersion", 0), file, metadata) for metadata, file in rows)
 
 
 def _remove(session: Any, path: str, versions: list[_Version]) -> None:
