@@ -124,18 +124,14 @@ class Directory:
 
     def remove(self, name: str) -> None:
         """Removes a file; no error when it does not exist."""
-        try:
+        with suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
-        except FileNotFoundError:
-            pass
 
     def drop(self) -> None:
         """Removes the directory if it is empty."""
         if not self.sizes():
-            try:
+            with suppress(OSError):  # no such directory, or somebody has just put a file into it
                 self._system.rmdir(self.root)
-            except OSError:  # no such directory, or somebody has just put a file into it
-                pass
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"

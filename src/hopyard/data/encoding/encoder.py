@@ -166,11 +166,15 @@ class Vocabulary:
             values = sorted(value for value in values if self._is_frequent(value))
         return [value + 0.0 if isinstance(value, float) else value for value in values]
 
-    def most_frequent(self) -> Value | None:
-        """Return the value that most of the counted rows have, of equals the least one; None: no row has any."""
-        if self.counts is None or not self.counts[-MISSING : len(self.values) - MISSING].any():
-            return None
+    def most_frequent(self) -> Value:
+        """Return the value that most of the counted rows have, of equals the least one. Raise DataError where no row
+        has any."""
         counts = self.counts
+        if counts is None or not counts[-MISSING : len(self.values) - MISSING].any():
+            raise DataError(
+                f"column {self.column!r}: the value of every training row is missing, so none is the most frequent; "
+                'leave the column out, or give impute= ("constant", value) for it'
+            )
         return min(self.values, key=lambda value: (-counts[self.values[value] - MISSING], value))
 
     def _is_frequent(self, value: Value) -> bool:
@@ -270,10 +274,6 @@ class Encoder:
             arrays = [self._raw(field, batch, origin) for field in self.fields]
         return [] if self.faults else [array for array in arrays if array is not None]
 
-    def check(self) -> None:
-        """Raise DataError naming every column with bad values."""
-        check(self.faults, self.fields)
-
     def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
         parts = [self._values(column, batch, origin) for column in field.columns]
         if field.role == "inputs" and field.raw in FLOATS:
@@ -342,10 +342,7 @@ class Encoder:
             self._add_fault(column, bad, origin)
             return None
         if column.encode:
-            if pa.types.is_floating(kind) and (bad_floats := _bad(np.asarray(array.cast(kind)))).any():
-                self._add_fault(column, bad_floats, origin)
-                return None
-            return self._codes(column, array, origin)
+            return self._codes(column, array, kind, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
@@ -370,13 +367,7 @@ class Encoder:
         null = null_rows(array)
         missing = np.zeros(len(array), np.bool_) if null is None else null
         if column.encode:
-            if pa.types.is_floating(kind):
-                floats = np.asarray(array.cast(kind).to_numpy(zero_copy_only=False))
-                missing = missing | np.isnan(floats)
-                if (bad := _bad(floats) & ~missing).any():
-                    self._add_fault(column, bad, origin)
-                    return None
-            return self._codes(column, array, origin, missing if missing.any() else None)
+            return self._codes(column, array, kind, origin, missing)
         present = np.zeros(0) if missing.all() else to_numpy(array.filter(pa.array(~missing)), column.name, str(origin))
         if present.dtype.kind not in "biuf" or present.ndim > 1:
             raise DataError(f"column {column.name!r} of {origin} must have one number a row, has type {array.type}")
@@ -390,14 +381,28 @@ class Encoder:
             self._missing[column.name] = missing
         return values
 
-    def _codes(self, column: Column, array: Any, origin: RowOrigin, missing: Array | None = None) -> Array | None:
-        refused = np.zeros(len(array), np.bool_) if self._drops else None
-        is_label = column.name in self._labels
-        codes = self.vocabularies[column.name].codes(array, origin, missing, is_label=is_label, refused=refused)
-        if refused is None or not refused.any():
-            return codes
-        self._add_fault(column, refused, origin)
-        return None
+    def _codes(
+        self, column: Column, array: Any, kind: Any, origin: RowOrigin, missing: Array | None = None
+    ) -> Array | None:
+        """Return the categories of a column as codes; where `missing` says which are null, these and NaN as MISSING.
+        None: some are bad."""
+        bad = np.zeros(len(array), np.bool_)
+        if pa.types.is_floating(kind):
+            floats = np.asarray(array.cast(kind).to_numpy(zero_copy_only=False))
+            bad = _bad(floats)
+            if missing is not None:
+                missing = missing | np.isnan(floats)
+                bad &= ~missing
+        codes = None
+        if not bad.any():
+            missing = missing if missing is not None and missing.any() else None
+            refused = bad if self._drops else None
+            is_label = column.name in self._labels
+            codes = self.vocabularies[column.name].codes(array, origin, missing, is_label=is_label, refused=refused)
+        if bad.any():
+            self._add_fault(column, bad, origin)
+            return None
+        return codes
 
     def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:
         if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():

@@ -38,7 +38,6 @@ from hopyard.data.partitions.builder import (
     check_split,
     constants,
     make_manifest,
-    most_frequent,
     named_partition,
     vocabularies,
 )
@@ -66,15 +65,7 @@ validate would be ones that none of the group's training rows has."""
 def materialise(
     url: str, frames: Sequence[Any], columns: Sequence[dict[str, str]], options: BuildOptions, code: bytes | None
 ) -> None:
-    """Runs the jobs that write the rows to a folder, then its index and manifest.
-
-    Args:
-        url: the folder, which need not exist.
-        frames: that of the training rows, of a live session; and that of the validation rows, if they have their own.
-        columns: for each frame, the types of the columns that are read, as Spark names them.
-        options: how they are cut.
-        code: the transform's pickle, or None.
-    """
+    """Runs the jobs that write the rows to a folder, then its index and manifest. `DataFrameSource` has the rest."""
     folder, token = shared_directory(url), secrets.token_hex(6)
     segment_names: set[str] = set()
     try:
@@ -242,7 +233,7 @@ def _fitted(
         if name in counts:
             vocabulary.counts = np.array([*(counts[name][value] for value in (None, *vocabulary.values)), 0])
         if name in fills and fills[name].strategy == "most_frequent":
-            vocabulary.fill = most_frequent(vocabulary)
+            vocabulary.fill = vocabulary.most_frequent()
             fills[name] = Fill("most_frequent", vocabulary.fill)
         if encode[name].values is None:
             encode[name] = msgspec.structs.replace(encode[name], values=vocabulary.ordered_values())

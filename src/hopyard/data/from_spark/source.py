@@ -271,15 +271,8 @@ def _folder_for(
     name: str | None,
     cache: str,
 ) -> MaterializedSource:
-    """Return the source of the folder for the rows of these frames.
-
-    Args:
-        df: a DataFrame of the session that writes them.
-        settings: all that decides what is written, except the rows, as plain values.
-        transform: the user's.
-        path: directory for such folders; None: the cache, which is the executors' too when they run on this host.
-        name: the user's name; equal names and equal `settings` give the same folder. None: a new one each time.
-        cache: directory of the user's cache.
+    """Return the source of the folder for rows that the session of `df` writes. Equal names and equal `settings`, which
+    are all that decides what is written except the rows, give the same folder.
 
     Raises:
         SpecError: a value is not allowed; executors are on other hosts, and there is no path=.

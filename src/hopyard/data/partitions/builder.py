@@ -21,7 +21,7 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import Dealer, shares
-from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary, check
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import (
@@ -95,7 +95,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
                 pending.popleft().result()
             if encoder is None or writer is None:
                 raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
-            encoder.check()
+            check(encoder.faults, encoder.fields)
             extremes.check(encoder.fields)
             return writer.finish(extremes)
         finally:
@@ -123,16 +123,6 @@ def constants(spec: ColumnSpec) -> dict[str, Value]:
     return {
         name: fill.value for name, fill in spec.impute.items() if fill.value is not None and name not in spec.encode
     }
-
-
-def most_frequent(vocabulary: Vocabulary) -> Value:
-    """Return the value that most training rows have, of equals the least one. Raises DataError where none has any."""
-    if (value := vocabulary.most_frequent()) is None:
-        raise DataError(
-            f"column {vocabulary.column!r}: the value of every training row is missing, so none is the most frequent; "
-            'leave the column out, or give impute= ("constant", value) for it'
-        )
-    return value
 
 
 def enough(counts: Mapping[RowKind, int], partitions: int, validating: bool) -> None:
@@ -297,7 +287,7 @@ class _Writer:
             counted |= names
         for name, fill in spec.impute.items():
             if fill.strategy == "most_frequent":
-                vocabularies[name].fill = most_frequent(vocabularies[name])
+                vocabularies[name].fill = vocabularies[name].most_frequent()
         return scales(moments, self._fields), {**constants(spec), **means(moments, self._fields)}
 
     def close(self) -> None:

@@ -13,16 +13,8 @@ from hopyard.filesystems import SHARED, Directory
 
 
 def reaching(url: str, verb: str) -> AbstractContextManager[None]:
-    """Turns what a file system raises into an error that names path=, as `filesystems.reaching` does.
-
-    Args:
-        url: the directory that follows from `path=`.
-        verb: what is done there, for the message: "write to".
-
-    Raises:
-        ResourceError: no room there.
-        SpecError: any other error.
-    """
+    """Turns what a file system raises into a SpecError, or a ResourceError, that names path=: see
+    `filesystems.reaching`."""
     step = f"path= must be a place that driver and executors share and may write to: {SHARED}"
     return filesystems.reaching(url, verb, SpecError, "path", step)
 

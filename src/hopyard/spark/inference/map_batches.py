@@ -20,8 +20,8 @@ from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import column_to_numpy
 from hopyard.spark.inference.arrays import LazyColumns, to_column
-from hopyard.spark.inference.scoring import partition
 from hopyard.sparkapi.dataframe import alive, mapped, new_columns, quoted, require_unique, struct_type
+from hopyard.sparkapi.tasks import partition
 from hopyard.text import shown
 
 SAMPLE_ROWS = 8

@@ -222,8 +222,7 @@ def has(keywords: type) -> Callable[[Class], Class]:
         _show(kind.__init__, {name: keywords.__annotations__[name].__forward_arg__ for name in names})  # type: ignore[misc]
         for name in names:
             row = TABLE[name]
-            param = Param(Params._dummy(), name, row.doc, _converter(name))
-            setattr(kind, name, param)
+            setattr(kind, name, Param(Params._dummy(), name, row.doc, partial(row.check, name)))
             setattr(kind, f"set{name[0].upper()}{name[1:]}", _setter(name, row))
             setattr(kind, f"get{name[0].upper()}{name[1:]}", _getter(name, row))
         return kind
@@ -264,10 +263,6 @@ def _show(constructor: Any, types: Mapping[str, str]) -> None:
     constructor.__doc__ = "\n".join(
         ["Params by keyword; each has a setter, too. None: it is not set.\n", "Args:", *texts]
     )
-
-
-def _converter(name: str) -> Callable[[Any], Any]:
-    return partial(TABLE[name].check, name)
 
 
 def _setter(name: str, row: Row) -> Any:
