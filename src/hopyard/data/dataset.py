@@ -48,7 +48,6 @@ class ArrayOptions(SplitOptions, total=False):
 class ColumnOptions(TypedDict, total=False):
     """Keywords for rows whose columns have names."""
 
-    features: Any
     label: Any
     weight: str | None
     key: str | list[str] | None
@@ -56,12 +55,20 @@ class ColumnOptions(TypedDict, total=False):
     impute: Mapping[str, Any] | None
 
 
-class TableOptions(ArrayOptions, ColumnOptions):
-    """Keywords for files, tables and items."""
+class ItemOptions(ArrayOptions, ColumnOptions):
+    """Keywords for items, which may have names or not."""
+
+
+class TableOptions(ItemOptions):
+    """Keywords for files and tables."""
+
+    features: Any
 
 
 class FrameOptions(SplitOptions, ColumnOptions):
     """Keywords for DataFrames of Spark."""
+
+    features: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,17 +197,18 @@ class Dataset:
         return cls._of(Table(table, "data frame in memory"), table.schema, **options)
 
     @classmethod
-    @takes(TableOptions, features=None)
-    def torch(cls, items: Any, **options: Unpack[TableOptions]) -> Dataset:
+    @takes(ItemOptions)
+    def torch(cls, items: Any, *, features: Any = None, **options: Unpack[ItemOptions]) -> Dataset:
         """Any map-style data set (`len(it)`, `it[i]`), read once: what it does at random is then done once as well.
 
         Args:
             items: each item is x, (x, y) or (x, y, weight), where x and y are tensors, arrays, numbers or dicts;
                 or a dict of columns, which `features`, `label` and `weight` then name.
+            features: as of the other constructors, where the items are dicts.
         """
-        source, features, label, weight = from_items(items, options["features"], options["label"], options["weight"])
-        options.update({"features": features, "label": label, "weight": weight})
-        return cls._of(source, None, **options)
+        source, features, label, weight = from_items(items, features, options["label"], options["weight"])
+        options.update({"label": label, "weight": weight})
+        return cls._of(source, None, features=features, **options)
 
     @classmethod
     @takes(FrameOptions)

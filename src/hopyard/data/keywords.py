@@ -83,9 +83,9 @@ OPTIONS = {
 }
 
 
-def takes(options: type, **defaults: Any) -> Callable[[F], F]:
+def takes(options: type) -> Callable[[F], F]:
     """Lets a function that ends with `**options` take the keywords of a TypedDict: its signature and docstring show
-    them, wrong ones are a TypeError, and it gets the default of each that is left out, from `defaults` or OPTIONS.
+    them, wrong ones are a TypeError, and it gets the default of each that is left out.
     """
 
     def decorate(function: F) -> F:
@@ -96,7 +96,7 @@ def takes(options: type, **defaults: Any) -> Callable[[F], F]:
             Parameter(
                 name,
                 Parameter.KEYWORD_ONLY,
-                default=defaults.get(name, OPTIONS[name].default),
+                default=OPTIONS[name].default,
                 annotation=options.__annotations__[name].__forward_arg__,
             )
             for name in names
