@@ -208,21 +208,13 @@ def collected(df: Any) -> list[Any]:
     try:
         return list(df.collect())
     except Exception as error:
-        explained = _explained(df, error)
-        if explained is None:
+        alive(df)
+        if "No module named 'hopyard'" not in str(error):
             raise
-        raise explained from error
-
-
-def _explained(df: Any, error: Exception) -> SpecError | None:
-    """Return a SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
-    alive(df)
-    if "No module named 'hopyard'" in str(error):
-        return SpecError(
+        raise SpecError(  # hard to find in Java's stack traces
             "the executors' Python cannot import hopyard: install it there in the same version (spark.pyspark.python "
             "names their Python), or send an environment that has it with spark.archives"
-        )
-    return None
+        ) from error
 
 
 def quoted(name: str) -> str:

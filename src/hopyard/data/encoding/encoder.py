@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -184,8 +185,7 @@ class Vocabulary:
         return bool(count >= self.min_frequency)
 
 
-@dataclass(slots=True)
-class Fault:
+class Fault(msgspec.Struct):
     """Values of one column that are null, NaN, infinite or beyond float32."""
 
     count: int

@@ -264,8 +264,8 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
     faults: dict[str, Fault] = {}
     for report in reports:
-        for column, (count, first_fault) in report.faults.items():
-            faults.setdefault(column, Fault(0, first_fault)).count += count
+        for column, fault in report.faults.items():
+            faults.setdefault(column, Fault(0, fault.first)).count += fault.count
     first, first_name = with_rows[0]
     assert first.fields is not None
     if faults and not transformed:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.encoding.encoder import Encoder, RowOrigin
+from hopyard.data.encoding.encoder import Encoder, Fault, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
 from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import is_measured, measure
@@ -49,8 +49,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     segment: Segment | None = None
     fields: list[Field] | None = None
     """The fields inferred from its first batch; None when it had no rows."""
-    faults: dict[str, tuple[int, str]] = {}
-    """Column → (number of bad rows, the first of them)."""
+    faults: dict[str, Fault] = {}
     extremes: Extremes = msgspec.field(default_factory=Extremes)
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
@@ -159,7 +158,7 @@ class WriteTask:
             return msgspec.structs.replace(
                 report,
                 fields=encoder.fields,
-                faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()},
+                faults=encoder.faults,
                 copies=None,  # the driver has an error to raise, and need not know them
             )
         writer.flush()
