@@ -182,7 +182,7 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
         lists.append(values)
     if not many:
         array = pa.array([None if values is None else values[0] for values in lists], kind)
-        return _text(array, field.name, lambda at: _record(path, first + at)) if text else array
+        return _text(array, field.name, lambda at: f"{path}, record {first + at}") if text else array
     lengths = np.array([0 if values is None else len(values) for values in lists], np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     full = [values for values in lists if values is not None and len(values)]
@@ -192,16 +192,10 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
         dtype = kind.to_pandas_dtype()
         inner = pa.array(np.concatenate([np.zeros(0, dtype), *(np.asarray(values, dtype) for values in full)]))
     if text:
-        inner = _text(
-            inner, field.name, lambda at: _record(path, first + int(np.searchsorted(offsets, at, "right")) - 1)
-        )
+        rows = np.repeat(np.arange(len(lists)), lengths)
+        inner = _text(inner, field.name, lambda at: f"{path}, record {first + rows[at]}")
     nulls = pa.array([values is None for values in lists])
     return pa.ListArray.from_arrays(pa.array(offsets), inner, type=field.type, mask=nulls)
-
-
-def _record(path: str, number: int) -> str:
-    """Return the text for a record in messages."""
-    return f"{path}, record {number}"
 
 
 def _text(array: Any, name: str, label_of: Any) -> Any:

@@ -104,7 +104,7 @@ def _write(
     )
     reports, names, sources = [], [], []
     for each, frame, kinds in zip((train, validate), frames, columns, strict=False):
-        _, frame_reports = spread(folder, frame, each, WriteTask.run)
+        _, frame_reports = _spread(folder, frame, each, WriteTask.run)
         rows = sum(report.rows for report in frame_reports)
         sources.append(SourceInfo(f"Spark DataFrame of {len(frame_reports)} partitions", -1, rows, kinds))
         names += [each.what.format(report.number) for report in frame_reports]
@@ -118,25 +118,16 @@ def _write(
     return index, manifest
 
 
-def spread(
+def _spread(
     folder: Directory,
     df: Any,
     task: WriteTask,
     work: Callable[[WriteTask, int, Iterable[Any]], TaskReport],
     once: bool = False,
 ) -> tuple[WriteTask, list[TaskReport]]:
-    """Runs `work` over a DataFrame until its rows are drawn as their counts say: once, unless few of them, or of their
-    features, are different.
-
-    Args:
-        folder: the one for segments.
-        df: a DataFrame.
-        task: what is to be done.
-        work: one of the passes of a Task.
-        once: whether the reports of the first pass will do.
-
-    Returns:
-        tuple: `task`, which draws as the counts say, and the reports.
+    """Runs `work`, a pass of `task`, over a DataFrame until its rows are drawn as their counts say: once, unless few of
+    them, or of their features, are different. Returns the task, which then draws so, and the reports. `once`: whether
+    the reports of the first pass will do.
 
     Raises:
         DataError: the DataFrame gives other rows each time.
@@ -208,7 +199,7 @@ def with_vocabularies(
             task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, drawing=Drawing())
             frame_reports = report_each(df, task.values, TaskReport)
         else:  # of counted values, which rows train must be known, and that follows from how rows are drawn
-            task, frame_reports = spread(folder, df, task, WriteTask.values, once=not (counts and task.fraction))
+            task, frame_reports = _spread(folder, df, task, WriteTask.values, once=not (counts and task.fraction))
             drawing = task.drawing
         for report in frame_reports:
             reports.append(report)

@@ -138,18 +138,15 @@ def making(root: Path, key: str) -> Iterator[None]:
     while (file := _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-        if pause == 0.5 and (size := _written_bytes(root, key)) != last_size:
+        if pause == 0.5:
+            size = sum(total_bytes(folder) for folder in root.glob(f".tmp-{key}-*"))
+            if size != last_size:
+                meter.advance()
             last_size = size
-            meter.advance()
     try:
         yield
     finally:
         os.close(file)
-
-
-def _written_bytes(root: Path, key: str) -> int:
-    """Return the bytes of the unfinished entry so far."""
-    return sum(total_bytes(folder) for folder in root.glob(f".tmp-{key}-*"))
 
 
 @contextmanager
