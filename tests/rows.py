@@ -18,6 +18,11 @@ def aligned(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray[A
     return raw[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
 
 
+def is_aligned(array: np.ndarray[Any, Any]) -> bool:
+    """Whether it is contiguous, and its first byte lies at a multiple of 64."""
+    return bool(array.flags.c_contiguous and array.ctypes.data % 64 == 0)
+
+
 class Rows:
     """A `ports.PartitionBatches` over given arrays."""
 

@@ -7,8 +7,8 @@ from typing import Any
 import fsspec
 import msgspec
 
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import FeatureFinalizer
-from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import FILE, Stored
 from hopyard.data.partitions.builder import make_manifest
 
@@ -24,7 +24,7 @@ def spark_rows(place: str, number: int = 0, *, key: str = "", half: bool = False
     files, root = fsspec.core.url_to_fs(url)
     files.makedirs(root, exist_ok=True)
     stored = Stored(url, f"{number:064x}")
-    manifest: Any = make_manifest(FeatureFinalizer([], {}, {}), {}, LabelRange([]), {"train": [], "validate": []}, [])
+    manifest: Any = make_manifest(FeatureFinalizer([], {}, {}), {}, Extremes(), {"train": [], "validate": []}, [])
     manifest = msgspec.structs.replace(manifest, key=key or f"{number:032x}", stored=stored)
     written = {f"{number:012x}-00003-{number:012x}.seg": b"rows"}
     if half:

@@ -36,7 +36,7 @@ INSIDE = {
         {"npy", "options", "keywords"},
         {"rows"},
         {"sources", "encoding"},
-        {"shared", "faults"},
+        {"shared"},
         {"partitions"},
         {"from_spark"},
         {"dataset"},

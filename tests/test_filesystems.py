@@ -22,7 +22,7 @@ from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
 from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
 from hopyard.formats.tfrecord import records
 from hopyard.frameworks.linear import Linear
-from hopyard.spark.tfrecord.target import Target
+from hopyard.spark.tfrecords import Target
 from hopyard.store.states import open_store
 
 JAVA = OSError("Unable to load libjvm\ndlopen(/a) failed\ndlopen(/b) failed")

@@ -50,12 +50,6 @@ def open_url(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def uploads_whole(system: Any) -> bool:
-    """Whether files of this system are visible only when complete; others need a temporary name and a move."""
-    protocols = system.protocol
-    return not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
-
-
 class Directory:
     """The files of one directory at a path or URL, by name. Any number of processes may use it at once. Raises
     whatever the driver of the file system raises: see `reaching`.
@@ -66,7 +60,8 @@ class Directory:
         self.url = url
         self.root = root.rstrip("/")
         """The directory's path in its file system."""
-        self._uploads_whole = uploads_whole(self._system)
+        protocols: Any = self._system.protocol
+        self._uploads_whole = not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
 
     def make(self) -> None:
         """Makes the directory; no error when it exists."""
@@ -129,18 +124,14 @@ class Directory:
 
     def remove(self, name: str) -> None:
         """Removes a file; no error when it does not exist."""
-        try:
+        with suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
-        except FileNotFoundError:
-            pass
 
     def drop(self) -> None:
         """Removes the directory if it is empty."""
         if not self.sizes():
-            try:
+            with suppress(OSError):  # no such directory, or somebody has just put a file into it
                 self._system.rmdir(self.root)
-            except OSError:  # no such directory, or somebody has just put a file into it
-                pass
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"

@@ -1,5 +1,5 @@
 """The Protocols of engines, stores, searches, and of what a recipe returns. A Protocol that only one package asks for
-is in that package (`data.sources.source`, `driver.commit`). Conformance suites are under `tests/ports/`.
+is in that package (`data.sources.memory`, `driver.commit`). Conformance suites are under `tests/ports/`.
 """
 
 from __future__ import annotations

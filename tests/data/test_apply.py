@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hopyard.data.apply import apply, check_types
-from hopyard.data.columns import is_aligned
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.errors import DataError
+from rows import is_aligned
 
 
 @pytest.fixture

@@ -16,13 +16,11 @@ from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.encoder import Encoder, RowOrigin, listed
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import RowTracker
-from hopyard.data.faults import valid_rows
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources import parquet
-from hopyard.data.sources.memory import Arrays, BatchReader, Table
+from hopyard.data.sources.memory import Arrays, BatchReader, Source, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
-from hopyard.data.sources.source import Source
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require
 from hopyard.text import shown
@@ -96,17 +94,19 @@ def apply(
             )
         if encoder is None and batch.num_rows:
             fields = _fields(manifest, batch.schema, str(origin), targets)
-            encoder = Encoder(fields, vocabularies, strict=False)
+            encoder = Encoder(fields, vocabularies, strict=False, drops=drop_invalid)
             finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
-        valid = valid_rows(fields, vocabularies, batch) if drop_invalid and batch.num_rows else None
+        raw: list[Array] = []
+        valid = np.arange(batch.num_rows)
+        while encoder is not None and len(valid):
+            raw = encoder.raw(batch.take(pa.array(valid)) if len(valid) < batch.num_rows else batch, origin)
+            if not drop_invalid or not encoder.faults:
+                break
+            encoder.faults.clear()
+            valid = valid[~encoder.refused]
         places.add(piece.num_rows, batch.num_rows, numbers, valid)
-        if valid is not None:
-            batch = batch.filter(pa.array(valid))
-        rows += batch.num_rows
-        if encoder is None or not batch.num_rows:
-            continue
-        raw = encoder.raw(batch, origin)
-        if not encoder.faults and finisher is not None:
+        rows += len(valid)
+        if encoder is not None and finisher is not None and len(valid) and not encoder.faults:
             blocks.append([finisher(number, array) for number, array in enumerate(raw)])
     if not places.source_rows:
         raise DataError("data must have rows: it has none; give at least one")
@@ -174,20 +174,20 @@ class RowNumbers:
         self.trusted = False
         self._parts: list[Array] = []
 
-    def add(self, before: int, after: int, numbers: Array | None, valid: Array | None) -> None:
+    def add(self, before: int, after: int, numbers: Array | None, valid: Array) -> None:
         """Records that a batch of `before` rows became `after` rows.
 
         Args:
             before: rows that went into the transform.
             after: rows that came out.
             numbers: their source rows; None: not known, or all rows in their order.
-            valid: which of them are left, a boolean array of shape (after,); None: all.
+            valid: which of those that came out are left, by their places there.
         """
         if numbers is None and before == after:
             numbers = np.arange(self.source_rows, self.source_rows + before)
             self.trusted = True
         numbers = np.full(after, UNKNOWN) if numbers is None else numbers
-        self._parts.append(numbers if valid is None else numbers[valid])
+        self._parts.append(numbers[valid])
         self.source_rows += before
 
     def result(self, rows: int, ordered: bool) -> Array | None:

@@ -26,11 +26,6 @@ def aligned(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Array:
     return raw[skip : skip + size].view(kind).reshape(shape)
 
 
-def is_aligned(array: Array) -> bool:
-    """Whether a framework may see `array` as it is: C-contiguous, first byte at a multiple of 64."""
-    return bool(array.flags.c_contiguous and array.ctypes.data % ALIGN == 0)
-
-
 @dataclass(slots=True)
 class Columns:
     """All rows of one partition (or of what `predict` was given). Arrays are shared: copy before you write.

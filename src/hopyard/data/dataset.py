@@ -13,17 +13,15 @@ import pyarrow as pa
 from hopyard.checks import column_name, expanded, fraction, path, scalar, whole
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
-from hopyard.data.from_spark.job import DataFrameSource, from_spark
-from hopyard.data.from_spark.source import MaterializedSource, refuse
+from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource, from_spark, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import parquet, tfrecord
-from hopyard.data.sources.memory import Arrays, Table
+from hopyard.data.sources.memory import Arrays, Source, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
-from hopyard.data.sources.source import Source
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import checked, is_frame
@@ -309,6 +307,10 @@ class Dataset:
         return self
 
 
+_COLUMNS = ("features", "label", "weight", "encode", "standardize", "key", "impute")
+"""The keywords that name columns."""
+
+
 def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: BuildOptions) -> InputRows:
     """Return rows as validation rows of a data set with the options `first`. Raise SpecError unless they can be."""
     if not isinstance(rows, LocalRows):
@@ -354,15 +356,7 @@ def _build_options(
     share = 0.0
     if column is None and not second:
         share = fraction("validation", validation, f"the name of a column of true and false, or {alternative}")
-    spec = columns(
-        features=options["features"],
-        label=options["label"],
-        weight=options["weight"],
-        validation=column,
-        encode={} if options["encode"] is None else options["encode"],
-        standardize=options["standardize"],
-        key=options["key"],
-        impute=options["impute"],
-    )
+    named: Mapping[str, Any] = {name: options[name] for name in _COLUMNS}  # type: ignore[literal-required]
+    spec = columns(**named, validation=column)
     validates = bool(share) or column is not None or second
     return BuildOptions(spec, options["partitions"], assign, validates, share, options["seed"])

@@ -18,6 +18,7 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.errors import DataError
+from hopyard.spec import RowKind
 from hopyard.system.files import replacing
 
 FORMAT = 1
@@ -205,6 +206,11 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
     def sizes(self) -> dict[str, list[int]]:
         """Kind → bytes of all columns of each partition."""
         return {"train": [part.bytes for part in self.train], "validate": [part.bytes for part in self.validate]}
+
+    def only(self, kind: RowKind, part: PartitionInfo) -> Manifest:
+        """Return the manifest of an entry that has this partition alone; key and path are the caller's to fill."""
+        train, validate = ([part], []) if kind == "train" else ([], [part])
+        return msgspec.structs.replace(self, train=train, validate=validate, stored=None)
 
     def column_names(self, role: Role) -> list[str]:
         """Return the names of the columns that inputs, targets or weights are made of."""

@@ -160,8 +160,8 @@ def columns(
     label: Any,
     weight: Any,
     validation: str | None,
-    encode: Any,
-    standardize: Any,
+    encode: Any = None,
+    standardize: Any = False,
     key: Any = None,
     impute: Any = None,
 ) -> ColumnSpec:
@@ -179,6 +179,7 @@ def columns(
     weight = None if weight is None else column_name(weight)
     if weight is not None and not isinstance(weight, str):
         raise SpecError(f"weight must be the name of one column, or None, got {shown(weight)}")
+    encode = {} if encode is None else encode
     if not isinstance(encode, Mapping):
         raise SpecError(
             'encode must be a dict from column to "one-hot", "index", a list of values or hy.Categories(…), got '

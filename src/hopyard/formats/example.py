@@ -2,11 +2,17 @@
 
 A feature is a list of whole numbers, of 32-bit floats, or of bytes. Each record says for itself which of them it has,
 and whether one value or a list; so the columns are known when all records were seen (`Seen`), and not from the first.
+
+The message is made from its description, without TensorFlow, and kept in a pool of its own, so that TensorFlow's and
+this may live in one process.
+
+Source: TensorFlow, `tensorflow/core/example/feature.proto` and `example.proto`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -17,9 +23,11 @@ import pyarrow as pa
 
 from hopyard.checks import closest, names
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.example_proto import KINDS, message, parse
+from hopyard.formats.tfrecord import missing
 from hopyard.text import shown
 
+_KINDS = {"int64_list": pa.int64(), "float_list": pa.float32(), "bytes_list": pa.binary()}
+"""Name of the list in a feature → Arrow type of its values."""
 _NAMES = {"int64_list": "whole numbers", "float_list": "floats", "bytes_list": "bytes"}
 
 
@@ -58,12 +66,12 @@ def look(features: dict[str, Seen], records: Iterable[bytes], path: str) -> int:
     Raises:
         DataError: a record is no Example, or a feature has two kinds.
     """
-    message()  # its error says what to install
+    _message()  # its error says what to install
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     number = -1
     for number, data in enumerate(records):
-        example = parse(data, path, number)
+        example = _parse(data, path, number)
         if len(UnknownFieldSet(example)):
             raise DataError(
                 f"{path}, record {number} is no tf.train.Example: it has fields that an Example lacks, as a "
@@ -113,7 +121,7 @@ def schema(features: dict[str, Seen], binary: Sequence[str], source_label: str) 
             )
     fields = []
     for name, seen in sorted(features.items()):
-        kind = KINDS[seen.kind or "bytes_list"]
+        kind = _KINDS[seen.kind or "bytes_list"]
         if pa.types.is_binary(kind) and name not in binary:
             kind = pa.string()
         fields.append((name, pa.list_(kind) if seen.many else kind))
@@ -147,7 +155,7 @@ def decode(records: Sequence[bytes], columns: pa.Schema, path: str, first: int) 
     Raises:
         DataError: a record does not fit the columns, or a text is not UTF-8.
     """
-    maps = [parse(data, path, first + number).features.feature for number, data in enumerate(records)]
+    maps = [_parse(data, path, first + number).features.feature for number, data in enumerate(records)]
     arrays = [_column(maps, field, path, first) for field in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
@@ -157,7 +165,7 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
     leaf = field.type.value_type if many else field.type
     text = pa.types.is_string(leaf)
     kind = pa.binary() if text else leaf
-    attribute = next(name for name, arrow_type in KINDS.items() if arrow_type == kind)
+    attribute = next(name for name, arrow_type in _KINDS.items() if arrow_type == kind)
     get = attrgetter(f"{attribute}.value")
     lists: list[Any] = []
     for number, features in enumerate(maps):
@@ -174,7 +182,7 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
         lists.append(values)
     if not many:
         array = pa.array([None if values is None else values[0] for values in lists], kind)
-        return _text(array, field.name, lambda at: _record(path, first + at)) if text else array
+        return _text(array, field.name, lambda at: f"{path}, record {first + at}") if text else array
     lengths = np.array([0 if values is None else len(values) for values in lists], np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     full = [values for values in lists if values is not None and len(values)]
@@ -184,16 +192,10 @@ def _column(maps: list[Any], field: Any, path: str, first: int) -> Any:
         dtype = kind.to_pandas_dtype()
         inner = pa.array(np.concatenate([np.zeros(0, dtype), *(np.asarray(values, dtype) for values in full)]))
     if text:
-        inner = _text(
-            inner, field.name, lambda at: _record(path, first + int(np.searchsorted(offsets, at, "right")) - 1)
-        )
+        rows = np.repeat(np.arange(len(lists)), lengths)
+        inner = _text(inner, field.name, lambda at: f"{path}, record {first + rows[at]}")
     nulls = pa.array([values is None for values in lists])
     return pa.ListArray.from_arrays(pa.array(offsets), inner, type=field.type, mask=nulls)
-
-
-def _record(path: str, number: int) -> str:
-    """Return the text for a record in messages."""
-    return f"{path}, record {number}"
 
 
 def _text(array: Any, name: str, label_of: Any) -> Any:
@@ -218,7 +220,7 @@ def encode(batch: Any) -> Iterator[bytes]:
         DataError: a column has a type that is not allowed, or an array has a null in it.
     """
     columns = [(field.name, *_lists(batch.column(at), field.name)) for at, field in enumerate(batch.schema)]
-    make = message()
+    make = _message()
     for row in range(batch.num_rows):
         example = make()
         features = example.features.feature
@@ -274,7 +276,7 @@ def _lists(array: Any, name: str) -> tuple[str, list[Any]]:
         flat = inner.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).astype("<f4", copy=False)
         rows = [_packed(flat[start:stop].tobytes()) for start, stop in pairwise(ends)]
     else:
-        values = inner.cast(KINDS[attribute], safe=False).to_pylist()
+        values = inner.cast(_KINDS[attribute], safe=False).to_pylist()
         rows = [values[start:stop] for start, stop in pairwise(ends)]
     return attribute, [None if null else row for null, row in zip(nulls, rows, strict=True)]
 
@@ -287,3 +289,63 @@ def _packed(data: bytes) -> bytes:
         size >>= 7
     head.append(size)
     return bytes(head) + data
+
+
+def _parse(data: bytes, path: str, number: int) -> Any:
+    """Return the message in a record. Raises DataError when it is no Example."""
+    try:
+        return _message().FromString(data)
+    except Exception as error:
+        from google.protobuf.message import DecodeError  # not above: that would cost each record a microsecond
+
+        if not isinstance(error, DecodeError):
+            raise
+        raise DataError(
+            f"{path}, record {number} is no tf.train.Example ({error}); other records are not read"
+        ) from None
+
+
+@lru_cache(1)
+def _message() -> Any:
+    """Return the class of the message. Raises SpecError when protobuf is not installed."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise missing(error) from error
+    kind = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="hopyard/example.proto", package="hopyard", syntax="proto3")
+
+    def add(parent: Any, name: str, *fields: tuple[str, int, Any]) -> Any:
+        added = parent.add(name=name)
+        for number, (field, label, field_type) in enumerate(fields, 1):
+            type_fields = (
+                {"type": field_type}
+                if isinstance(field_type, int)
+                else {"type": kind.TYPE_MESSAGE, "type_name": f".hopyard.{field_type}"}
+            )
+            added.field.add(name=field, number=number, label=label, **type_fields)
+        return added
+
+    optional, repeated = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
+    add(file.message_type, "BytesList", ("value", repeated, kind.TYPE_BYTES))
+    add(file.message_type, "FloatList", ("value", repeated, kind.TYPE_FLOAT))
+    add(file.message_type, "Int64List", ("value", repeated, kind.TYPE_INT64))
+    feature = add(
+        file.message_type,
+        "Feature",
+        ("bytes_list", optional, "BytesList"),
+        ("float_list", optional, "FloatList"),
+        ("int64_list", optional, "Int64List"),
+    )
+    feature.oneof_decl.add(name="kind")
+    for field in feature.field:
+        field.oneof_index = 0
+    features = add(file.message_type, "Features", ("feature", repeated, "Features.FeatureEntry"))
+    entry = add(
+        features.nested_type, "FeatureEntry", ("key", optional, kind.TYPE_STRING), ("value", optional, "Feature")
+    )
+    entry.options.map_entry = True
+    add(file.message_type, "Example", ("features", optional, "Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("hopyard.Example"))

@@ -8,7 +8,7 @@
     local/      the session, what Spark is launched with, and a Java where there is none
     inference/  predictions and functions over the rows of a DataFrame
     ml/         the Estimator and its Model
-    tfrecord/   files of records
+    tfrecords   files of records
 
 Names are looked up when they are first used: importing this package imports neither pyspark nor a framework.
 """
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "HopyardEstimator": "hopyard.spark.ml.estimator",
     "HopyardModel": "hopyard.spark.ml.estimator",
-    "load_tfrecords": "hopyard.spark.tfrecord.frames",
+    "load_tfrecords": "hopyard.spark.tfrecords",
     "map_batches": "hopyard.spark.inference.map_batches",
     "predict": "hopyard.spark.inference.predict",
-    "save_tfrecords": "hopyard.spark.tfrecord.frames",
+    "save_tfrecords": "hopyard.spark.tfrecords",
     "session": "hopyard.spark.local.session",
 }
 """Public name → the module that defines it. No module here has a public name: importing it would hide that name."""
@@ -50,5 +50,5 @@ if TYPE_CHECKING:
     from hopyard.spark.local.session import session as session
     from hopyard.spark.ml.estimator import HopyardEstimator as HopyardEstimator
     from hopyard.spark.ml.estimator import HopyardModel as HopyardModel
-    from hopyard.spark.tfrecord.frames import load_tfrecords as load_tfrecords
-    from hopyard.spark.tfrecord.frames import save_tfrecords as save_tfrecords
+    from hopyard.spark.tfrecords import load_tfrecords as load_tfrecords
+    from hopyard.spark.tfrecords import save_tfrecords as save_tfrecords

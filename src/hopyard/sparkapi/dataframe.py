@@ -6,6 +6,8 @@ the job writes. It imports pyspark only in functions that get a DataFrame, whose
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,9 +16,13 @@ import pyarrow as pa
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import require
 from hopyard.formats.vectors import without_vectors
-from hopyard.sparkapi.session import is_stopped
-from hopyard.sparkapi.workers import freeze_imports
+from hopyard.sparkapi import is_stopped
 from hopyard.text import shown
+
+_MANY = 100
+"""Modules that are imported at once with anything that is large."""
+_modules = 0
+"""How many modules this process had imported when `_freeze_imports` last left out their objects."""
 
 
 def is_frame(value: Any) -> bool:
@@ -178,9 +184,23 @@ def mapped(df: Any, work: Any, schema: Any) -> Any:
         try:
             yield from work(batch.rename_columns(names) for batch in batches)
         finally:
-            freeze_imports()
+            _freeze_imports()
 
     return df.toDF(*[f"c{number}" for number in range(len(names))]).mapInArrow(work_by_name, schema)
+
+
+def _freeze_imports() -> None:
+    """Leave all objects that are there out of all searches for garbage, if many modules were imported since the last
+    call.
+
+    After each task Spark has its Python worker look for garbage in all that it holds. With PyTorch or TensorFlow
+    imported that takes up to half a second, several times as long as a task of a few rows.
+    """
+    global _modules  # noqa: PLW0603 - the state of the process's garbage collector
+    if len(sys.modules) >= _modules + _MANY:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def collected(df: Any) -> list[Any]:
@@ -188,21 +208,13 @@ def collected(df: Any) -> list[Any]:
     try:
         return list(df.collect())
     except Exception as error:
-        explained = _explained(df, error)
-        if explained is None:
+        alive(df)
+        if "No module named 'hopyard'" not in str(error):
             raise
-        raise explained from error
-
-
-def _explained(df: Any, error: Exception) -> SpecError | None:
-    """Return a SpecError where the cause of `error` is known, and would be hard to find in Java's stack traces."""
-    alive(df)
-    if "No module named 'hopyard'" in str(error):
-        return SpecError(
+        raise SpecError(  # hard to find in Java's stack traces
             "the executors' Python cannot import hopyard: install it there in the same version (spark.pyspark.python "
             "names their Python), or send an environment that has it with spark.archives"
-        )
-    return None
+        ) from error
 
 
 def quoted(name: str) -> str:

@@ -28,6 +28,14 @@ class _Outcome(msgspec.Struct, frozen=True):
     error: tuple[str, str] | None = None
 
 
+def partition() -> int:
+    """Return the number of the Spark partition that this worker processes; -1 outside of any."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return -1 if context is None else context.partitionId()
+
+
 def report_each(df: Any, work: Callable[[int, Iterable[Any]], R], kind: type[R]) -> list[R]:
     """Runs `work(partition, its record batches)` on each partition of `df`; returns the reports in their order.
 
@@ -42,11 +50,7 @@ def report_each(df: Any, work: Callable[[int, Iterable[Any]], R], kind: type[R])
     """
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = 0 if context is None else context.partitionId()
-        data = msgspec.msgpack.encode(_outcome(work, partition, batches))
+        data = msgspec.msgpack.encode(_outcome(work, partition(), batches))
         yield pa.RecordBatch.from_pydict({"outcome": pa.array([data], pa.binary())})
 
     alive(df)

@@ -23,7 +23,7 @@ import pytest
 
 import hopyard as hy
 import spark_fits
-from hopyard.data.from_spark.job import _say_not_deterministic
+from hopyard.data.from_spark.source import _say_not_deterministic
 from hopyard.data.manifest import FORMAT
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.rows.hash import row_hashes

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopyard.data.columns import Columns, aligned, is_aligned
+from hopyard.data.columns import Columns, aligned
 from hopyard.data.dataset import Dataset
 from hopyard.data.partitions.loader import PartitionLoader, sizes
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import SpecError
+from rows import is_aligned
 
 
 def columns(rows: int) -> Columns:

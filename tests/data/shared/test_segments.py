@@ -16,8 +16,8 @@ import pytest
 from blake3 import blake3
 
 from hopyard import meter
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import FeatureFinalizer
-from hopyard.data.encoding.label_range import LabelRange
 from hopyard.data.manifest import Column, Field, Manifest, PartitionInfo, Stored
 from hopyard.data.npy import Appender, compare
 from hopyard.data.partitions import mapped
@@ -73,7 +73,7 @@ def kept(folder: Directory, segments: list[Segment], partitions: int = 3) -> Man
         ]
         for kind in ("train", "validate")
     }
-    made = make_manifest(FeatureFinalizer(FIELDS, {}, {}), {}, LabelRange(FIELDS), parts, ["x", "y"])
+    made = make_manifest(FeatureFinalizer(FIELDS, {}, {}), {}, Extremes(), parts, ["x", "y"])
     return msgspec.structs.replace(made, key=uuid.uuid4().hex, stored=stored)
 
 

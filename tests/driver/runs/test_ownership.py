@@ -21,8 +21,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import hopyard as hy
 from hopyard.core.runs.events import Began, Resumed
 from hopyard.core.runs.machine import fold
-from hopyard.data.from_spark import job as materialise
-from hopyard.data.from_spark.source import MaterializedSource
+from hopyard.data.from_spark import job, source
+from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource
 from hopyard.data.from_spark.task import Drawing
 from hopyard.data.options import BuildOptions, columns
 from hopyard.data.shared.needed import needed
@@ -639,9 +639,9 @@ def test_rows_stay_as_long_as_a_run_may_go_on(interrupted: Callable[..., Path]) 
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.Dataset]:
     """As Dataset.spark(df, path=…) gives, each with a folder of its own; an Arrow table stands for the DataFrame, and
     its one partition is written here."""
-    monkeypatch.setattr(materialise, "alive", lambda df: None)
-    monkeypatch.setattr(materialise, "with_vocabularies", lambda spec, frames, task, folder: (spec, Drawing(), []))
-    monkeypatch.setattr(materialise, "report_each", lambda df, work, kind: [work(0, df.to_batches())])
+    monkeypatch.setattr(source, "alive", lambda df: None)
+    monkeypatch.setattr(job, "with_vocabularies", lambda spec, frames, task, folder: (spec, Drawing(), []))
+    monkeypatch.setattr(job, "report_each", lambda df, work, kind: [work(0, df.to_batches())])
     x, y = table()
     rows = pa.table({**{f"x{number}": x[:, number] for number in range(WIDTH)}, "y": y})
     names = [f"x{number}" for number in range(WIDTH)]
@@ -651,8 +651,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], hy.
     def make() -> hy.Dataset:
         kept = MaterializedSource(str(tmp_path / "rows" / f"spark-{next(numbers)}"))
         options = BuildOptions(spec, 4, validates=True, fraction=0.25)
-        source = materialise.DataFrameSource((rows,), options, None, kept, ({},), None)
-        return hy.Dataset(source, 1 << 30)
+        return hy.Dataset(DataFrameSource((rows,), options, None, kept, ({},), None), 1 << 30)
 
     return make
 

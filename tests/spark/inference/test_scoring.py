@@ -143,9 +143,9 @@ class TestRowsThatCannotBeEncoded:
 import pathlib, sys, pyarrow as pa
 from hopyard.errors import DataError
 from hopyard.spark.inference import scoring
-from hopyard.spark.inference.bundle import Ticket
+from hopyard.spark.inference.bundle import ModelTicket
 files = {{path.name: path.read_bytes() for path in pathlib.Path({str(tmp_path / "model")!r}).iterdir()}}
-score = scoring.Score(Ticket("digest", files), "values", "p")
+score = scoring.Score(ModelTicket("digest", files), "values", "p")
 good, bad = ({{"inputs": pa.array([[1.0, value]])}} for value in (2.0, None))
 good, bad = pa.RecordBatch.from_pydict(good), pa.RecordBatch.from_pydict(bad)
 def fails(batches):

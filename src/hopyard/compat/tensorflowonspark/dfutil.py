@@ -12,7 +12,7 @@ import pyarrow as pa
 from hopyard.errors import SpecError
 from hopyard.formats.arrow import doubled
 from hopyard.formats.example import Seen, decode, encode, look, schema
-from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
+from hopyard.spark.tfrecords import load_tfrecords, save_tfrecords
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrame that `loadTFRecords` returned → its directory."""

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.schema import FLOATS
-from hopyard.data.encoding.weights import negative
 from hopyard.data.manifest import Column, Field, Value
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, is_untyped, null_rows, to_numpy
@@ -78,7 +78,15 @@ class Vocabulary:
     fill: Value | None = None
     counts: Array | None = None
 
-    def codes(self, array: Any, origin: RowOrigin, missing: Array | None = None, *, is_label: bool = False) -> Array:
+    def codes(
+        self,
+        array: Any,
+        origin: RowOrigin,
+        missing: Array | None = None,
+        *,
+        is_label: bool = False,
+        refused: Array | None = None,
+    ) -> Array:
         """Return an int64 array of shape (rows,): the code of each row, by first appearance while the values grow;
         MISSING where a value is.
 
@@ -87,6 +95,7 @@ class Vocabulary:
             origin: their origin.
             missing: which of them are missing; None: none.
             is_label: whether the column is a label, for messages.
+            refused: Boolean array of shape (rows,), set where a value is refused, in place of an error.
 
         Raises:
             DataError: a value that a fixed vocabulary lacks, or of another type than its values.
@@ -104,7 +113,13 @@ class Vocabulary:
                 code = self.values.get(value)
                 if code is None:
                     rows = index == at if missing is None else (index == at) & ~missing
-                    code = self._new(value, origin.at(int(np.argmax(rows))), is_label)
+                    try:
+                        code = self._new(value, origin.at(int(np.argmax(rows))), is_label)
+                    except DataError:
+                        if refused is None:
+                            raise
+                        refused |= rows
+                        continue
                 table[at] = code
         codes = np.asarray(table[index])
         if missing is not None:
@@ -152,11 +167,15 @@ class Vocabulary:
             values = sorted(value for value in values if self._is_frequent(value))
         return [value + 0.0 if isinstance(value, float) else value for value in values]
 
-    def most_frequent(self) -> Value | None:
-        """Return the value that most of the counted rows have, of equals the least one; None: no row has any."""
-        if self.counts is None or not self.counts[-MISSING : len(self.values) - MISSING].any():
-            return None
+    def most_frequent(self) -> Value:
+        """Return the value that most of the counted rows have, of equals the least one. Raise DataError where no row
+        has any."""
         counts = self.counts
+        if counts is None or not counts[-MISSING : len(self.values) - MISSING].any():
+            raise DataError(
+                f"column {self.column!r}: the value of every training row is missing, so none is the most frequent; "
+                'leave the column out, or give impute= ("constant", value) for it'
+            )
         return min(self.values, key=lambda value: (-counts[self.values[value] - MISSING], value))
 
     def _is_frequent(self, value: Value) -> bool:
@@ -166,8 +185,7 @@ class Vocabulary:
         return bool(count >= self.min_frequency)
 
 
-@dataclass(slots=True)
-class Fault:
+class Fault(msgspec.Struct):
     """Values of one column that are null, NaN, infinite or beyond float32."""
 
     count: int
@@ -221,18 +239,28 @@ def _good(column: Column) -> str:
 
 
 class Encoder:
-    """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far."""
+    """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far.
 
-    def __init__(self, fields: list[Field], vocabularies: dict[str, Vocabulary], strict: bool = True) -> None:
+    Args:
+        fields: one for each array.
+        vocabularies: column of categories → its values.
+        strict: whether columns must keep the type that they were planned with (`predict` takes what can be cast).
+        drops: whether a value that a fixed vocabulary lacks is a fault, not an error, as the caller drops such rows.
+    """
+
+    def __init__(
+        self, fields: list[Field], vocabularies: dict[str, Vocabulary], strict: bool = True, drops: bool = False
+    ) -> None:
         self.fields = fields
         self.vocabularies = vocabularies
         self.faults: dict[str, Fault] = {}
+        self.refused: Array = np.zeros(0, np.bool_)
+        """Which rows of the last batch have faults."""
         self._counted: set[str] = set()
         self._missing: dict[str, Array] = {}
         """Which rows of the batch lack a number in a column that is filled."""
         self._labels = {column.name for field in fields if field.role == "targets" for column in field.columns}
-        self._strict = strict
-        """Whether columns must keep the type that they were planned with (`predict` takes what can be cast)."""
+        self._strict, self._drops = strict, drops
 
     def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
         """Return an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
@@ -241,13 +269,10 @@ class Encoder:
         """
         self._counted.clear()
         self._missing.clear()
+        self.refused = np.zeros(batch.num_rows, np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             arrays = [self._raw(field, batch, origin) for field in self.fields]
         return [] if self.faults else [array for array in arrays if array is not None]
-
-    def check(self) -> None:
-        """Raise DataError naming every column with bad values."""
-        check(self.faults, self.fields)
 
     def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
         parts = [self._values(column, batch, origin) for column in field.columns]
@@ -266,7 +291,8 @@ class Encoder:
             if field.raw in FLOATS and not _fine(array):
                 self._count_bad(column, values, origin)
                 return None
-            if field.role == "weights" and (row := negative(values)) is not None:  # before the cast: -1e-300 becomes -0
+            if field.role == "weights" and (values < 0).any():  # not of the cast ones: -1e-300 becomes -0
+                row = int(np.argmax(values < 0))
                 raise DataError(
                     f"weight column {column.name!r}, {origin.at(row)}: {values[row]} is below 0; a weight must be a "
                     f"number >= 0, where 0 leaves the row out; drop or replace such rows before, or with transform="
@@ -316,10 +342,7 @@ class Encoder:
             self._add_fault(column, bad, origin)
             return None
         if column.encode:
-            if pa.types.is_floating(kind) and (bad_floats := _bad(np.asarray(array.cast(kind)))).any():
-                self._add_fault(column, bad_floats, origin)
-                return None
-            return self.vocabularies[column.name].codes(array, origin, is_label=column.name in self._labels)
+            return self._codes(column, array, kind, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
@@ -344,13 +367,7 @@ class Encoder:
         null = null_rows(array)
         missing = np.zeros(len(array), np.bool_) if null is None else null
         if column.encode:
-            if pa.types.is_floating(kind):
-                floats = np.asarray(array.cast(kind).to_numpy(zero_copy_only=False))
-                missing = missing | np.isnan(floats)
-                if (bad := _bad(floats) & ~missing).any():
-                    self._add_fault(column, bad, origin)
-                    return None
-            return self.vocabularies[column.name].codes(array, origin, missing if missing.any() else None)
+            return self._codes(column, array, kind, origin, missing)
         present = np.zeros(0) if missing.all() else to_numpy(array.filter(pa.array(~missing)), column.name, str(origin))
         if present.dtype.kind not in "biuf" or present.ndim > 1:
             raise DataError(f"column {column.name!r} of {origin} must have one number a row, has type {array.type}")
@@ -364,12 +381,36 @@ class Encoder:
             self._missing[column.name] = missing
         return values
 
+    def _codes(
+        self, column: Column, array: Any, kind: Any, origin: RowOrigin, missing: Array | None = None
+    ) -> Array | None:
+        """Return the categories of a column as codes; where `missing` says which are null, these and NaN as MISSING.
+        None: some are bad."""
+        bad = np.zeros(len(array), np.bool_)
+        if pa.types.is_floating(kind):
+            floats = np.asarray(array.cast(kind).to_numpy(zero_copy_only=False))
+            bad = _bad(floats)
+            if missing is not None:
+                missing = missing | np.isnan(floats)
+                bad &= ~missing
+        codes = None
+        if not bad.any():
+            missing = missing if missing is not None and missing.any() else None
+            refused = bad if self._drops else None
+            is_label = column.name in self._labels
+            codes = self.vocabularies[column.name].codes(array, origin, missing, is_label=is_label, refused=refused)
+        if bad.any():
+            self._add_fault(column, bad, origin)
+            return None
+        return codes
+
     def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:
         if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
             self._add_fault(column, bad, origin)
 
     def _add_fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
         """Counts the `bad` rows of a column: once a batch, even if two fields use the column."""
+        self.refused |= bad
         if column.name in self._counted:
             return
         self._counted.add(column.name)

@@ -110,7 +110,7 @@ class _Planner:
         if column.encode:
             return Field(role, name, False, columns, "int64", "int64" if column.encode == "index" else "float32")
         kind = _dtype(column)
-        if role == "inputs" and (kind in FLOATS or self._named(column)):
+        if role == "inputs" and (kind in FLOATS or column.name in self.named):
             column = self._scaled(column)
         if column.is_filled and kind not in FLOATS:
             raise DataError(
@@ -164,11 +164,8 @@ class _Planner:
             + (_UNTYPED if pa.types.is_null(kind) else "text, numbers and booleans it can: cast it with transform=")
         )
 
-    def _named(self, column: Column) -> bool:
-        return column.name in self.named
-
     def _scaled(self, column: Column) -> Column:
-        is_scaled = not column.encode and (self.spec.standardize is True or self._named(column))
+        is_scaled = not column.encode and (self.spec.standardize is True or column.name in self.named)
         return msgspec.structs.replace(column, scaled=True) if is_scaled else column
 
 

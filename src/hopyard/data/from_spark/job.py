@@ -13,54 +13,43 @@ of files, and the manifest of one of them.
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from blake3 import blake3
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
 from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check, listed
 from hopyard.data.encoding.exact_sums import ExactSums
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import FeatureFinalizer, means, scales
-from hopyard.data.encoding.label_range import LabelRange
-from hopyard.data.encoding.schema import infer_fields
-from hopyard.data.encoding.transform import Transform, identity, pickled
-from hopyard.data.encoding.weights import WeightCheck
-from hopyard.data.from_spark.source import MaterializedSource, folder_for, refuse
 from hopyard.data.from_spark.task import PROBE, CopiesFile, Drawing, TaskReport, WriteTask, is_category
-from hopyard.data.manifest import FILE, FORMAT, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
+from hopyard.data.manifest import FILE, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
 from hopyard.data.options import BuildOptions, ColumnSpec, Fill
 from hopyard.data.partitions.builder import (
     KINDS,
     check_split,
     constants,
     make_manifest,
-    most_frequent,
     named_partition,
     vocabularies,
 )
-from hopyard.data.partitions.cache import evict
 from hopyard.data.rows.copies import first_copies
 from hopyard.data.rows.names import Distinct, added, width
 from hopyard.data.shared.segments import Index
 from hopyard.data.shared.storage import reaching, shared_directory
-from hopyard.errors import DataError, SpecError
+from hopyard.errors import DataError
 from hopyard.filesystems import Directory
-from hopyard.sparkapi.dataframe import alive, collected, is_deterministic, narrowed, quoted, schema, types
+from hopyard.sparkapi.dataframe import collected, quoted
 from hopyard.sparkapi.tasks import report_each
 from hopyard.spec import RowKind
-from hopyard.text import shell_command
 
 log = logging.getLogger(__name__)
 
@@ -73,212 +62,72 @@ _LABELS = 8
 validate would be ones that none of the group's training rows has."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFrameSource:
-    """Rows that are a DataFrame until they are materialised, and `materialized` from then on, also in a pickle.
-
-    Attributes:
-        frames: that of the training rows; and that of the validation rows, if they have their own.
-        options: how they are cut.
-        code: the transform's pickle, or None.
-        materialized: its partitions, which exist or will be written.
-        columns: for each frame, the types of the columns that are read, as Spark names them.
-        name: the user's name, by which the rows are found again, or None.
-    """
-
-    frames: tuple[Any, ...]
-    options: BuildOptions
-    code: bytes | None
-    materialized: MaterializedSource
-    columns: tuple[dict[str, str], ...]
-    name: str | None
-
-    def __repr__(self) -> str:
-        return f"Spark DataFrame for {self.materialized.url}"
-
-    @property
-    def url(self) -> str:
-        """The path or URL of the folder, which may not exist yet."""
-        return self.materialized.url
-
-    @property
-    def transform(self) -> Transform | None:
-        """The user's transform, if any."""
-        return self.materialized.transform
-
-    @property
-    def source(self) -> NoReturn:
-        """Raises SpecError: the driver does not read the rows."""
-        refuse(self.url)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle is that of the materialised rows, which need neither frames nor session."""
-        return replace, (self.materialized,)
-
-    def prepare(self, limit: int, cache: Path | None = None) -> Manifest:
-        """Return the manifest; materialises the rows first when there is none. Arguments and errors as those of
-        `MaterializedSource.prepare`.
-
-        Raises:
-            SpecError: the rows found under its name were made of other columns.
-        """
-        if (existing := self.materialized.find()) is not None:
-            self._compare(existing)
-            return self.materialized.prepare(limit, cache)
-        self._materialise()
-        manifest = self.materialized.prepare(limit, cache)
-        if self.materialized.cached:
-            evict(Path(self.materialized.url).parent, limit)  # not the new entry, which `manifest` pins
-        return manifest
-
-    def _compare(self, existing: Manifest) -> None:
-        for number, (source, current) in enumerate(zip(existing.sources, self.columns, strict=True)):
-            changes = [
-                _change(column, source.columns.get(column), current.get(column))
-                for column in dict.fromkeys([*source.columns, *current])
-                if source.columns.get(column) != current.get(column)
-            ]
-            if changes:
-                raise SpecError(
-                    f"name = {self.name!r}: the rows in {self.url} were made of other columns than "
-                    f"{'validation=' if number else 'df'} has now: "
-                    f"{'; '.join(changes)}. Give these rows a name= of their own, or remove the others with "
-                    f"`{shell_command('clean', self.url, ' --yes --older-than 0')}`"
-                )
-
-    def _materialise(self) -> None:
-        alive(self.frames[0])
-        folder, token = shared_directory(self.materialized.url), secrets.token_hex(6)
-        segment_names: set[str] = set()
-        try:
-            with reaching(folder.url, "write to"):
-                folder.make()
-                folder.put(f"{token}-{PROBE}", b"")
-            index, manifest = self._write(folder, token)
-            data = msgspec.json.encode(index)
-            manifest.stored = Stored(folder.url, blake3(data).hexdigest())
-            with reaching(folder.url, "write to"):
-                folder.put(manifest.stored.file, data)
-                segment_names = {segment.name for segment in index.segments}  # also if `put` raises after writing
-                folder.put(FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        finally:
-            _sweep(folder, token, segment_names)
-
-    def _write(self, folder: Directory, token: str) -> tuple[Index, Manifest]:
-        """Runs the jobs. Nothing that they write counts before the manifest is there."""
-        options = self.options
-        task = WriteTask(
-            folder.url, token, options.spec, options.partitions, 0.0, options.seed, self.code, "Spark partition {}"
-        )
-        needs_task = self.code is not None or bool(options.spec.counted)
-        train = replace(task, fraction=options.fraction)
-        spec, drawing, value_reports = with_vocabularies(
-            options.spec, list(self.frames), train if needs_task else None, folder
-        )
-        train = replace(train, spec=spec, drawing=drawing)
-        _, reports = spread(folder, self.frames[0], train, WriteTask.run)
-        second_spec = msgspec.structs.replace(spec, validation=None)
-        names = [train.what.format(report.number) for report in reports]
-        sources = [_source(reports, self.columns[0])]
-        for frame, columns in zip(self.frames[1:], self.columns[1:], strict=True):
-            validate = replace(task, spec=second_spec, fraction=1.0, what=f"{task.what} of validation=")
-            _, second_reports = spread(folder, frame, validate, WriteTask.run)
-            sources.append(_source(second_reports, columns))
-            names += [validate.what.format(report.number) for report in second_reports]
-            reports += second_reports
-        fields = _fields(reports, names, transformed=self.code is not None)
-        _check_deterministic(value_reports, reports)
-        index = Index(
-            options.partitions, width(spec), [report.segment for report in reports if report.segment is not None]
-        )
-        manifest = _manifest(replace(options, spec=spec), fields, reports, index)
-        manifest.sources = sources
-        return index, manifest
+def materialise(
+    url: str, frames: Sequence[Any], columns: Sequence[dict[str, str]], options: BuildOptions, code: bytes | None
+) -> None:
+    """Runs the jobs that write the rows to a folder, then its index and manifest. `DataFrameSource` has the rest."""
+    folder, token = shared_directory(url), secrets.token_hex(6)
+    segment_names: set[str] = set()
+    try:
+        with reaching(url, "write to"):
+            folder.make()
+            folder.put(f"{token}-{PROBE}", b"")
+        task = WriteTask(url, token, options.spec, options.partitions, 0.0, options.seed, code, "Spark partition {}")
+        index, manifest = _write(folder, task, frames, columns, options)
+        data = msgspec.json.encode(index)
+        manifest.stored = Stored(url, blake3(data).hexdigest())
+        with reaching(url, "write to"):
+            folder.put(manifest.stored.file, data)
+            segment_names = {segment.name for segment in index.segments}  # also if `put` raises after writing
+            folder.put(FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    finally:
+        _sweep(folder, token, segment_names)
 
 
-def from_spark(
+def _write(
+    folder: Directory,
+    task: WriteTask,
     frames: Sequence[Any],
+    columns: Sequence[dict[str, str]],
     options: BuildOptions,
-    transform: Transform | None,
-    *,
-    path: str | os.PathLike[str] | None,
-    name: str | None,
-    cache: str,
-) -> DataFrameSource:
-    """Return the source of Dataset.spark, after all checks that need no job.
-
-    Raises:
-        SpecError, DataError: as Dataset.spark.
-    """
-    spec, second_spec = options.spec, msgspec.structs.replace(options.spec, validation=None)
-    if transform is None:
-        planned = []
-        for number, df in enumerate(frames):
-            frame_label, frame_spec = ("the validation= DataFrame", second_spec) if number else ("the DataFrame", spec)
-            narrow = narrowed(df, frame_spec.names, frame_label)
-            batch = pa.RecordBatch.from_pylist([], schema=schema(narrow))
-            _check_features(batch, frame_spec, frame_label)
-            fields = infer_fields(batch, frame_spec, frame_label)
-            planned.append((narrow, fields))
-            FeatureFinalizer(fields, vocabularies(frame_spec), {})
-        frames = [narrow for narrow, _ in planned]
-        if len(planned) > 1:
-            _check_same_types(planned[0][1], planned[1][1])
-    for number, df in enumerate(frames):
-        if is_deterministic(df) is False:
-            _say_not_deterministic("the validation= DataFrame" if number else "the DataFrame")
-    code = None if transform is None else pickled(transform)
-    seed = options.seed if options.fraction else 0
-    settings = [FORMAT, "drawn by features", len(frames), spec, options.fraction, options.partitions, seed]
-    settings.append("" if name is None else identity(transform))
-    materialized = folder_for(frames[0], settings, transform, path, name, cache)
-    return DataFrameSource(tuple(frames), options, code, materialized, tuple(map(types, frames)), name)
-
-
-@functools.cache
-def _say_not_deterministic(frame_label: str) -> None:
-    """Say it once in the life of this process: each fit of a cross-validation would say it again."""
-    log.warning(
-        "%s is not deterministic, as Spark says: a task that is done again may give other rows, and another run trains "
-        "on others; write it to Parquet first, or checkpoint() it; or give a CrossValidator, which draws its folds "
-        "so, a foldCol",
-        frame_label,
+) -> tuple[Index, Manifest]:
+    """Runs the jobs. Nothing that they write counts before the manifest is there."""
+    train = replace(task, fraction=options.fraction)
+    needs_task = task.code is not None or bool(task.spec.counted)
+    spec, drawing, value_reports = with_vocabularies(task.spec, frames, train if needs_task else None, folder)
+    train = replace(train, spec=spec, drawing=drawing)
+    validate = replace(
+        task,
+        spec=msgspec.structs.replace(spec, validation=None),
+        fraction=1.0,
+        what=f"{task.what} of validation=",
     )
+    reports, names, sources = [], [], []
+    for each, frame, kinds in zip((train, validate), frames, columns, strict=False):
+        _, frame_reports = _spread(folder, frame, each, WriteTask.run)
+        rows = sum(report.rows for report in frame_reports)
+        sources.append(SourceInfo(f"Spark DataFrame of {len(frame_reports)} partitions", -1, rows, kinds))
+        names += [each.what.format(report.number) for report in frame_reports]
+        reports += frame_reports
+    fields = _fields(reports, names, transformed=task.code is not None)
+    _check_deterministic(value_reports, reports)
+    segments = [report.segment for report in reports if report.segment is not None]
+    index = Index(options.partitions, width(spec), segments)
+    manifest = _manifest(replace(options, spec=spec), fields, reports, index)
+    manifest.sources = sources
+    return index, manifest
 
 
-def _check_features(batch: Any, spec: ColumnSpec, frame_label: str) -> None:
-    """Raise DataError for feature columns whose types cannot be used, for all of them together."""
-    faults = []
-    for name in spec.features:
-        encode = {name: spec.encode[name]} if name in spec.encode else {}
-        try:
-            infer_fields(batch, ColumnSpec({"inputs": [name]}, {}, encode=encode), frame_label)
-        except DataError as error:
-            faults.append(str(error))
-    if faults:
-        text = "\n  ".join(faults)
-        raise DataError(text if len(faults) == 1 else f"{len(faults)} features cannot be used:\n  {text}")
-
-
-def spread(
+def _spread(
     folder: Directory,
     df: Any,
     task: WriteTask,
     work: Callable[[WriteTask, int, Iterable[Any]], TaskReport],
     once: bool = False,
 ) -> tuple[WriteTask, list[TaskReport]]:
-    """Runs `work` over a DataFrame until its rows are drawn as their counts say: once, unless few of them, or of their
-    features, are different.
-
-    Args:
-        folder: the one for segments.
-        df: a DataFrame.
-        task: what is to be done.
-        work: one of the passes of a Task.
-        once: whether the reports of the first pass will do.
-
-    Returns:
-        tuple: `task`, which draws as the counts say, and the reports.
+    """Runs `work`, a pass of `task`, over a DataFrame until its rows are drawn as their counts say: once, unless few of
+    them, or of their features, are different. Returns the task, which then draws so, and the reports. `once`: whether
+    the reports of the first pass will do.
 
     Raises:
         DataError: the DataFrame gives other rows each time.
@@ -321,7 +170,7 @@ def _many_rows_of_few_features(task: WriteTask, reports: list[TaskReport]) -> bo
 
 
 def with_vocabularies(
-    spec: ColumnSpec, frames: list[Any], task: WriteTask | None, folder: Directory
+    spec: ColumnSpec, frames: Sequence[Any], task: WriteTask | None, folder: Directory
 ) -> tuple[ColumnSpec, Drawing, list[TaskReport]]:
     """Return `spec` with the values of all columns to be encoded (where the user lists none, the sorted ones of all
     rows, or of the training rows if they are counted) and the most frequent ones in the place of missing ones; how rows
@@ -350,7 +199,7 @@ def with_vocabularies(
             task = replace(task, spec=msgspec.structs.replace(spec, validation=None), fraction=1.0, drawing=Drawing())
             frame_reports = report_each(df, task.values, TaskReport)
         else:  # of counted values, which rows train must be known, and that follows from how rows are drawn
-            task, frame_reports = spread(folder, df, task, WriteTask.values, once=not (counts and task.fraction))
+            task, frame_reports = _spread(folder, df, task, WriteTask.values, once=not (counts and task.fraction))
             drawing = task.drawing
         for report in frame_reports:
             reports.append(report)
@@ -375,21 +224,11 @@ def _fitted(
         if name in counts:
             vocabulary.counts = np.array([*(counts[name][value] for value in (None, *vocabulary.values)), 0])
         if name in fills and fills[name].strategy == "most_frequent":
-            vocabulary.fill = most_frequent(vocabulary)
+            vocabulary.fill = vocabulary.most_frequent()
             fills[name] = Fill("most_frequent", vocabulary.fill)
         if encode[name].values is None:
             encode[name] = msgspec.structs.replace(encode[name], values=vocabulary.ordered_values())
     return msgspec.structs.replace(spec, encode=encode, impute=fills)
-
-
-def _check_same_types(mine: list[Field], theirs: list[Field]) -> None:
-    for a, b in zip(mine, theirs, strict=True):
-        for first, second in zip(a.columns, b.columns, strict=True):
-            if first.type != second.type:
-                raise DataError(
-                    f"column {first.name!r} has type {second.type.rpartition(':')[0]} in the validation= DataFrame but "
-                    f"{first.type.rpartition(':')[0]} in the first; cast it"
-                )
 
 
 def _check_deterministic(first_reports: list[TaskReport], second_reports: list[TaskReport]) -> None:
@@ -409,18 +248,6 @@ def _rows_and_sum(reports: list[TaskReport]) -> tuple[int, int]:
     return sum(report.rows for report in reports), added(*(int(report.sum, 16) for report in reports))
 
 
-def _change(column: str, old: str | None, new: str | None) -> str:
-    if old is None or new is None:
-        return f"column {column!r} is {f'new, of type {new}' if old is None else f'gone, it had type {old}'}"
-    return f"column {column!r} has type {new}, it had {old}"
-
-
-def _source(reports: list[TaskReport], columns: dict[str, str]) -> SourceInfo:
-    return SourceInfo(
-        f"Spark DataFrame of {len(reports)} partitions", -1, sum(report.rows for report in reports), columns
-    )
-
-
 def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> list[Field]:
     """Return the fields that all tasks agree on. Raises DataError for bad values, for differences, and for no rows."""
     with_rows = [(report, name) for report, name in zip(reports, names, strict=True) if report.fields is not None]
@@ -428,8 +255,8 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
         raise DataError("the DataFrame has no rows; give one that has some, or a transform that keeps some")
     faults: dict[str, Fault] = {}
     for report in reports:
-        for column, (count, first_fault) in report.faults.items():
-            faults.setdefault(column, Fault(0, first_fault)).count += count
+        for column, fault in report.faults.items():
+            faults.setdefault(column, Fault(0, fault.first)).count += fault.count
     first, first_name = with_rows[0]
     assert first.fields is not None
     if faults and not transformed:
@@ -440,32 +267,40 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
     check(faults, first.fields)
     for other_report, other_name in with_rows[1:]:
         assert other_report.fields is not None
-        for mine, theirs in zip(first.fields, other_report.fields, strict=True):
-            for a, b in zip(mine.columns, theirs.columns, strict=True):
-                if a.type != b.type:
-                    raise DataError(
-                        f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {other_name} but "
-                        f"{a.type.rpartition(':')[0]} in {first_name}; {ONE_SCHEMA if transformed else 'cast it first'}"
-                    )
-                if a.shape != b.shape:
-                    raise DataError(
-                        f"column {a.name!r}: rows of shape {b.shape} in {other_name} but {a.shape} in {first_name}; "
-                        f"pad or cut them first"
-                    )
+        advice = ONE_SCHEMA if transformed else "cast it first"
+        check_same_columns((first.fields, first_name), (other_report.fields, other_name), advice)
     return first.fields
+
+
+def check_same_columns(first: tuple[list[Field], str], other: tuple[list[Field], str], advice: str) -> None:
+    """Raise DataError where columns of (fields, the name of their rows) differ in type or shape; with this advice."""
+    for mine, theirs in zip(first[0], other[0], strict=True):
+        for a, b in zip(mine.columns, theirs.columns, strict=True):
+            if a.type != b.type:
+                raise DataError(
+                    f"column {a.name!r} has type {b.type.rpartition(':')[0]} in {other[1]} but "
+                    f"{a.type.rpartition(':')[0]} in {first[1]}; {advice}"
+                )
+            if a.shape != b.shape:
+                raise DataError(
+                    f"column {a.name!r}: rows of shape {b.shape} in {other[1]} but {a.shape} in {first[1]}; "
+                    f"pad or cut them first"
+                )
 
 
 def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskReport], index: Index) -> Manifest:
     moments: dict[str, ExactSums] = {}
-    limits, weights, distinct = LabelRange(fields), WeightCheck(fields), Distinct()
+    extremes, distinct = Extremes(), Distinct()
     for report in reports:
-        limits.merge(report.limits)
-        weights.merge(report.heaviest)
+        extremes.merge(report.extremes)
         distinct.merge(report.distinct)
         for name, packed in report.moments.items():
             moments.setdefault(name, ExactSums(len(packed[1]))).merge(ExactSums.unpacked(packed))
-    weights.check()
-    rows = {kind: [_rows(index, kind, p) for p in range(index.partitions)] for kind in KINDS}
+    extremes.check(fields)
+    rows = {
+        kind: [sum(segment.rows(index.run(kind, p)) for segment in index.segments) for p in range(index.partitions)]
+        for kind in KINDS
+    }
     check_split(rows, options, distinct)
     total_rows = sum(map(sum, rows.values()))  # of many, their different ones are an estimate
     if not options.spec.key and distinct.number < min(0.8 * total_rows, _GROUPS * options.partitions):
@@ -481,15 +316,11 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
     parts: dict[RowKind, list[PartitionInfo]] = {}
     for kind, counts in rows.items():
         parts[kind] = [_part(index, kind, p, count, finisher) for p, count in enumerate(counts) if count]
-    manifest = make_manifest(finisher, scaling, limits, parts, options.spec.names)
+    manifest = make_manifest(finisher, scaling, extremes, parts, options.spec.names)
     count, total = _rows_and_sum(reports)
     manifest.row_names = RowNames(options.spec.key, count, f"{total:x}")
     manifest.key = manifest.digest[:32]
     return manifest
-
-
-def _rows(index: Index, kind: RowKind, partition: int) -> int:
-    return sum(segment.rows(index.run(kind, partition)) for segment in index.segments)
 
 
 def _part(index: Index, kind: RowKind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:

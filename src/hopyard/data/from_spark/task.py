@@ -18,25 +18,22 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.encoding.encoder import Encoder, RowOrigin
+from hopyard.data.encoding.encoder import Encoder, Fault, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import is_measured, measure
-from hopyard.data.encoding.label_range import LabelRange, Range
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, transformed, validation_column
-from hopyard.data.encoding.weights import WeightCheck
 from hopyard.data.manifest import Field, Value
 from hopyard.data.options import ColumnSpec
 from hopyard.data.partitions.builder import vocabularies
 from hopyard.data.rows.copies import Copies
 from hopyard.data.rows.names import Names, added, name_rows, unsigned, width
 from hopyard.data.shared.segments import Segment, Writer
-from hopyard.data.shared.storage import reaching, shared_directory
+from hopyard.data.shared.storage import TaskFile, reaching, shared_directory
 from hopyard.errors import SpecError
-from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import lists
-from hopyard.spec import RowKind
 
 PROBE = "probe"
 """End of the name of a file that the driver writes first: a worker that does not see it writes nothing."""
@@ -52,11 +49,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     segment: Segment | None = None
     fields: list[Field] | None = None
     """The fields inferred from its first batch; None when it had no rows."""
-    faults: dict[str, tuple[int, str]] = {}
-    """Column → (number of bad rows, the first of them)."""
-    limits: Range | None = None
-    heaviest: dict[RowKind, float] = {}
-    """RowKind of rows → the largest weight."""
+    faults: dict[str, Fault] = {}
+    extremes: Extremes = msgspec.field(default_factory=Extremes)
     moments: dict[str, PackedSums] = {}
     sum: str = "0"
     """The sum of the names of its rows, before copies were spread, in hexadecimal."""
@@ -123,12 +117,59 @@ class WriteTask:
     drawing: Drawing = Drawing()
 
     def run(self, number: int, batches: Iterable[Any]) -> TaskReport:
-        """Writes all batches of partition `number` to one segment."""
-        work = _Work(self, number)
-        try:
-            return work.write_all(batches)
-        finally:
-            work.close()
+        """Encodes all batches of partition `number` and writes them to one segment."""
+        name = f"{self.token}-{number:05d}-{secrets.token_hex(6)}.seg"
+        with TaskFile(self.url, name, f"{self.token}-{PROBE}") as file:
+            return self._write(file, number, batches)
+
+    def _write(self, file: TaskFile, number: int, batches: Iterable[Any]) -> TaskReport:
+        encoder: Encoder | None = None
+        moments: dict[str, ExactSums] = {}
+        copies, row, extremes = self.copies_of(number), 0, Extremes()
+        for batch, origin in blocks(self, number, batches):
+            if encoder is None:
+                fields = infer_fields(batch, self.spec, str(origin))
+                encoder = Encoder(fields, vocabularies(self.spec))
+                writer = Writer(fields, self.partitions, width(self.spec), lambda chunk: file.write([chunk.data]))
+                measured = [at for at, field in enumerate(fields) if any(map(is_measured, field.columns))]
+            raw = encoder.raw(batch, origin)
+            row += batch.num_rows
+            if encoder.faults:
+                continue  # only to count them all
+            raw = unsigned(raw)
+            names = copies.take(name_rows(batch, self.spec, str(origin)))
+            is_validation = self.validation_rows(batch, origin, names)
+            extremes.take(fields, raw, is_validation)
+            for at in measured:
+                measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
+            writer.take(raw, names, is_validation)
+        report = TaskReport(
+            number=number,
+            host=socket.gethostname(),
+            rows=row,
+            extremes=extremes,
+            copies=copies.packed(),
+            distinct=copies.distinct.packed(),
+            others=copies.others.packed(),
+        )
+        if encoder is None:
+            return report
+        if encoder.faults:
+            return msgspec.structs.replace(
+                report,
+                fields=encoder.fields,
+                faults=encoder.faults,
+                copies=None,  # the driver has an error to raise, and need not know them
+            )
+        writer.flush()
+        sums = [f"{total:x}" for total in writer.sums]
+        return msgspec.structs.replace(
+            report,
+            fields=encoder.fields,
+            segment=Segment(file.name, writer.bytes, writer.chunks, writer.digests(), sums),
+            moments={name: sums.packed() for name, sums in moments.items()},
+            sum=f"{added(*writer.sums) if self.drawing == Drawing() else copies.total:x}",
+        )
 
     def values(self, number: int, batches: Iterable[Any]) -> TaskReport:
         """Finds the values of the columns to be encoded, after the transform, and counts those that must be."""
@@ -214,104 +255,3 @@ def _loaded(code: bytes) -> Transform:
             f"executors, send it with spark.addArtifacts or addPyFile, or import it inside the function"
         ) from error
     return transform
-
-
-class _Work:
-    """Runs one task. Owns its segment, which is removed unless all of it was written."""
-
-    def __init__(self, task: WriteTask, number: int) -> None:
-        self._task, self._number = task, number
-        self._name = f"{task.token}-{number:05d}-{secrets.token_hex(6)}.seg"
-        self._folder: Directory | None = None
-        self._stream: Any = None
-        self._complete = False
-
-    def write_all(self, batches: Iterable[Any]) -> TaskReport:
-        """Encodes and writes all batches."""
-        task = self._task
-        self._folder = shared_directory(task.url)
-        self._check_probe(self._folder)
-        encoder: Encoder | None = None
-        moments: dict[str, ExactSums] = {}
-        copies, row = task.copies_of(self._number), 0
-        for batch, origin in blocks(task, self._number, batches):
-            if encoder is None:
-                fields = infer_fields(batch, task.spec, str(origin))
-                encoder = Encoder(fields, vocabularies(task.spec))
-                limits, weights = LabelRange(fields), WeightCheck(fields)
-                writer = Writer(fields, task.partitions, width(task.spec), self._write)
-                measured = [at for at, field in enumerate(fields) if any(map(is_measured, field.columns))]
-            raw = encoder.raw(batch, origin)
-            row += batch.num_rows
-            if encoder.faults:
-                continue  # only to count them all
-            raw = unsigned(raw)
-            names = copies.take(name_rows(batch, task.spec, str(origin)))
-            is_validation = task.validation_rows(batch, origin, names)
-            limits.take(raw)
-            weights.take(raw, is_validation)
-            for at in measured:
-                measure(moments, fields, at, raw[at] if is_validation is None else raw[at][~is_validation])
-            writer.take(raw, names, is_validation)
-        report = TaskReport(
-            number=self._number,
-            host=socket.gethostname(),
-            rows=row,
-            copies=copies.packed(),
-            distinct=copies.distinct.packed(),
-            others=copies.others.packed(),
-        )
-        if encoder is None:
-            return report
-        report = msgspec.structs.replace(report, fields=encoder.fields, limits=limits.range, heaviest=weights.heaviest)
-        if encoder.faults:
-            return msgspec.structs.replace(
-                report,
-                faults={name: (fault.count, fault.first) for name, fault in encoder.faults.items()},
-                copies=None,  # the driver has an error to raise, and need not know them
-            )
-        writer.flush()
-        self._finish()
-        sums = [f"{total:x}" for total in writer.sums]
-        return msgspec.structs.replace(
-            report,
-            segment=Segment(self._name, writer.bytes, writer.chunks, writer.digests(), sums),
-            moments={name: sums.packed() for name, sums in moments.items()},
-            sum=f"{added(*writer.sums) if task.drawing == Drawing() else copies.total:x}",
-        )
-
-    def close(self) -> None:
-        """Removes the segment unless it is complete."""
-        if self._complete or self._folder is None or self._stream is None:
-            return
-        stream, self._stream = self._stream, None
-        try:
-            stream.close()
-        except Exception:  # noqa: BLE001, S110 - the error before this one is reported
-            pass
-        try:
-            self._folder.remove(self._name)
-        except Exception:  # noqa: BLE001, S110 - the driver removes it too
-            pass
-
-    def _check_probe(self, folder: Directory) -> None:
-        with reaching(folder.url, "read"):
-            is_visible = folder.has(f"{self._task.token}-{PROBE}")
-        if not is_visible:
-            raise SpecError(
-                "path must be a place that driver and executors share (a path on NFS, or a URL of HDFS, S3 and the "
-                f"like), got {folder.url}: host {socket.gethostname()} does not see what the driver wrote there"
-            )
-
-    def _write(self, chunk: Array) -> None:
-        assert self._folder is not None
-        with reaching(self._folder.url, "write to"):
-            if self._stream is None:
-                self._stream = self._folder.stream(self._name)
-            self._stream.write(chunk.data)
-
-    def _finish(self) -> None:
-        assert self._folder is not None
-        with reaching(self._folder.url, "write to"):
-            self._stream.close()
-        self._complete = True

@@ -21,8 +21,9 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import Dealer, shares
-from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary, check
 from hopyard.data.encoding.exact_sums import ExactSums
+from hopyard.data.encoding.extremes import Extremes
 from hopyard.data.encoding.finalize import (
     FeatureFinalizer,
     block_bytes,
@@ -32,9 +33,7 @@ from hopyard.data.encoding.finalize import (
     measure,
     scales,
 )
-from hopyard.data.encoding.label_range import LabelRange
-from hopyard.data.encoding.schema import infer_fields, raw_shape
-from hopyard.data.encoding.weights import WeightCheck
+from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.manifest import (
     ArrayInfo,
     Field,
@@ -50,7 +49,8 @@ from hopyard.data.manifest import (
 from hopyard.data.npy import OPEN_FILES, Appender, map_npy
 from hopyard.data.options import BuildOptions, ColumnSpec
 from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
-from hopyard.data.rows.order import RowSorter
+from hopyard.data.rows.order import ordered
+from hopyard.data.shared import segments
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array
 from hopyard.spec import RowKind
@@ -73,8 +73,7 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
     """
     encoder: Encoder | None = None
     writer: _Writer | None = None
-    limits: LabelRange | None = None
-    weights: WeightCheck | None = None
+    extremes = Extremes()
     with closing(blocks), ThreadPoolExecutor(1, "hopyard-write") as pool:
         pending: deque[Future[None]] = deque()
         try:
@@ -83,25 +82,23 @@ def build(directory: Path, options: BuildOptions, blocks: Generator[LabelledBatc
                     fields = infer_fields(batch, options.spec, str(origin))
                     encoder = Encoder(fields, vocabularies(options.spec))
                     writer = _Writer(directory, fields, encoder, options)
-                    limits, weights = LabelRange(fields), WeightCheck(fields)
                 raw = encoder.raw(batch, origin)
                 if encoder.faults:
                     continue  # only to count them all
-                assert writer is not None and limits is not None and weights is not None
+                assert writer is not None
                 if names is not None:
                     raw = unsigned(raw)
-                limits.take(raw)
-                weights.take(raw, is_validation)
+                extremes.take(encoder.fields, raw, is_validation)
                 pending.append(pool.submit(writer.take, raw, is_validation, batch.num_rows, names))
                 while len(pending) > 1:
                     pending.popleft().result()
             while pending:
                 pending.popleft().result()
-            if encoder is None or writer is None or limits is None or weights is None:
+            if encoder is None or writer is None:
                 raise DataError("the data set has no rows; give a source that has some, or a transform that keeps some")
-            encoder.check()
-            weights.check()
-            return writer.finish(limits)
+            check(encoder.faults, encoder.fields)
+            extremes.check(encoder.fields)
+            return writer.finish(extremes)
         finally:
             if writer is not None:
                 for future in pending:
@@ -127,16 +124,6 @@ def constants(spec: ColumnSpec) -> dict[str, Value]:
     return {
         name: fill.value for name, fill in spec.impute.items() if fill.value is not None and name not in spec.encode
     }
-
-
-def most_frequent(vocabulary: Vocabulary) -> Value:
-    """Return the value that most training rows have, of equals the least one. Raises DataError where none has any."""
-    if (value := vocabulary.most_frequent()) is None:
-        raise DataError(
-            f"column {vocabulary.column!r}: the value of every training row is missing, so none is the most frequent; "
-            'leave the column out, or give impute= ("constant", value) for it'
-        )
-    return value
 
 
 def enough(counts: Mapping[RowKind, int], partitions: int, validating: bool) -> None:
@@ -202,12 +189,12 @@ def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionI
 def make_manifest(
     finisher: FeatureFinalizer,
     scaling: dict[str, Scale],
-    limits: LabelRange,
+    extremes: Extremes,
     parts: Mapping[RowKind, list[PartitionInfo]],
     names: list[str],
 ) -> Manifest:
     """Return the Manifest of rows that `finisher` finishes; key, path and sources are the caller's to fill."""
-    classes, label_range = limits.result(finisher.vocabularies)
+    classes, label_range = extremes.result(finisher.fields, finisher.vocabularies)
     arrays = list(zip(finisher.fields, finisher.infos, strict=True))
     manifest = Manifest(
         key="",
@@ -238,6 +225,8 @@ class _Writer:
         growing = any(not vocabulary.fixed for vocabulary in encoder.vocabularies.values())
         self._contiguous = options.assign == "contiguous"
         self._words = width(options.spec) if options.spec.key else 0
+        self._raw = segments.infos(fields, self._words)[: None if self._words else -1]
+        """Row shape and dtype of each raw array, and of the names of rows, where these deal them."""
         self._distinct, self._sums = Distinct(), [0] * (2 * options.partitions)
         spec = options.spec
         fitted = bool(spec.counted) or any(is_measured(column) for field in fields for column in field.columns)
@@ -258,10 +247,11 @@ class _Writer:
         if is_validation is None:
             self._deal("train", slice(None), rows, arrays)
             return
-        for kind, index in (("train", np.flatnonzero(~is_validation)), ("validate", np.flatnonzero(is_validation))):
-            self._deal("train" if kind == "train" else "validate", index, len(index), arrays)
+        train, validate = np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
+        self._deal("train", train, len(train), arrays)
+        self._deal("validate", validate, len(validate), arrays)
 
-    def finish(self, limits: LabelRange) -> Manifest:
+    def finish(self, extremes: Extremes) -> Manifest:
         """Rewrites staged arrays, closes all files and returns the manifest."""
         counts = {kind: sum(self._rows[kind]) if self._words else self._dealers[kind].rows for kind in KINDS}
         if self._words:
@@ -281,7 +271,7 @@ class _Writer:
             assert self._finisher is not None
             finisher = self._finisher
             infos = {kind: self._close(kind, counts[kind], finisher) for kind in KINDS}
-        manifest = make_manifest(finisher, scaling, limits, infos, self._options.spec.names)
+        manifest = make_manifest(finisher, scaling, extremes, infos, self._options.spec.names)
         if self._words:
             manifest.row_names = RowNames(self._options.spec.key, sum(counts.values()), f"{added(*self._sums):x}")
         return manifest
@@ -301,7 +291,7 @@ class _Writer:
             counted |= names
         for name, fill in spec.impute.items():
             if fill.strategy == "most_frequent":
-                vocabularies[name].fill = most_frequent(vocabularies[name])
+                vocabularies[name].fill = vocabularies[name].most_frequent()
         return scales(moments, self._fields), {**constants(spec), **means(moments, self._fields)}
 
     def close(self) -> None:
@@ -337,25 +327,19 @@ class _Writer:
             buffer = self._buffers[number] = np.empty((rows, *array.shape[1:]), array.dtype)
         return array.take(index, axis=0, out=buffer[:rows], mode="clip")
 
-    def _open(
-        self, kind: str, partition: int, staged: bool | None = None, finisher: FeatureFinalizer | None = None
-    ) -> list[Appender]:
-        """Return the files of one partition (or stage), one per field."""
-        staged = self._staged if staged is None else staged
-        name = ("stage-" if staged else "") + folder_name(kind, partition)
-        files = self._files.get(name)
-        if files is None:
+    def _open(self, kind: str, partition: int, finisher: FeatureFinalizer | None = None) -> list[Appender]:
+        """Return the files of one partition, one per field; without a finisher those of a stage."""
+        finisher = finisher or self._finisher
+        name = ("stage-" if finisher is None else "") + folder_name(kind, partition)
+        if name not in self._files:
             keep = len(self._fields) * self._options.partitions * 2 <= OPEN_FILES
             (self._directory / name).mkdir()
-            infos = (finisher or self._finisher).infos if not staged else None  # type: ignore[union-attr]
-            files = []
-            self._files[name] = files
-            for at, (field, file) in enumerate(zip(self._fields, file_names(self._fields), strict=True)):
-                shape, dtype = (raw_shape(field), field.raw) if infos is None else (infos[at].shape, infos[at].dtype)
-                files.append(Appender(self._directory / name / file, shape, dtype, keep))
-            if staged and self._words:
-                files.append(Appender(self._directory / name / "names.npy", (self._words,), "uint64", keep))
-        return files
+            files = self._files[name] = []
+            infos = self._raw if finisher is None else finisher.infos
+            names = [*file_names(self._fields), "names.npy"][: len(infos)]
+            for file, info in zip(names, infos, strict=True):
+                files.append(Appender(self._directory / name / file, info.shape, info.dtype, keep))
+        return self._files[name]
 
     def _close(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
         if not rows:
@@ -374,7 +358,7 @@ class _Writer:
         """Rewrites staged rows to final partitions, block by block; each stage file is removed when it is used up."""
         infos, start = [], 0
         for partition, share in enumerate(shares(rows, self._options.partitions) if rows else []):
-            files = self._open(kind, partition, False, finisher)
+            files = self._open(kind, partition, finisher)
             stage = 0 if self._contiguous else partition
             begin = start if self._contiguous else 0
             for number, file in enumerate(files):
@@ -392,24 +376,19 @@ class _Writer:
         """Does the same as `_rewrite`, in the order of the rows' names."""
         if not rows:
             return []
-        infos, raw = [], [ArrayInfo(raw_shape(field), field.raw) for field in self._fields]
+        infos = []
         for partition, count in enumerate(self._rows[kind]):
             name = folder_name(kind, partition)
-            sorter = RowSorter(raw, self._words, self._directory / f"order-{name}", step=block_bytes(self._fields))
-            staged = self._files.pop(f"stage-{name}")
-            arrays = [
+            *arrays, names = (
                 map_npy(file.path, count, info.shape, np.dtype(info.dtype))
-                for file, info in zip(staged, [*raw, ArrayInfo((self._words,), "uint64")], strict=True)
-            ]
+                for file, info in zip(self._files.pop(f"stage-{name}"), self._raw, strict=True)
+            )
+            order = ordered([names[:, word] for word in range(self._words)])
             step = max(1, block_bytes(self._fields) * count // max(1, sum(array.nbytes for array in arrays)))
+            files = self._open(kind, partition, finisher)
             for at in range(0, count, step):
-                *block, names = (array[at : at + step] for array in arrays)
-                sorter.take(block, names)
-            files = self._open(kind, partition, False, finisher)
-            for block in sorter.blocks():
-                for number, (file, array) in enumerate(zip(files, block, strict=True)):
-                    file.append(np.ascontiguousarray(finisher(number, array)))
-            sorter.close()
+                for number, (file, array) in enumerate(zip(files, arrays, strict=True)):
+                    file.append(np.ascontiguousarray(finisher(number, array.take(order[at : at + step], axis=0))))
             sealed = self._seal(kind, partition, finisher)
             total = self._sums[partition + (self._options.partitions if kind == "validate" else 0)]
             info_by_name = named_partition(count, total, finisher.infos)
@@ -419,9 +398,9 @@ class _Writer:
 
     def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Array]:
         file = self._files[f"stage-{folder_name(kind, stage)}"][number]
-        field = self._fields[number]
-        rows = map_npy(file.path, file.rows, raw_shape(field), np.dtype(field.raw))
-        step = max(1, block_bytes([field]) * max(1, len(rows)) // max(1, rows.nbytes))
+        info = self._raw[number]
+        rows = map_npy(file.path, file.rows, info.shape, np.dtype(info.dtype))
+        step = max(1, block_bytes([self._fields[number]]) * max(1, len(rows)) // max(1, rows.nbytes))
         for at in range(start, stop, step):
             yield rows[at : min(at + step, stop)]
 

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,18 +137,15 @@ def making(root: Path, key: str) -> Iterator[None]:
     while (file := _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-        if pause == 0.5 and (size := _written_bytes(root, key)) != last_size:
+        if pause == 0.5:
+            size = sum(total_bytes(folder) for folder in root.glob(f".tmp-{key}-*"))
+            if size != last_size:
+                meter.advance()
             last_size = size
-            meter.advance()
     try:
         yield
     finally:
         os.close(file)
-
-
-def _written_bytes(root: Path, key: str) -> int:
-    """Return the bytes of the unfinished entry so far."""
-    return sum(total_bytes(folder) for folder in root.glob(f".tmp-{key}-*"))
 
 
 @contextmanager
@@ -237,12 +234,8 @@ def _is_entry(name: str, data: bytes) -> bool:
 
 def is_pinned(path: Path) -> bool:
     """Whether a process pins or makes the entry there."""
-    for kind in ("make", "use"):
-        file = _lock(path.parent, f"{path.name}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if file is None:
-            return True
-        os.close(file)
-    return False
+    with _alone(path.parent, path.name) as alone:
+        return not alone
 
 
 def sweep(root: Path) -> None:
@@ -392,21 +385,24 @@ def _lock(root: Path, name: str, operation: int) -> int | None:
 
 def _remove(root: Path, key: str, path: Path) -> bool:
     """Removes `path`, which belongs to `key`, unless somebody makes or pins it."""
-    make_lock = _lock(root, f"{key}.make", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if make_lock is None:
-        return False
-    try:
-        use_lock = _lock(root, f"{key}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if use_lock is None:
-            return False
-        try:
+    with _alone(root, key) as alone:
+        if alone:
             if not path.name.startswith("."):
                 path = path.rename(root / f".tmp-{key}-{os.getpid()}")  # disappears at once for all processes
             shutil.rmtree(path, ignore_errors=True)
             for kind in ("use", "make"):
                 (root / "locks" / f"{key}.{kind}").unlink(missing_ok=True)
-        finally:
-            os.close(use_lock)
-    finally:
-        os.close(make_lock)
-    return True
+        return alone
+
+
+@contextmanager
+def _alone(root: Path, key: str) -> Iterator[bool]:
+    """Hold both locks of `key`, and say whether nobody else makes or pins it; else hold none."""
+    with ExitStack() as locks:
+        for kind in ("make", "use"):
+            file = _lock(root, f"{key}.{kind}", fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file is None:
+                yield False
+                return
+            locks.callback(os.close, file)
+        yield True

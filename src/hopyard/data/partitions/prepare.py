@@ -25,8 +25,7 @@ from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import default_root, find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import name_rows
-from hopyard.data.sources.memory import BatchReader
-from hopyard.data.sources.source import Source
+from hopyard.data.sources.memory import BatchReader, Source
 from hopyard.errors import DataError
 from hopyard.formats.arrow import require
 
@@ -187,12 +186,8 @@ def _build(directory: Path, all_rows: list[InputRows], options: BuildOptions, ke
 def _blocks(
     all_rows: list[InputRows], options: BuildOptions, types: dict[str, Any] | None
 ) -> Generator[LabelledBatch, None, None]:
-    """Yield batches with the choice of validation rows: all rows of a second source are validation rows.
-
-    Args:
-        all_rows: the rows, and perhaps a second source.
-        options: how they are cut.
-        types: the types of the columns whose type differs between a transform's batches; None: not looked for yet.
+    """Yield batches with the choice of validation rows: all rows of a second source are validation rows. `types`: those
+    of the columns whose type differs between a transform's batches; None: not looked for yet.
 
     Raises:
         Mixed: `types` is None, the type of a column differs, and the rows can be read again.

@@ -12,8 +12,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from hopyard import meter
 from hopyard.data.manifest import Manifest, file_names, folder_name
 from hopyard.errors import DataError
@@ -54,10 +52,7 @@ def bring(directory: Path, manifest: Manifest, kind: RowKind, partition: int) ->
             ) from None
         (folder / name).write_bytes(data)
         meter.advance()
-    parts = [(manifest.train if kind == "train" else manifest.validate)[partition]]
-    return msgspec.structs.replace(
-        manifest, train=parts if kind == "train" else [], validate=parts if kind == "validate" else []
-    )
+    return manifest.only(kind, (manifest.train if kind == "train" else manifest.validate)[partition])
 
 
 def serve(manifest: Manifest, name: str) -> memoryview:

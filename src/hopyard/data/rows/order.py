@@ -2,16 +2,15 @@
 
     words-0, words-1, …   one word of each row's name
     rows                  the rows, each in one piece, as they came
-    block-00000, …        rows on their way to one block of the order, with their rank
 
-A block takes MEMORY bytes at most, and a row 32 bytes while the words are sorted. Knows nothing of what the rows mean.
+A row takes 32 bytes of memory while the words are sorted, and is then read from the mapped file. Knows nothing of what
+the rows mean.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,43 +95,10 @@ class RowSorter:
 
     def _from_files(self) -> Iterator[list[Array]]:
         order = ordered([np.memmap(self._folder / f"words-{word}", np.uint64, "r") for word in range(self._words)])
-        ranks = np.empty(self.rows, np.int64)
-        for start in range(0, self.rows, _STEP):
-            ranks[order[start : start + _STEP]] = np.arange(start, min(start + _STEP, self.rows))
-        del order
-        size = max(1, self._memory // (2 * self._record.itemsize))
-        self._write_blocks(ranks, size)
-        del ranks
-        for block, start in enumerate(range(0, self.rows, size)):
-            path = self._folder / f"block-{block:05d}"
-            ranked = np.fromfile(path, self._ranked)
-            path.unlink()
-            records = np.empty(len(ranked), self._record)
-            records[ranked["rank"] - start] = ranked["row"]
-            del ranked
-            for at in range(0, len(records), self._step):
-                part = records[at : at + self._step]
-                yield [np.ascontiguousarray(part[name]) for name in self._record.names or ()]
-
-    @property
-    def _ranked(self) -> np.dtype[Any]:
-        return np.dtype([("rank", np.int64), ("row", self._record)])
-
-    def _write_blocks(self, ranks: Array, size: int) -> None:
-        """Writes each row to the file of its block. Files are read and written from front to end."""
-        step = max(1, self._memory // (4 * self._record.itemsize))
-        with (self._folder / "rows").open("rb") as file:
-            for start in range(0, self.rows, step):
-                step_ranks = ranks[start : start + step]
-                ranked = np.empty(len(step_ranks), self._ranked)
-                ranked["rank"], ranked["row"] = step_ranks, np.fromfile(file, self._record, len(step_ranks))
-                blocks = step_ranks // size
-                order = np.argsort(blocks, kind="stable")
-                ends = np.cumsum(np.bincount(blocks))
-                for block, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
-                    if first < end:
-                        _append(self._folder / f"block-{block:05d}", ranked[order[first:end]])
-        (self._folder / "rows").unlink()
+        rows = np.memmap(self._folder / "rows", self._record, "r")
+        for start in range(0, self.rows, self._step):
+            part = rows[order[start : start + self._step]]
+            yield [np.ascontiguousarray(part[name]) for name in self._record.names or ()]
 
 
 def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:

@@ -68,13 +68,7 @@ def fetch(directory: Path, manifest: Manifest, kind: RowKind, partition: int) ->
             file.close()
         sorter.close()
     parts = manifest.train if kind == "train" else manifest.validate
-    parts = [msgspec.structs.replace(parts[partition], files=digests)]
-    return msgspec.structs.replace(
-        manifest,
-        train=parts if kind == "train" else [],
-        validate=parts if kind == "validate" else [],
-        stored=None,
-    )
+    return manifest.only(kind, msgspec.structs.replace(parts[partition], files=digests))
 
 
 def fixed_vocabularies(manifest: Manifest) -> dict[str, Vocabulary]:

@@ -1,4 +1,4 @@
-"""Sources of rows, each a stream of Arrow record batches: tables, arrays, readers, map-style data sets.
+"""Sources of rows, each a stream of Arrow record batches: their protocol; tables, arrays and readers in memory.
 
 A source never holds more than a few batches of what it streams.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,46 @@ import pyarrow as pa
 from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.rows.content import Content
-from hopyard.data.sources.source import BYTES, ROWS, Piece, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, to_arrow
 from hopyard.text import unwritable
+
+ROWS = 65_536
+"""Most rows of a batch."""
+BYTES = 8 << 20
+"""About the most bytes of a batch of few columns: a few of them fit the last-level cache."""
+
+Piece = tuple[Any, str, int]
+"""(record batch, name of its origin, number of its first row there)."""
+
+
+class Source(Protocol):
+    """A stream of record batches with an identity."""
+
+    @property
+    def volatile(self) -> bool:
+        """Whether its rows may change while this process lives: then its identity is asked for each time, and its
+        pickle gives the same rows.
+        """
+        ...
+
+    def identity(self) -> str | None:
+        """Equal identities, equal rows. None: known only after all rows were read."""
+        ...
+
+    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
+        """Yield all rows in order. `names`: the columns to read, if they exist; None: all. `dictionaries`: columns
+        that are best read as Arrow dictionaries.
+        """
+        ...
+
+    def provenance(self) -> list[SourceInfo]:
+        """Return files and row groups with their rows, after `pieces` was exhausted."""
+        ...
+
+    def detached(self, identity: str | None) -> Source:
+        """Return the source that goes into a pickle."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +108,10 @@ class Table:
         present = set(self._table.column_names)
         table = self._table if names is None else self._table.select([name for name in names if name in present])
         rows = batch_rows(table.nbytes, table.num_rows, table.num_columns)
-        yield from _numbered(table.to_batches(max_chunksize=rows), self._description)
+        first = 0
+        for batch in table.to_batches(max_chunksize=rows):
+            yield batch, self._description, first
+            first += batch.num_rows
 
     def provenance(self) -> list[SourceInfo]:
         """One source."""
@@ -180,10 +219,3 @@ def digest_of(source: Source, schema: pa.Schema) -> str:
 def batch_rows(size: int, rows: int, columns: int) -> int:
     """Return how many rows make a batch, at most ROWS, given `rows` rows of `size` bytes in all."""
     return max(1, min(ROWS, batch_bytes(columns, BYTES) * rows // max(size, 1)))
-
-
-def _numbered(batches: Iterable[Any], description: str) -> Iterator[Piece]:
-    row = 0
-    for batch in batches:
-        yield batch, description, row
-        row += batch.num_rows

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.data.columns import batch_bytes
-from hopyard.data.sources.memory import Arrays, BatchReader, Table
-from hopyard.data.sources.source import BYTES, ROWS, Source
+from hopyard.data.sources.memory import BYTES, ROWS, Arrays, BatchReader, Source, Table
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, is_text, masked_at, plain, to_arrow
 from hopyard.text import message_of, sendable, shown, unwritable
@@ -295,18 +294,13 @@ def split_item(item: Any, number: int) -> tuple[dict[str, Array], Any, Any, Any]
 
     The latter name the columns as `Dataset` wants them: one name, a dict, or None; all None where the item is a dict.
     """
-    if isinstance(item, Mapping):
-        values, _ = named_parts({"items": item})
-        arrays = {
-            column: as_array(value, f"item {number}: {text!r}", False) for column, (text, value) in values.items()
-        }
-        return arrays, None, None, None
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if not 1 <= len(parts) <= 3:
         raise DataError(f"item {number} must be x, (x, y) or (x, y, weight), has {len(parts)} parts")
-    values, names = named_parts(dict(zip(("inputs", "targets", "weight"), parts, strict=False)))
+    roles = ["items"] if isinstance(item, Mapping) else ["inputs", "targets", "weight"]
+    values, names = named_parts(dict(zip(roles, parts, strict=False)))
     arrays = {column: as_array(value, f"item {number}: {text!r}", False) for column, (text, value) in values.items()}
-    return arrays, names["inputs"], names.get("targets"), names.get("weight")
+    return arrays, names.get("inputs"), names.get("targets"), names.get("weight")
 
 
 def as_array(value: Any, description: str, objects: bool = True) -> Array:

@@ -21,8 +21,8 @@ from blake3 import blake3
 from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources import paths
+from hopyard.data.sources.memory import BYTES, ROWS, Piece
 from hopyard.data.sources.paths import FoundFile, opened, read_ahead, reading, stamp
-from hopyard.data.sources.source import BYTES, ROWS, Piece
 from hopyard.errors import DataError
 from hopyard.filesystems import names_of
 from hopyard.formats.arrow import as_type, is_text, is_untyped, merged, require

@@ -10,8 +10,8 @@ from blake3 import blake3
 
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.sources import paths
+from hopyard.data.sources.memory import BYTES, ROWS, Piece
 from hopyard.data.sources.paths import read_ahead, stamp
-from hopyard.data.sources.source import BYTES, ROWS, Piece
 from hopyard.errors import DataError
 from hopyard.filesystems import names_of
 from hopyard.formats.example import Seen, decode, listed, look, schema

@@ -15,8 +15,8 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.local_rows import blocks_of
 from hopyard.feeds.sender import Route, send_partition
 from hopyard.feeds.spark_tasks import FEEDING, feeding, feeding_rows
+from hopyard.sparkapi import is_connect
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
-from hopyard.sparkapi.session import is_connect
 
 
 class FeedSource(Protocol):

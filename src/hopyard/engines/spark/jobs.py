@@ -26,7 +26,7 @@ from hopyard.engines.supervisors.supervisor import UNREACHED
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports import LaunchInfo
-from hopyard.sparkapi.session import is_connect, is_stopped
+from hopyard.sparkapi import is_connect, is_stopped
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from hopyard.driver.saved_files import CONFIG, Saved, parse, read
 from hopyard.driver.saved_model import SavedModel
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks import quiet
-from hopyard.sparkapi.session import is_connect
+from hopyard.sparkapi import is_connect
 from hopyard.system.scratch import scratch_folder
 
 CONNECT_BYTES = 100 << 20

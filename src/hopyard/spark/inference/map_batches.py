@@ -6,7 +6,6 @@ record batches of Arrow, and the schema of its result is found by trying it on a
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,8 @@ from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array
 from hopyard.formats.vectors import column_to_numpy
 from hopyard.spark.inference.arrays import LazyColumns, to_column
-from hopyard.spark.inference.scoring import partition
 from hopyard.sparkapi.dataframe import alive, mapped, new_columns, quoted, require_unique, struct_type
+from hopyard.sparkapi.tasks import partition
 from hopyard.text import shown
 
 SAMPLE_ROWS = 8
@@ -171,16 +170,15 @@ def _result_schema(blocks: BlockFunction, source: Any) -> Any:
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for result in blocks.apply(batches):
-            data = base64.b64encode(cloudpickle.dumps(result.schema)).decode()
-            yield pa.RecordBatch.from_pydict({"schema": [data]})
+            yield pa.RecordBatch.from_pydict({"schema": [result.schema.serialize().to_pybytes()]})
 
-    rows = mapped(source.limit(SAMPLE_ROWS), run, "schema string").collect()  # first() would end the worker
+    rows = mapped(source.limit(SAMPLE_ROWS), run, "schema binary").collect()  # first() would end the worker
     if not rows:
         raise SpecError(
             "the DataFrame has no rows to try the function on; say what it gives with schema=, for example "
             '"score double"'
         )
-    return from_arrow_schema(cloudpickle.loads(base64.b64decode(rows[0][0])))
+    return from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(bytes(rows[0][0]))))
 
 
 def _cast_to_schema(arrays: dict[str, Any], types: dict[str, Any]) -> dict[str, Any]:

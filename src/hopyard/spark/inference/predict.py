@@ -78,15 +78,11 @@ def with_scores(df: Any, model: Portable, score: Score, fields: dict[str, Any], 
 
     check(df, model)
     new_columns(df, fields, "with predictionCol=")
-    added = [StructField(n, _type(a, from_arrow_type)) for n, a in fields.items()]
+    metadata: dict[str, Any] = {}
     if labels is not None:
         attributes = {"type": "nominal", "name": score.prediction, "vals": [str(label) for label in labels]}
-        added = [
-            StructField(each.name, each.dataType, metadata={"ml_attr": attributes})
-            if each.name == score.prediction
-            else each
-            for each in added
-        ]
+        metadata[score.prediction] = {"ml_attr": attributes}
+    added = [StructField(n, _type(a, from_arrow_type), metadata=metadata.get(n)) for n, a in fields.items()]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return score_batches(score, batches)

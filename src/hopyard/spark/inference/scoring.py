@@ -20,6 +20,7 @@ from hopyard.formats.arrow import Array
 from hopyard.spark.inference.arrays import to_column, to_vectors
 from hopyard.spark.inference.bundle import ModelTicket
 from hopyard.spark.inference.loaded import Invalid, cached_model, encoded, predicted
+from hopyard.sparkapi.tasks import partition
 from hopyard.training.predictor import Predictor
 
 Meaning = Literal["values", "logits", "probabilities"]
@@ -153,14 +154,6 @@ def infer_meaning(outputs: Any, classes: int | None) -> Meaning:
     in_range = bool(len(values) and (values >= 0).all() and (values <= 1).all())
     normalized = single or np.allclose(values.sum(1), 1, atol=1e-3)
     return "probabilities" if in_range and normalized else "logits"
-
-
-def partition() -> int:
-    """Return the number of the Spark partition that this worker processes; -1 outside of any."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return -1 if context is None else context.partitionId()
 
 
 def _scalars(outputs: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopyard.engines.local import python_path
-from hopyard.errors import ResourceError, UsageError
+from hopyard.errors import UsageError
 from hopyard.spark.local import java
 from hopyard.spark.local.homes import java_home, spark_home
 
@@ -88,11 +88,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         raise UsageError(
             "Spark's scripts need bash, which is not on the PATH: install it (apk add bash, apt install bash)"
         )
-    installation = java.choose(java.look(environ, spark.number), spark.number)
-    try:
-        home = java_home(installation)
-    except OSError as error:
-        raise _unwritable(error) from error
+    home = java_home(java.choose(java.look(environ, spark.number), spark.number))
     result = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable}
     if environ.get("SPARK_LOCAL_IP"):
         result["SPARK_LOCAL_IP"] = environ["SPARK_LOCAL_IP"]
@@ -113,10 +109,7 @@ def isolated_variables(environ: Mapping[str, str]) -> dict[str, str]:
     # Spark starts its Python workers by `python -m`, on this machine in the driver's current folder
     result |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     if not environ.get("SPARK_HOME"):
-        try:
-            result["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
-        except OSError as error:
-            raise _unwritable(error) from error
+        result["SPARK_HOME"] = str(spark_home(pyspark(environ).home))
     return result
 
 
@@ -131,10 +124,3 @@ def _has_address(host: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _unwritable(error: OSError) -> ResourceError:
-    return ResourceError(
-        f"no folder for Spark's launcher can be made, neither in the cache nor among the temporary files: {error}; set "
-        f"XDG_CACHE_HOME or TMPDIR to a place with room that can be written"
-    )

@@ -20,6 +20,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from hopyard.errors import ResourceError
 from hopyard.folders import cache_folder
 from hopyard.spark.local.java import VECTOR, Java
 from hopyard.system.scratch import scratch
@@ -45,7 +46,7 @@ def java_home(java: Java) -> Path:
     """Return the JAVA_HOME with which Spark starts this Java: its own home, or a folder of links around it.
 
     Raises:
-        OSError: neither the cache nor the system's folder for temporary files can be written.
+        ResourceError: neither the cache nor the system's folder for temporary files can be written.
     """
     if java.whole:
         return java.home
@@ -70,7 +71,7 @@ def spark_home(installed: Path) -> Path:
     """Return a SPARK_HOME like `installed`, with a `work` folder that can be written; removes old logs in it.
 
     Raises:
-        OSError: as `java_home`.
+        ResourceError: as `java_home`.
     """
     installed = installed.resolve()
     parts = [part for part in SPARK_PARTS if (installed / part).exists()]
@@ -92,10 +93,15 @@ def spark_home(installed: Path) -> Path:
 def _cached(kind: str, content: str, fill: Callable[[Path], None]) -> Path:
     """Return the folder for `content` in the cache, else one of this process alone among the temporary files."""
     key = sha256(content.encode()).hexdigest()[:16]
-    try:
+    with suppress(OSError):  # a read-only home, as users of containers have
         return _create(cache_folder() / kind / key, fill)
-    except OSError:  # a read-only home, as users of containers have
+    try:
         return _create(_scratch() / kind / key, fill)
+    except OSError as error:
+        raise ResourceError(
+            "no folder for Spark's launcher can be made, neither in the cache nor among the temporary files: "
+            f"{error}; set XDG_CACHE_HOME or TMPDIR to a place with room that can be written"
+        ) from error
 
 
 def _create(folder: Path, fill: Callable[[Path], None]) -> Path:

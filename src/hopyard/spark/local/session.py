@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hopyard.checks import scalar, whole
 from hopyard.errors import ResourceError, SpecError
 from hopyard.spark.local import environment
-from hopyard.sparkapi.session import is_connect
+from hopyard.sparkapi import is_connect
 from hopyard.text import shown
 
 if TYPE_CHECKING:

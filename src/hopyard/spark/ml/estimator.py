@@ -28,7 +28,7 @@ from hopyard.spark.ml.dataset import Prepared, Rows
 from hopyard.spark.ml.files import FileReader, FileWriter
 from hopyard.spark.ml.model import NEW_COLUMNS, HopyardModel
 from hopyard.spark.ml.params import TABLE, ClassifierParams, EstimatorParams, begin, has, value
-from hopyard.sparkapi.session import is_connect
+from hopyard.sparkapi import is_connect
 from hopyard.store.layout import fresh
 from hopyard.text import shown
 

@@ -14,15 +14,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from hopyard.errors import RunDirectoryError
-from hopyard.sparkapi.session import is_connect
+from hopyard.sparkapi import is_connect
 from hopyard.system.owners import other_writers
 
 TRUST = "spark.hopyard.trust"
@@ -84,22 +83,14 @@ class FileWriter(MLWriter):
         _remove(session, path, older)
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """One line of `metadata/`.
+class _Version(NamedTuple):
+    """One line of `metadata/`."""
 
-    Attributes:
-        metadata: its content.
-        file: the name of its file.
-    """
-
-    metadata: dict[str, Any]
+    number: int
+    """From 0."""
     file: str
-
-    @property
-    def number(self) -> int:
-        """Its number; the first one is 0."""
-        return int(self.metadata.get("hopyardVersion", 0))
+    """The name of its file."""
+    metadata: dict[str, Any]
 
 
 def _files(number: int) -> str:
@@ -111,24 +102,13 @@ def _versions(session: Any, path: str) -> list[_Version]:
     from pyspark.errors import AnalysisException
 
     try:
-        versions = [_Version(json.loads(row["value"]), row["file"]) for row in _lines(session, path)]
+        lines = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
+        rows = [(json.loads(row["value"]), row["file"]) for row in lines.collect()]
     except (AnalysisException, ValueError):
         return []
-    if not all("hopyard" in version.metadata for version in versions):
+    if not all("hopyard" in metadata for metadata, _ in rows):
         return []
-    return sorted(versions, key=lambda version: version.number)
-
-
-def _lines(session: Any, path: str) -> list[Any]:
-    """Return the lines of `metadata/` with the names of their files. A writer may remove one of these meanwhile."""
-    table = session.read.text(f"{path}/metadata").selectExpr("value", "_metadata.file_name AS file")
-    try:
-        rows: list[Any] = table.collect()
-        return rows
-    except Exception:
-        if session.read.text(f"{path}/metadata").inputFiles() == table.inputFiles():
-            raise
-    return _lines(session, path)
+    return sorted(_Version(metadata.get("hopyardVersion", 0), file, metadata) for metadata, file in rows)
 
 
 def _remove(session: Any, path: str, versions: list[_Version]) -> None:
@@ -184,17 +164,28 @@ class FileReader(MLReader[Any]):
 
 def _newest(session: Any, path: str) -> tuple[_Version, list[Any]]:
     """Return the newest version, and the rows of its files. Another may be written, and this one removed, meanwhile."""
-    versions = _versions(session, path)
-    if not versions:
-        metadata = DefaultParamsReader.loadMetadata(path, session)  # raises where there is nothing
-        raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, which Hopyard did not write")
+    before = _listed(session, path)
     try:
+        versions = _versions(session, path)
+        if not versions:
+            metadata = DefaultParamsReader.loadMetadata(path, session)  # raises where there is nothing
+            raise RunDirectoryError(f"{path}: it holds a {metadata['class']}, which Hopyard did not write")
         table = session.read.parquet(f"{path}/{_files(versions[-1].number)}")
         return versions[-1], table.orderBy("group", "name", "part").collect()
     except Exception:
-        if (_versions(session, path) or versions)[-1].number == versions[-1].number:
+        if _listed(session, path) == before:
             raise
     return _newest(session, path)
+
+
+def _listed(session: Any, path: str) -> list[str]:
+    """Return the files of `metadata/`; [] where there is none."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return sorted(session.read.text(f"{path}/metadata").inputFiles())
+    except AnalysisException:
+        return []
 
 
 def _refuse_others(session: Any, path: str) -> None:

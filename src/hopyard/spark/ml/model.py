@@ -222,14 +222,8 @@ def _classes(labels: Any) -> int | None:
 
 
 def _meaning_of_rows(model: Portable, rows: Sequence[Any], classes: int | None, is_value: bool) -> Meaning:
-    """Return what the outputs for these rows, and for made-up ones, look like.
-
-    Args:
-        model: the model.
-        rows: Arrow record batches.
-        classes: how many the label numbers; None: it numbers none.
-        is_value: whether the label was trained on as a value: then only an output for each class says otherwise.
-    """
+    """Return what the outputs for these rows, and for made-up ones, look like. `classes`: how many the label numbers;
+    None: none. `is_value`: whether it was trained on as a value: then only an output for each class says otherwise."""
     if classes is None or not (parts := sample_outputs(model, rows)) or isinstance(parts[0], dict):
         return "values"
     outputs = np.concatenate(parts)

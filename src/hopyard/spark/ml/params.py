@@ -143,14 +143,6 @@ def _thresholds(name: str, value: Any) -> Any:
     )
 
 
-def _whole(least: int | None, name: str, value: Any) -> Any:
-    return whole(name, value, least)
-
-
-def _fraction(name: str, value: Any) -> Any:
-    return fraction(name, value, "validationCol, a column of true and false")
-
-
 def _standardize(name: str, value: Any) -> Any:
     items = sequence(value)
     if isinstance(items, (bool, list)):
@@ -191,16 +183,20 @@ OWN: dict[str, Row] = {
     "space": Row("hyperparameters to search", partial(instance_of, Space, "a hy.Space")),
     "metric": Row("what decides, with mode; by default the least val_loss, without validation rows loss", _text),
     "mode": Row('"min" or "max": which value of the metric is the best', partial(one_of, allowed=("min", "max"))),
-    "validation": Row("fraction of the rows that validate", _fraction, 0.0),
+    "validation": Row(
+        "fraction of the rows that validate", partial(fraction, also="validationCol, a column of true and false"), 0.0
+    ),
     "validationCol": Row("column of true and false: the rows that validate", _column),
     "keyCol": Row(
         "column of a key, such as a user's number: rows of equal keys validate or train together, in one partition; by "
         "default rows of equal features do",
         _column,
     ),
-    "partitions": Row("partitions into which the training rows are cut", partial(_whole, 1), 8),
+    "partitions": Row("partitions into which the training rows are cut", partial(whole, least=1), 8),
     "epochs": Row(KEYWORDS["epochs"].text, KEYWORDS["epochs"].check, 1),
-    "workers": Row("processes on executors; by default one for each core of a classic session", partial(_whole, 1)),
+    "workers": Row(
+        "processes on executors; by default one for each core of a classic session", partial(whole, least=1)
+    ),
     "runDirectory": Row("folder in which each fit makes a run directory of its own", _text, "runs"),
     "encode": Row(
         'column → how categories become numbers: "one-hot", "index", a list of values or hy.Categories(…)',
@@ -226,8 +222,7 @@ def has(keywords: type) -> Callable[[Class], Class]:
         _show(kind.__init__, {name: keywords.__annotations__[name].__forward_arg__ for name in names})  # type: ignore[misc]
         for name in names:
             row = TABLE[name]
-            param = Param(Params._dummy(), name, row.doc, _converter(name))
-            setattr(kind, name, param)
+            setattr(kind, name, Param(Params._dummy(), name, row.doc, partial(row.check, name)))
             setattr(kind, f"set{name[0].upper()}{name[1:]}", _setter(name, row))
             setattr(kind, f"get{name[0].upper()}{name[1:]}", _getter(name, row))
         return kind
@@ -268,10 +263,6 @@ def _show(constructor: Any, types: Mapping[str, str]) -> None:
     constructor.__doc__ = "\n".join(
         ["Params by keyword; each has a setter, too. None: it is not set.\n", "Args:", *texts]
     )
-
-
-def _converter(name: str) -> Callable[[Any], Any]:
-    return partial(TABLE[name].check, name)
 
 
 def _setter(name: str, row: Row) -> Any:

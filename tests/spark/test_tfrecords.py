@@ -14,7 +14,7 @@ import hopyard as hy
 from hopyard.errors import DataError, ResourceError, SpecError
 from hopyard.formats.example import encode
 from hopyard.formats.tfrecord import framed
-from hopyard.spark.tfrecord.frames import load_tfrecords, save_tfrecords
+from hopyard.spark.tfrecords import load_tfrecords, save_tfrecords
 
 pytestmark = pytest.mark.spark
 

@@ -1,1 +1,0 @@
-"""DataFrames to TFRecord files, and back."""
