@@ -18,6 +18,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import visit
 from hopyard.spec import Part, Ref, RunSpec, Unit, packed
+from snapshots import snapshot
 
 
 class Run:
@@ -47,7 +48,7 @@ class Run:
                 self.lines.append(command)
             elif isinstance(command, Replace):
                 self.lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
-        assert not self.folds or fold(self.lines).snapshot() == self.machine.snapshot()
+        assert not self.folds or snapshot(fold(self.lines)) == snapshot(self.machine)
         return commands
 
     def join(self, slot):
@@ -82,7 +83,7 @@ class Run:
             self.machine.apply(line)
             self.machine.settle()
             self.lines.append(line)
-        assert fold(self.lines).snapshot() == self.machine.snapshot()
+        assert snapshot(fold(self.lines)) == snapshot(self.machine)
 
     def durable(self, slot, trial, step, attempt, digest="d"):
         return self.give(

@@ -31,6 +31,7 @@ from hopyard.store.standing import read_summary
 from hopyard.views import gantt
 from hopyard.views.timeline import chart
 from jobs import CONFIGS, select, troubled
+from snapshots import snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +132,7 @@ def test_who_goes_on_knows_what_was_before(tmp_path: Path, small: tuple[Path, in
     layout.journal.write_bytes(small[0].read_bytes())
     machine, earlier = recover(layout)
     assert (earlier.slots, len(machine.trials)) == (64, 15)
-    assert machine.snapshot() == fold(read(layout.journal, CODEC)).snapshot()
+    assert snapshot(machine) == snapshot(fold(read(layout.journal, CODEC)))
 
 
 def test_defects_are_seen() -> None:

@@ -15,6 +15,7 @@ from hopyard.core.runs.order import spread
 from hopyard.core.runs.records import SlotRecord
 from hopyard.spec import Ref, RunSpec, Sums, better
 from hopyard.stopping import ASHA
+from snapshots import checking, folds, homes, snapshot
 
 Content = tuple[tuple[int, int], ...]
 """The (epoch, partition) that a State's trial went over, in order."""
@@ -104,8 +105,8 @@ def between_events(machine: Machine, arrays: bool, stored: Collection[Ref], jour
     missing = machine.kept() - set(stored)
     hold(not missing, f"not stored, but needed: {missing}")
     _nobody_waits_for_nothing(machine)
-    folded = fold([decode(line) for line in journal]).snapshot()
-    live = machine.snapshot()
+    folded = snapshot(fold([decode(line) for line in journal]))
+    live = snapshot(machine)
     hold(folded == live, "the journal folds to another state")
 
 
@@ -114,14 +115,14 @@ def _nobody_waits_for_nothing(machine: Machine) -> None:
     if machine.status == "checking" and idle:
         used = all(slot.used for slot in idle)
         fit = any(not (trial.ended or trial.until or (trial.fresh and used)) for trial in machine.trials.values())
-        hold(not fit or machine.snapshot()["checking"], "nobody checks")
+        hold(not fit or checking(machine), "nobody checks")
     if machine.status != "running":
         return
-    folds = machine.snapshot()["folds"]
+    waiting = folds(machine)
     resting = machine.scheduler.resting
     withheld = machine.scheduler.withheld
     idle = [slot for slot in idle if slot.id not in withheld]
-    hold(not (folds and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
+    hold(not (waiting and any(slot.id not in resting for slot in idle)), "a fold waits, and a slot")
     for slot in idle:
         if slot.id in resting:
             hold(
@@ -153,7 +154,7 @@ def _may_visit(machine: Machine, slot: SlotRecord, kind: Literal["train", "valid
     block = places.block(kind, partition)
     count = machine.spec.partitions if kind == "train" else machine.spec.validation
     new = not any(places.at_home(slot.host, kind, other) for other in range(count))
-    return not places.homes(kind, block) and (new or block in places.snapshot()["vacant"][kind][1])
+    return not places.homes(kind, block) and (new or block in homes(places)["vacant"][kind][1])
 
 
 def at_the_end(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.core.programs.feed_progress import Count, Uneven
 from hopyard.feeds.pacing import Arrived, Pacing
 
 HERE, ENDED, UNWANTED = Arrived(25, False, False), Arrived(25, True, False), Arrived(25, False, True)

@@ -16,7 +16,7 @@ import pytest
 
 from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.agent.programs.task import _user_traceback as user_traceback
-from hopyard.core.programs.uneven import Count, Uneven, allowed
+from hopyard.core.programs.feed_progress import Count, Uneven, allowed
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.feeds.protocol import PICKLE
 from hopyard.feeds.queue import FeedQueue

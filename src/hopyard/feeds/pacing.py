@@ -1,13 +1,14 @@
 """How many batches one worker may give out of a feed whose workers end together: no clock, no lock, no I/O.
 
-Each worker tells the driver how many batches it has; the driver tells all how far they may go (`core.programs.uneven`).
+Each worker tells the driver how many batches it has; the driver tells all how far they may go
+(`core.programs.feed_progress`).
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.core.programs.feed_progress import Count, Uneven
 
 
 class Arrived(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopyard.core.programs.exactly_once import DeliveryLedger
-from hopyard.core.programs.uneven import Count, Uneven
+from hopyard.core.programs.feed_progress import Count, Uneven
 from hopyard.errors import DataError, FeedError, HopyardError
 from hopyard.feeds.pacing import Arrived, Pacing
 from hopyard.feeds.spill import Spill, Spilled, buffer

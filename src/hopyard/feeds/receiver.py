@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from hopyard.core.programs.feed_progress import Count
 from hopyard.core.programs.messages import Endpoint
-from hopyard.core.programs.uneven import Count
 from hopyard.errors import FeedError, HopyardError
 from hopyard.feeds.protocol import (
     ARROW,

@@ -19,7 +19,9 @@ from hopyard.core.runs.order import keyed
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports import Observation, Proposal
 from hopyard.search.bridge import (
+    Earlier,
     as_optuna,
+    earlier_of,
     optuna_package,
     parameter_of,
     plain_attributes,
@@ -29,7 +31,6 @@ from hopyard.search.bridge import (
     value_of,
 )
 from hopyard.search.define import Searched
-from hopyard.search.earlier import Earlier, earlier_of
 from hopyard.search.listed import needed
 from hopyard.space import Choice, Distribution
 from hopyard.spec import Mode

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopyard.core.programs.feed_progress import FeedProgress
-from hopyard.core.programs.uneven import Count
+from hopyard.core.programs.feed_progress import Count, FeedProgress
 
 
 def test_all_is_taken_when_each_has_said_so() -> None:

@@ -13,8 +13,9 @@ from typing import get_args
 import pytest
 
 from hopyard.core.programs.events import Assigned, Decision, Happened, Over, Restarting, decode, encode
-from hopyard.core.programs.machine import ProgramMachine, fold
+from hopyard.core.programs.machine import ProgramMachine
 from program_worlds import World
+from snapshots import program_fold
 
 HERE = Path(__file__).parent / "frozen"
 
@@ -50,7 +51,7 @@ def essentials(machine: ProgramMachine) -> dict:
 def stages(lines: list) -> dict:
     """After how many lines → the state, wherever a decision was made."""
     return {
-        str(count): essentials(fold(lines[:count]))
+        str(count): essentials(program_fold(lines[:count]))
         for count, line in enumerate(lines, 1)
         if isinstance(line, (Assigned, Restarting, Over))
     }

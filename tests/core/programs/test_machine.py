@@ -30,9 +30,10 @@ from hopyard.core.programs.events import (
     fitted,
     spec_of,
 )
-from hopyard.core.programs.machine import ELASTIC, FAILED_STARTS, LAST, SETTLE, ProgramMachine, fold
+from hopyard.core.programs.machine import ELASTIC, FAILED_STARTS, LAST, SETTLE, ProgramMachine
 from hopyard.core.programs.placement import Place, Role, assign, environment, roles_of
 from hopyard.errors import JournalError, SpecError
+from snapshots import program_fold, program_snapshot
 
 
 def place(slot: int, host: str = "a", gpus: tuple[str, ...] = ()) -> Place:
@@ -60,7 +61,9 @@ class Play:
         self.decided = [command for command in commands if isinstance(command, Fact)]
         self.said = [command for command in commands if not isinstance(command, Fact)]
         self.lines += self.decided
-        assert fold(decode(encode(line)) for line in self.lines).snapshot() == self.machine.snapshot()
+        assert program_snapshot(program_fold(decode(encode(line)) for line in self.lines)) == program_snapshot(
+            self.machine
+        )
         return self.said
 
     def up(self, *slots: int) -> list[Any]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopyard.core.programs.uneven import Count, allowed
+from hopyard.core.programs.feed_progress import Count, allowed
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from hopyard.core.facts import Tick
 from hopyard.core.programs.events import Over, decode, encode
-from hopyard.core.programs.machine import fold
 from program_worlds import World
+from snapshots import program_fold, program_snapshot
 
 
 def test_nothing_is_decided_before_a_time_out_is_over() -> None:
@@ -31,9 +31,11 @@ def test_journals_fold_to_the_machine_that_wrote_them() -> None:
         for number, _ in enumerate(world.run()):
             assert number < 5000, f"world {seed} does not end"
             if number % 7 == 0:
-                assert fold(world.lines).snapshot() == world.machine.snapshot(), f"world {seed}, step {number}"
-        told = fold(decode(encode(line)) for line in world.lines).snapshot()
-        assert repr(told) == repr(world.machine.snapshot())  # NaN is not equal to itself
+                assert program_snapshot(program_fold(world.lines)) == program_snapshot(world.machine), (
+                    f"world {seed}, step {number}"
+                )
+        told = program_snapshot(program_fold(decode(encode(line)) for line in world.lines))
+        assert repr(told) == repr(program_snapshot(world.machine))  # NaN is not equal to itself
         assert isinstance(world.lines[-1], Over)
         seen += Counter(type(line).__name__ for line in world.lines)
         seen[f"{world.machine.status}"] += 1

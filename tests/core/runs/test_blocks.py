@@ -6,6 +6,7 @@ from hopyard.core.runs.events import Placed
 from hopyard.core.runs.order import spread, start
 from hopyard.core.runs.scheduling.homes import GRACE, Homes
 from hopyard.spec import Gang, PartitionRange, RunSpec
+from snapshots import homes
 
 
 def spec(partitions=8, copies=1, validation=0, members=1):
@@ -43,7 +44,7 @@ def visit(places, host, partition, at=0.0, kind="train"):
 
 def blocks(places, host):
     """Return the first partitions of the blocks that a host may work on, tier by tier."""
-    bounds = places.snapshot()["homes"]["train"][0]
+    bounds = homes(places)["homes"]["train"][0]
     return [[bounds[block] for block in tier] for tier in places.tiers(host, "train")]
 
 

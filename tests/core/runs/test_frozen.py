@@ -19,6 +19,7 @@ from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Gang, Objective, Outer, Timeouts
 from hopyard.stopping import Patience
 from machines import Run
+from snapshots import homes
 
 HERE = Path(__file__).parent / "frozen"
 
@@ -47,7 +48,7 @@ def essentials(machine: Machine) -> dict:
         "kept": sorted(str(ref) for ref in machine.kept()),
         "last lease": machine.leases.last,
         "slots": sorted(machine.slots),
-        **({"homes": machine.places.snapshot()["homes"]} if machine.places.active else {}),
+        **({"homes": homes(machine.places)["homes"]} if machine.places.active else {}),
     }
 
 

@@ -30,6 +30,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Array, ModelInfo, Ref, RunSpec, Timeouts, Unit, Warned
 from machines import Run, deferred, dispatched
+from snapshots import awaited
 
 # -------------------------------------------------------------------------------- the straight road
 
@@ -675,7 +676,7 @@ def test_a_slot_that_stores_slowly_but_steadily_is_not_late():
     run = stored_late()
     run.at = 50.0
     run.durable(0, 0, 1, 1)  # in the middle of the epoch
-    assert run.machine.earliest() == 110.0 and run.machine._run.durability.awaited() == {"0-2-2": (0, 110.0)}
+    assert run.machine.earliest() == 110.0 and awaited(run.machine._run.durability) == {"0-2-2": (0, 110.0)}
     run.done(0)
     run.done(0)
     run.at = 109.0

@@ -18,6 +18,7 @@ from hopyard.ports import Proposal
 from hopyard.search.proposer import Proposer
 from hopyard.spec import RunSpec
 from jobs import dataset, digests, journal, linear
+from snapshots import snapshot
 
 SIZES = [{"lr": 0.1, "sizes": [8]}, {"lr": 0.03, "sizes": [8], "deep": [[1], ["a"]]}]
 
@@ -172,7 +173,7 @@ def moods(config: dict[str, Any]) -> Any:
 
 def snapshot_of(run: hy.Run) -> dict[str, Any]:
     with run._now() as (machine, _):
-        return machine.snapshot()
+        return snapshot(machine)
 
 
 @pytest.mark.slow
@@ -187,13 +188,13 @@ def test_what_the_user_does_to_what_a_run_gives_changes_nothing(tmp_path: Path, 
     )  # fmt: skip
     run = run if alive else hy.load(run.directory)
     path = run.directory / "journal.jsonl"
-    before, snapshot, values = path.read_bytes(), snapshot_of(run), str(doors(run))
+    before, state, values = path.read_bytes(), snapshot_of(run), str(doors(run))
     best, prediction = run.best, run.best.predict(table()).tolist()
     for value in (*doors(run), *doors(run), best.config, best.history, best.metrics, best.classes):
         ruin(value)
     assert best.predict(table()).tolist() == prediction, "the same object builds the same model"
-    assert path.read_bytes() == before and snapshot_of(run) == snapshot
-    assert fold(journal(run.directory)).snapshot() == snapshot
+    assert path.read_bytes() == before and snapshot_of(run) == state
+    assert snapshot(fold(journal(run.directory))) == state
     assert str(doors(run)) == values and "ruined" not in values
 
 

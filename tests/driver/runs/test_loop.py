@@ -45,6 +45,7 @@ from hopyard.store import deletions
 from hopyard.store.guard import StoreUnreachable
 from hopyard.store.journal import Journal, read
 from hopyard.store.states import LocalStore
+from snapshots import snapshot
 
 SPEC = RunSpec(epochs=1, partitions=2, validation=0, metric="loss")
 READY = Ready(0, "here", 10)
@@ -165,7 +166,7 @@ def test_a_run_from_its_first_agent_to_its_end(stage: Callable[..., Stage]) -> N
     assert [type(message) for _, message in it.link.sent] == [Examine, Work, Work]
     assert it.link.closed == 1
     assert it.seen == [*it.lines()[1:], "closed"]
-    assert fold(it.lines()).snapshot() == it.machine.snapshot()
+    assert snapshot(fold(it.lines())) == snapshot(it.machine)
     it.journal.close()
 
 

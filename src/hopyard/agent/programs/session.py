@@ -12,6 +12,7 @@ from typing import Any
 
 from hopyard.agent.programs.channel import Pipe
 from hopyard.core.programs.events import Begin
+from hopyard.core.programs.feed_progress import Count
 from hopyard.core.programs.messages import (
     BatchesReady,
     FeedAllowed,
@@ -25,7 +26,6 @@ from hopyard.core.programs.messages import (
     RowsTaken,
     StopRequested,
 )
-from hopyard.core.programs.uneven import Count
 from hopyard.errors import FeedError
 
 

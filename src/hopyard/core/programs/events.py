@@ -22,6 +22,9 @@ from hopyard.text import shown
 FORMAT = 1
 """Number of the format of a program's journal. A higher number is for changes that an older Hopyard would misread."""
 Status = Literal["completed", "failed", "stopped"]
+Phase = Literal["reserving", "running", "failing", "restarting", "closing", "over"]
+STARTING: tuple[Phase, ...] = ("failing", "restarting", "reserving")
+"""Phases in which a program may come up, or come up again."""
 
 
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,12 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `main` is a script: then a process that ends with code 0 ended well wherever it stood."""
     run_id: str = ""
     """Name of this program alone, equal for all tasks and restarts: what torchrun calls the id of the rendezvous."""
+
+    def awaits(self, task: Task) -> bool:
+        """Return whether this task must end for the program to end."""
+        if self.until in ("all", "chief"):
+            return self.until == "all" or task.role in CHIEFS
+        return task.rank >= 0 if self.until == "workers" else f"{task.role}:{task.index}" == self.until
 
     @property
     def wanted(self) -> dict[str, Role]:

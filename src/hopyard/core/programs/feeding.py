@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
+from hopyard.core.programs.events import STARTING
 from hopyard.core.programs.feed_events import (
     Answer,
     Cancel,
@@ -34,8 +35,7 @@ from hopyard.core.programs.feed_events import (
     TasksReplaced,
     Warn,
 )
-from hopyard.core.programs.feed_progress import FeedProgress
-from hopyard.core.programs.machine import STARTING
+from hopyard.core.programs.feed_progress import Count, FeedProgress, Uneven
 from hopyard.core.programs.messages import (
     BatchesReady,
     FeedAllowed,
@@ -47,7 +47,6 @@ from hopyard.core.programs.messages import (
     RowsTaken,
 )
 from hopyard.core.programs.status import ProgramStatus
-from hopyard.core.programs.uneven import Count, Uneven
 from hopyard.errors import FeedError, HopyardError, SpecError
 from hopyard.text import sendable, shown
 
@@ -231,15 +230,6 @@ class FeedMachine:
         else:
             self._send_again(self._complete_tasks)
 
-    def _replay(self) -> None:
-        """Send all rows again, as tasks were started again, and drop the reports of the former tasks."""
-        self._out.append(Warn(f"the program was started again: the rows of feed {self.name!r} go again"))
-        self.progress.forget()
-        self._complete_tasks = None
-        if self._call is not None and not self._in_replay:
-            self._rows = 0
-        self._plan(None)
-
     def _plan(self, fed: Incarnations | None) -> None:
         """Plan what is to be sent. `fed`: the tasks that have all earlier rows; None: no task has any."""
         lacked = [] if fed is not None else self._lacked(self._status.incarnations)
@@ -411,9 +401,22 @@ class FeedMachine:
                 return
 
     def _send_again(self, receivers: Incarnations | None) -> bool:
-        """Send all rows again. If some of these tasks, which have rows, are still there, the call fails."""
-        if not self._fails_doubled(receivers):
-            self._replay()
+        """Send all rows again, as tasks were started again. The call fails if some of `receivers`, which have rows, are
+        still there: rows would be doubled."""
+        present = self._status.incarnations
+        if self._restart == "task" and receivers and receivers & present:
+            text = (
+                f'feed {self.name!r}: a task was started again by itself (restart_scope="task"), and the others have '
+                "rows that it lacks: each row could not come once. Give "
+                'restart_scope="program" to a program that is fed'
+            )
+            return self._fail(text, present)
+        self._out.append(Warn(f"the program was started again: the rows of feed {self.name!r} go again"))
+        self.progress.forget()
+        self._complete_tasks = None
+        if self._call is not None and not self._in_replay:
+            self._rows = 0
+        self._plan(None)
         return True
 
     # ------------------------------------------------------------------------------------------- helpers
@@ -438,17 +441,6 @@ class FeedMachine:
         self._phase, self._call = "idle", None
         self._out.append(Fail(None))
         return True
-
-    def _fails_doubled(self, receivers: Incarnations | None) -> bool:
-        """Whether rows cannot be sent again because some of the present tasks have them; if so, the call fails."""
-        present = self._status.incarnations
-        if self._restart != "task" or not (receivers and receivers & present):
-            return False
-        text = (
-            f'feed {self.name!r}: a task was started again by itself (restart_scope="task"), and the others have rows '
-            'that it lacks: each row could not come once. Give restart_scope="program" to a program that is fed'
-        )
-        return self._fail(text, present)
 
     # ------------------------------------------------------------------------------------------- stalls
 

@@ -13,7 +13,8 @@ connect to each other. *closing*: the program is over, tasks that only serve are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import count
 from typing import Any, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ from hopyard.core.programs.events import (
     Launched,
     Over,
     Overdue,
+    Phase,
     ProgramCommand,
     ProgramEvent,
     ProgramLine,
@@ -43,13 +45,9 @@ from hopyard.core.programs.events import (
     Status,
     Stop,
 )
-from hopyard.core.programs.placement import CHIEFS, SERVING, Place, Task, assign, environment, peers
+from hopyard.core.programs.placement import SERVING, Place, Task, assign, environment, peers
 from hopyard.errors import JournalError, SpecError
 
-Phase = Literal["reserving", "running", "failing", "restarting", "closing", "over"]
-
-STARTING: tuple[Phase, ...] = ("failing", "restarting", "reserving")
-"""Phases in which a program may come up, or come up again."""
 SETTLE = 0.7
 """Seconds from the first failure until its cause is judged."""
 ELASTIC = 5.0
@@ -60,28 +58,24 @@ FAILED_STARTS = 3
 """Number of agents of one slot that may end before the program begins."""
 
 
-class TaskRecord:
+class TaskRecord(msgspec.Struct, eq=False):
     """What the machine, which owns it, knows of one task."""
 
-    __slots__ = ("began", "cause", "code", "incarnation", "status", "step", "task", "up", "values")
-
-    def __init__(self, task: Task, incarnation: int, at: float) -> None:
-        self.task = task
-        self.incarnation = incarnation
-        self.began = at
-        self.status: Literal["starting", "running", "completed", "failed", "ended"] = "starting"
-        self.code: int | None = None
-        self.cause = ""
-        self.values: dict[str, float] = {}
-        self.step: int | None = None
-        self.up = True
-        """Whether its `main` runs, or is about to."""
+    task: Task
+    incarnation: int
+    began: float
+    status: Literal["starting", "running", "completed", "failed", "ended"] = "starting"
+    code: int | None = None
+    cause: str = ""
+    values: dict[str, float] = {}
+    step: int | None = None
+    up: bool = True
+    """Whether its `main` runs, or is about to."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
     at: float
-    slot: int
-    name: str
+    record: TaskRecord
     text: str
     killed: bool
     lost: bool
@@ -181,15 +175,6 @@ class ProgramMachine:
                 pass
         return min((deadline for deadline in deadlines if deadline >= now), default=None)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return all state as plain values: equal for equal journals."""
-        own = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("spec", "_out", "tasks")}
-        tasks = {
-            slot: {name: getattr(record, name) for name in TaskRecord.__slots__} for slot, record in self.tasks.items()
-        }
-        plain: dict[str, Any] = msgspec.to_builtins({**own, "tasks": tasks}, str_keys=True)
-        return plain
-
     # ------------------------------------------------------------------------------------------------ the fold
 
     def _launched(self, fact: Launched) -> None:
@@ -223,14 +208,12 @@ class ProgramMachine:
         elif succeeded:
             record.status = "completed"
         else:
-            record.status = "failed"
             text = fact.error or f"its {fact.story}"
             if fact.code == 0 and not fact.error:
                 text = f"its {fact.story} before main returned"
             if fact.trace:
                 text += f"\n{fact.trace.rstrip()}"
-            record.cause = text
-            self._failed(_Failure(fact.at, fact.slot, record.task.name, text, fact.code == -9, False))
+            self._fail(fact.at, record, text, killed=fact.code == -9)
         self._reserve_if_all_ended(fact.at)
 
     def _lost(self, fact: Lost) -> None:
@@ -244,23 +227,19 @@ class ProgramMachine:
         if self.phase == "restarting" or (self.phase == "closing" and self._halted):
             record.status = "ended"
         else:
-            record.status = "failed"
             host = place.host if place is not None else "?"
-            record.cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
-            if self.phase != "closing":
-                self._failed(_Failure(fact.at, fact.slot, record.task.name, record.cause, True, True))
+            cause = f"the agent that hosted it on {host} was lost: {fact.reason}"
+            self._fail(fact.at, record, cause, killed=True, lost=True)
         self._reserve_if_all_ended(fact.at)
 
     def _overdue(self, line: Overdue) -> None:
-        record = self._record(line.slot, line.incarnation)
-        if record is not None:
-            record.status, record.cause = "failed", line.cause
-            self._failed(_Failure(line.at, line.slot, record.task.name, line.cause, False, False))
+        self._fail(line.at, self.tasks[line.slot], line.cause)
 
-    def _failed(self, failure: _Failure) -> None:
-        self._failures.append(failure)
+    def _fail(self, at: float, record: TaskRecord, cause: str, *, killed: bool = False, lost: bool = False) -> None:
+        record.status, record.cause = "failed", cause
+        self._failures.append(_Failure(at, record, cause, killed, lost))
         if self.phase == "running":
-            self._go("failing", failure.at)
+            self._go("failing", at)
 
     def _assigned(self, line: Assigned) -> None:
         self.restart, self._spent = line.restart, line.spent
@@ -410,7 +389,7 @@ class ProgramMachine:
         """End, fail or restart what runs, if it is time."""
         limit = self.spec.start_timeout
         late = [record for record in self.tasks.values() if record.status == "starting" and at - record.began > limit]
-        if self._is_over():
+        if all(record.status == "completed" for record in self.tasks.values() if self.spec.awaits(record.task)):
             self._close(at, "completed", halted=False)
         elif late:
             cause = (
@@ -441,42 +420,30 @@ class ProgramMachine:
         all_running = all(record.status == "running" for record in self.tasks.values())
         return has_more_slots and all_running and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
 
-    def _is_over(self) -> bool:
-        records, until = list(self.tasks.values()), self.spec.until
-        if until == "chief":
-            records = [record for record in records if record.task.role in CHIEFS]
-        elif until == "workers":
-            records = [record for record in records if record.task.rank >= 0]
-        elif until != "all":
-            records = [record for record in records if f"{record.task.role}:{record.task.index}" == until]
-        return all(record.status == "completed" for record in records)
-
     def _judge(self, at: float) -> None:
         """Restart, or end with the first cause. A process that was killed or a slot that was lost is a cause even if a
         peer noticed it before its own host reported it."""
         killed = [failure for failure in self._failures if failure.killed]
         first = min(killed or self._failures, key=lambda failure: failure.at)
-        cause = f"{first.name} failed: {first.text}"
+        cause, slot = f"{first.record.task.name} failed: {first.text}", first.record.task.slot
         restart, spent = self.restart + 1, self._spent + 1
         if spent > self.spec.max_restarts:
-            self._close(at, "failed", cause, slot=first.slot)
+            self._close(at, "failed", cause, slot=slot)
         elif not self._restarts_alone():
-            self._decide(Restarting(at=at, restart=restart, spent=spent, cause=cause, slot=first.slot))
+            self._decide(Restarting(at=at, restart=restart, spent=spent, cause=cause, slot=slot))
         else:
-            slots = {failure.slot for failure in self._failures}
-            records, incarnations, last = list(self.tasks.values()), [], self.incarnations
-            for record in records:
-                last += record.task.slot in slots
-                incarnations.append(last if record.task.slot in slots else record.incarnation)
+            slots = {failure.record.task.slot for failure in self._failures}
+            new, records = count(self.incarnations + 1), self.tasks.values()
+            incarnations = tuple([next(new) if r.task.slot in slots else r.incarnation for r in records])
             tasks = tuple(record.task for record in records)
-            self._decide(Assigned(at=at, restart=restart, tasks=tasks, incarnations=tuple(incarnations), spent=spent))
+            self._decide(Assigned(at=at, restart=restart, tasks=tasks, incarnations=incarnations, spent=spent))
 
     def _restarts_alone(self) -> bool:
         """Whether only the tasks that failed are started again. Not where the others could not go on: a lost slot takes
         its address along, a parameter server its variables."""
-        failed = [self.tasks[failure.slot] for failure in self._failures]
-        gone = any(failure.lost for failure in self._failures) or any(record.up for record in failed)
-        return self.spec.restart_scope == "task" and not gone and all(record.task.role != "ps" for record in failed)
+        return self.spec.restart_scope == "task" and not any(
+            failure.lost or failure.record.up or failure.record.task.role == "ps" for failure in self._failures
+        )
 
     def _stop(self, fact: Stop, at: float) -> None:
         if self.phase != "closing":
@@ -525,18 +492,3 @@ def begun(first: ProgramLine) -> ProgramMachine:
     if not isinstance(first, Launched):
         raise JournalError(f"a program's journal begins with Launched, not {type(first).__name__}")
     return ProgramMachine(first.spec)
-
-
-def fold(lines: Iterable[ProgramLine]) -> ProgramMachine:
-    """Return the machine after all lines of a journal.
-
-    Raises:
-        JournalError: there is no line, or the first is not `Launched`.
-    """
-    machine: ProgramMachine | None = None
-    for line in lines:
-        machine = machine or begun(line)
-        machine.apply(line)
-    if machine is None:
-        raise JournalError("the journal is empty: nothing has happened in this program")
-    return machine

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hopyard.core.programs.uneven import Uneven
+from hopyard.core.programs.feed_progress import Uneven
 
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type", gc=False):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hopyard.core.programs.events import Status
-from hopyard.core.programs.machine import Phase, ProgramMachine
+from hopyard.core.programs.events import Phase, Status
+from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import Endpoint
 from hopyard.core.programs.placement import Task
 

@@ -26,11 +26,7 @@ from hopyard.spec import with_members
 
 
 class Gangs:
-    """The gangs of a run. Owner: `Machine`.
-
-    Args:
-        run: the machine's record.
-    """
+    """The gangs of a run. Owner: `Machine`."""
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run
@@ -131,8 +127,7 @@ class Gangs:
     def resize(self, members: int) -> None:
         """Let gangs have so many members from now on. Those that are there stay as they are."""
         run = self._run
-        run.spec = run.search.spec = with_members(run.spec, members)
-        run.scheduler.set_spec(run.spec)
+        run.spec = run.search.spec = run.scheduler.spec = with_members(run.spec, members)
         run.scheduler.withhold(set())
         for slot in run.slots.values() if members == 1 else ():
             if not slot.trains:

@@ -1,24 +1,20 @@
 """The machine: events in, commands out; the only owner of a run's state.
 
 **Theory of operation.** `apply` changes state and is a plain fold: the lines of a journal lead it to the state of the
-live machine. `handle` applies one event and then decides what follows; the decisions that change state
-(`events.DECISIONS`) are applied like events and belong in the journal behind the event that led to them; a slot whose
-time is over is written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later
-versions would decide. The table at the end of this file holds every transition. What an event changes is in modules of
-their own: `lifecycle` has the life of a trial and `retention` that of its States, `epochs` how metrics come in, `rungs`
-what a search decides by them, `retries` what follows from a fault (the rules are in `faults`), `preflight` what is
-checked first, `gangs` which workers are one slot; `scheduler` and `policy` decide which slot gets which unit next,
-`places` which host works on which partitions, `leases` whose answers count.
+live machine. `handle` applies one event and then decides what follows. Decisions that change state (`events.DECISIONS`)
+are applied like events and belong in the journal behind the event that led to them; a slot whose time is over is
+written as `Lost` behind its `Tick`. So an old journal folds to the same state for ever, whatever later versions would
+decide. The table at the end of this file holds every transition; docs/architecture.md lists the modules that it calls.
 
 A trial is a chain: State k, a unit over partition (s + k) mod P (`order.visit`), State k+1, … At most one unit of a
-trial trains at a time; the validations of its epochs' ends are units of their own and may run beside it. A State is
-used as soon as its `Done` is in, long before its `Durable` (the driver holds back a `Durable` that overtook its
-`Done`). When a slot is lost, a trial goes back to its *durable step* (its State is durable, and so is every epoch's end
-before it) if a State that it needs went with the slot, and else stays. What is done again must give the same digest;
-sums are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`, which is the end of
-the run (`Extended` moves it on), or the next place where the search looks at it (`rungs`): there it waits, until it is
-granted a higher one or ends. A State that a slot could not take from its maker is *parked*: its maker stores it next,
-and units start from it when it is durable.
+trial trains at a time. The validations at the ends of its epochs are units of their own and may run beside it. A State
+is used as soon as its `Done` is in, long before its `Durable`. (The driver holds back a `Durable` that overtook its
+`Done`.) When a slot is lost and a State that a trial needs is lost with it, the trial goes back to its *durable step*,
+whose State is durable, as is that of every epoch's end before it. What is done again must give the same digest. Sums
+are kept by (epoch, partition), so nothing is counted twice. A trial trains up to its `target`: the end of the run
+(`Extended` moves it on), or the next place where the search looks at it. There it waits until it is granted a higher
+one, or ends. A State that a slot could not take from its maker is *parked*: its maker stores it next, and units start
+from it when it is durable.
 
 No clock, no I/O, no randomness: time is in the events.
 """
@@ -28,8 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast
-
-import msgspec
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs import epochs, faults, lifecycle
@@ -90,16 +84,9 @@ class Machine:
         spec: what the user asked for.
 
     Attributes:
-        trials: number → TrialRecord, in the order of proposal.
-        slots: number → SlotRecord, for those that are there.
+        trials, slots, leases, places, scheduler, search, warnings: as in `RunRecord`.
         workers: all workers, those that are members of gangs too.
-        leases: who works on what, and until when.
-        places: which partitions are at home on which host.
-        scheduler: what waits, and which slots are idle.
-        search: which trials train, wait, or await a decision of the search.
-        status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         defects: values that must be equal and are not, one sentence each.
-        warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
         home_idle: slot-seconds of slots that were idle while trials waited, where partitions have homes: no partition
             that these trials visit next was at home there.
     """
@@ -117,7 +104,6 @@ class Machine:
         self.places = self._run.places
         self.scheduler = self._run.scheduler
         self.search = self._run.search
-        self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.defects = self._storing.defects
         self.warnings = self._run.warnings
         self.home_idle = 0.0
@@ -127,6 +113,11 @@ class Machine:
         """`Finish` was commanded."""
         self._homes_changed = False
         """A host became home to partitions since assignments were last asked for."""
+
+    @property
+    def status(self) -> Literal["checking", "running", "completed", "partial", "failed"]:
+        """`RunRecord.status`."""
+        return self._run.status
 
     @property
     def spec(self) -> RunSpec:
@@ -238,22 +229,7 @@ class Machine:
         """Return every State that the store must hold."""
         return {state.ref for trial in self.trials.values() for state in trial.durable}
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return all state that matters as plain values: equal for equal journals. For tests."""
-        return {
-            **self._run.snapshot(),
-            **self._preflight.snapshot(),
-            "status": self.status,
-            "defects": self.defects,
-            "warnings": self.warnings,
-        }
-
     # ---------------------------------------------------------------- trials and slots come
-
-    def _exhausted(self, event: Exhausted) -> None:
-        lifecycle.exhaust(self._run, event)
-        if self.status == "checking" and not self._run.open:
-            self.status = "failed"
 
     def _joined(self, event: Joined) -> None:
         self._slots.join(event)
@@ -265,11 +241,11 @@ class Machine:
             return
         self._slots.set_idle(self.slots[event.slot])
         self._run.warned(event.trial, event.warnings)
-        self.status = self._preflight.checked(event) or self.status
+        self._preflight.checked(event)
         if self.status == "running":
             self.places.start(event.at)
         if event.faults and event.fault == "memory":
-            self._replace(event.slot, faults.OUT_OF_MEMORY)
+            self._slots.replace(event.slot, faults.OUT_OF_MEMORY)
         inexact = ("not exact: " + "; ".join(event.notes),) if event.notes else ()
         for text in (*inexact, *event.advice):
             self._run.warned(event.trial, (Warned(text, "preflight"),))
@@ -370,7 +346,7 @@ class Machine:
             self._retries.missing(trial, unit, event.missing, event.error)
         elif event.fault == "memory":
             self._retries.out_of_memory(trial, unit, event.error, event.trace, event.device)
-            self._replace(event.slot, faults.OUT_OF_MEMORY)
+            self._slots.replace(event.slot, faults.OUT_OF_MEMORY)
         elif event.fault in ("system", "store"):
             self._retries.retry(trial, unit, event.fault, event.error, event.trace)
         else:
@@ -379,46 +355,33 @@ class Machine:
 
     # ---------------------------------------------------------------- slots and drivers go
 
-    def _lost(self, event: Lost | Left) -> None:
-        fault = event.fault if isinstance(event, Lost) else "data"
-        self.status = self._slots.remove(event.slot, event.reason, fault) or self.status
-
-    def _replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
-        self.status = self._slots.replace(number, reason, fault) or self.status
-
     def _resumed(self, event: Resumed) -> None:
         self._slots.renew(event)
         if self._run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
-            self.status, self._finishing = "running", False
+            self._run.status, self._finishing = "running", False
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]
         if trial.status == "failed" or event.recipe:  # one that was storing goes on since `Resumed`
             self._finishing = False
-            self.status = self._preflight.begin_anew(event.recipe)
+            self._preflight.begin_anew(event.recipe)
             lifecycle.try_again(self._run, trial, event.recipe)
 
     def _extended(self, event: Extended) -> None:
         lifecycle.extend(self._run, event)
         if self.ended:
-            self.status, self._finishing = self._preflight.begin_anew(""), False
+            self._finishing = False
+            self._preflight.begin_anew("")
 
     def _finished(self, event: Finished) -> None:
-        self.status = event.status
+        self._run.status = event.status
         self._finishing = True
 
     # ---------------------------------------------------------------- decisions
 
     def _expire(self, at: float) -> None:
-        """Replace slots whose time is over. The journal names them (`Lost`): no fold decides it again."""
-        self._run.search.changed = True  # the run's time may be over
-        limit = self.spec.timeouts.unit_timeout
-        for number in self.leases.expired(at):
-            self._replace(number, f"its unit took longer than unit_timeout={limit} seconds")
-        seconds = self.spec.timeouts.durable_timeout
-        for number, ref in self._run.durability.expired(at):
-            reason = f"it stored nothing for durable_timeout={seconds:g} seconds, though State {ref} was to be stored"
-            self._replace(number, reason, "store")
+        self._slots.expire(at)
+        self.search.changed = True  # the run's time may be over
 
     def _tick(self, event: Tick) -> None:
         self._retries.tick(event.at)
@@ -437,16 +400,13 @@ class Machine:
 
     def _check(self, check: Check) -> None:
         """Let a slot check a trial, with rows that are at home on its host from now on."""
-        host = self.slots[check.slot].host
-        partitions = self.places.first(host, "train"), self.places.first(host, "validate")
-        train = self.places.claim(host, "train", partitions[0], check.at)
-        validate = self.places.claim(host, "validate", partitions[1], check.at) if self.spec.validation else None
-        for placed in (train, validate):
-            if placed is not None:
-                self._place(placed)
-        line = msgspec.structs.replace(check, partitions=partitions)
-        self._preflight.begin(line)
-        self._run.commands.append(line)
+        host, (train, validate) = self.slots[check.slot].host, check.partitions
+        if (placed := self.places.claim(host, "train", train, check.at)) is not None:
+            self._place(placed)
+        if self.spec.validation and (placed := self.places.claim(host, "validate", validate, check.at)) is not None:
+            self._place(placed)
+        self._preflight.begin(check)
+        self._run.commands.append(check)
 
     def _give_out(self) -> None:
         """Carry out the scheduler's assignments. Once each block has its homes, hosts without enough to do may become
@@ -463,8 +423,7 @@ class Machine:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
         if self.places.active and kind != "fold":
-            placed = self.places.claim(slot.home, kind, partitions[0], self._run.at)
-            if placed is not None:
+            if (placed := self.places.claim(slot.home, kind, partitions[0], self._run.at)) is not None:
                 self._place(placed)
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
@@ -483,10 +442,9 @@ class Machine:
     def _conclude(self) -> None:
         """Finish the run, if every trial has ended or none can start."""
         over = self.exhausted and (self.status == "running" or self.search.closed)
-        if self._finishing or not (self.status == "failed" or over):
-            return
-        self._finishing = True
-        self._run.commands.append(Finish(self._run.outcome()))
+        if not self._finishing and (self.status == "failed" or over):
+            self._finishing = True
+            self._run.commands.append(Finish(self._run.outcome()))
 
 
 def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
@@ -511,7 +469,7 @@ def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
 _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Began: lambda machine, event: machine._run.begin(event),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
-    Exhausted: Machine._exhausted,
+    Exhausted: lambda machine, event: lifecycle.exhaust(machine._run, event),
     Joined: Machine._joined,
     Formed: lambda machine, line: machine.workers.form(line),
     Check: lambda machine, line: machine._preflight.begin(line),
@@ -529,8 +487,8 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Granted: lambda machine, line: lifecycle.grant(machine._run, line),
     Stopped: lambda machine, line: lifecycle.stop(machine._run, line),
     Closed: lambda machine, line: lifecycle.close(machine._run, line),
-    Lost: Machine._lost,
-    Left: Machine._lost,
+    Lost: lambda machine, event: machine._slots.remove(event.slot, event.reason, event.fault),
+    Left: lambda machine, event: machine._slots.remove(event.slot, event.reason, "data"),
     Tick: Machine._tick,
     Resumed: Machine._resumed,
     Retried: Machine._retried,

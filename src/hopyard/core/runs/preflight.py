@@ -6,8 +6,6 @@ of its own is checked again. `Check` is a decision, so it is in the journal.
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from hopyard.core.runs import faults, lifecycle
 from hopyard.core.runs.events import Check, Checked
 from hopyard.core.runs.records import TrialRecord
@@ -19,16 +17,9 @@ from hopyard.text import escaped
 CHECKS = 3
 """Preflight tries the first trials in turn: when this many cannot start, nothing runs."""
 
-Verdict = Literal["", "running", "failed"]
-"""The run's status from now on; empty: it stays in preflight."""
-
 
 class Preflight:
     """The checks of a run. Owner: `Machine`.
-
-    Args:
-        run: the machine's.
-        retries: the machine's.
 
     Attributes:
         names: the metrics that the first trial that passed reports.
@@ -67,7 +58,8 @@ class Preflight:
         for trial in sorted(ready, key=lambda trial: (trial.recipe != self._recipe, bool(trial.states))):
             slot = next((slot for slot in idle if not (slot.used and trial.fresh)), None)
             if slot is not None:
-                return Check(at=run.at, slot=slot.id, trial=trial.id)
+                partitions = run.places.first(slot.host, "train"), run.places.first(slot.host, "validate")
+                return Check(at=run.at, slot=slot.id, trial=trial.id, partitions=partitions)
         return None
 
     def begin(self, line: Check) -> None:
@@ -81,60 +73,55 @@ class Preflight:
         """Whether this is the answer to the check that is under way."""
         return self._checking == (event.slot, event.trial)
 
-    def checked(self, event: Checked) -> Verdict:
+    def checked(self, event: Checked) -> None:
         """Take the answer to the check."""
         self._checking = None
         trial = self._run.trials[event.trial]
         if trial.ended:  # the run was closed meanwhile
-            return ""
+            return
         if event.faults and event.fault in faults.TRANSIENT:
-            return self._again(trial, event.fault, "; ".join(event.faults), event.device, event.trace)
-        if event.faults:
-            return self._refuse(trial, event.fault, list(event.faults), event.trace)
-        faults.cleared(trial)
-        trial.model = event.model
-        self.names = event.names
-        return "running"
+            self._again(trial, event.fault, "; ".join(event.faults), event.device, event.trace)
+        elif event.faults:
+            self._refuse(trial, event.fault, list(event.faults), event.trace)
+        else:
+            faults.cleared(trial)
+            trial.model = event.model
+            self.names = event.names
+            self._run.status = "running"
 
-    def lost(self, slot: int, reason: str, fault: str) -> Verdict:
+    def lost(self, slot: int, reason: str, fault: str) -> None:
         """Handle the loss of a slot, and of its check; a trial that has lost `strikes` slots is poison."""
         if self._checking is None or self._checking[0] != slot:
-            return ""
-        trial = self._run.trials[self._checking[1]]
+            return
+        spec, trial = self._run.spec, self._run.trials[self._checking[1]]
         self._checking = None
         if fault == "memory":
-            return self._again(trial, "memory", reason, False, "")
-        strikes = self._run.spec.strikes
-        if fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), self._run.spec):
-            text = f"{faults.POISON}building trial {trial.id} ended {strikes} workers, the last one so: {reason}"
-            return self._refuse(trial, "system", [text])
-        return ""
+            self._again(trial, "memory", reason, False, "")
+        elif fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), spec):
+            text = f"{faults.POISON}building trial {trial.id} ended {spec.strikes} workers, the last one so: {reason}"
+            self._refuse(trial, "system", [text])
 
-    def begin_anew(self, recipe: str) -> Literal["checking", "running"]:
+    def begin_anew(self, recipe: str) -> None:
         """Begin again with failed trials, as the user asks. With another recipe (its digest), or where no trial ever
         passed, there is a new preflight."""
         self._unfit, self._faults = 0, {}
         self._recipe = recipe or self._recipe
-        return "running" if self.names and not recipe else "checking"
+        self._run.status = "running" if self.names and not recipe else "checking"
 
     def clear(self) -> None:
         """Drop the check under way, as all slots are gone."""
         self._checking = None
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return all state that matters, as plain values."""
-        return {"faults": self.faults, "names": self.names, "checking": self._checking}
-
-    def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool, trace: str) -> Verdict:
+    def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool, trace: str) -> None:
         """Retry or refuse a trial that could not be checked, which may be no fault of its own."""
         count = faults.strike(trial, (fault, "check", 0, 0))
         if not faults.ends(fault, count, self._run.spec):
             self._retries.delay(trial, fault, error)
-            return ""
+            return
         text = faults.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
-        return self._refuse(trial, fault, [text], trace)
+        self._refuse(trial, fault, [text], trace)
 
-    def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str], trace: str = "") -> Verdict:
+    def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str], trace: str = "") -> None:
         """End a trial that did not pass preflight. When the first few do not, none will; unless the run went on before
         and only another recipe is unfit: then each other trial is tried by itself."""
         for error in errors:
@@ -142,5 +129,4 @@ class Preflight:
         lifecycle.fail(self._run, trial, fault, "; ".join(errors), trace)
         self._unfit += 1
         if self._unfit >= CHECKS or (self._run.exhausted and not self._run.open):
-            return "running" if self.names else "failed"
-        return ""
+            self._run.status = "running" if self.names else "failed"

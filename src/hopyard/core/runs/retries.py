@@ -18,9 +18,6 @@ from hopyard.text import numbered
 class Retries:
     """The units to try again, and when. Owner: `Machine`.
 
-    Args:
-        run: the machine's record.
-
     Attributes:
         delayed: (trial, fault, reason) of trials that must wait because of the present event.
     """
@@ -74,7 +71,7 @@ class Retries:
             return
         if unit.kind != "fold":
             trial.isolated, trial.refuge = unit.kind, -1
-            run.scheduler.isolate(trial)
+            run.scheduler.isolated[trial.id] = None
         self.delay(trial, "memory", error)
         lifecycle.repair(run, trial)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from hopyard.core.runs.events import Began, Command
 from hopyard.core.runs.leases import Leases
@@ -19,6 +19,7 @@ class RunRecord:
     """All that the machine knows of one run. Owner: `Machine`, which passes it to the modules that change parts of it.
 
     Attributes:
+        status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         spec: what the user asked for, with the timeouts of the present driver.
         trials: number → TrialRecord, in the order of proposal.
         slots: number → SlotRecord, for those that are there.
@@ -38,6 +39,7 @@ class RunRecord:
     """
 
     def __init__(self, spec: RunSpec) -> None:
+        self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.spec = spec
         self.trials: dict[int, TrialRecord] = {}
         self.slots: dict[int, SlotRecord] = {}
@@ -72,41 +74,3 @@ class RunRecord:
         for warning in warnings:
             key = warning.place, warning.text.partition(":")[0]
             self.warnings.setdefault(key, (warning.text, set()))[1].add(trial)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return all that matters, as plain values: equal for equal journals. (Where a State lies in shared memory is
-        not in the journal.)"""
-        omitted = ("queue_version", "states", "epochs", "earlier")
-        return {
-            "trials": {
-                trial.id: {name: getattr(trial, name) for name in TrialRecord.__struct_fields__ if name not in omitted}
-                | {"states": {step: (s.ref, s.maker, s.digest, s.parked) for step, s in trial.states.items()}}
-                | {"earlier": trial.earlier and (trial.earlier.recipe, trial.earlier.best, list(trial.earlier.states))}
-                | {
-                    "epochs": {
-                        epoch: (record.train, record.validate, record.pending, record.folding, record.parked)
-                        for epoch, record in sorted(trial.epochs.items())
-                    }
-                }
-                for trial in self.trials.values()
-            },
-            "slots": {
-                slot.id: (
-                    *(slot.host, slot.pid, slot.device, slot.busy, slot.trial, slot.step),
-                    *(sorted(slot.memory_only), slot.used, slot.away),
-                    *(slot.trains, slot.members, slot.together, slot.group),
-                )
-                for slot in self.slots.values()
-            },
-            "leases": {
-                lease: (slot, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-                for lease, (slot, unit) in self.leases.standing().items()
-            },
-            "deadlines": self.leases.deadlines(),
-            "awaited": self.durability.awaited(),
-            "exhausted": self.exhausted,
-            "search": self.search.snapshot(),
-            "places": self.places.snapshot(),
-            "folds": self.scheduler.folds(),
-            "isolated": sorted(n for n, trial in self.trials.items() if trial.isolated and not trial.ended),
-        }

@@ -194,16 +194,3 @@ class Search:
         self.standing.active.pop(trial.id, None)
         self.standing.undecided.pop(trial.id, None)
         self.standing.paused.pop(trial.id, None)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return all that matters, as plain values: equal for equal journals."""
-        standing = self.standing
-        return {
-            "active": sorted(standing.active),
-            "undecided": dict(sorted(standing.undecided.items())),
-            "paused": sorted(standing.paused),
-            "closed": self.closed,
-            "error": self.error,
-            "deadline": self._deadline,
-            "rungs": self.rungs(),
-        }

@@ -9,7 +9,7 @@ import msgspec
 from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Joined, Replace, Resumed
 from hopyard.core.runs.gangs import Gangs
-from hopyard.core.runs.preflight import Preflight, Verdict
+from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
@@ -18,14 +18,7 @@ from hopyard.core.runs.states.durability import Durability
 
 
 class Slots:
-    """Adds and removes slots. Owner: `Machine`.
-
-    Args:
-        run: the machine's.
-        workers: the machine's.
-        retries: the machine's.
-        preflight: the machine's.
-    """
+    """Adds and removes slots. Owner: `Machine`."""
 
     def __init__(self, run: RunRecord, workers: Gangs, retries: Retries, preflight: Preflight) -> None:
         self._run = run
@@ -81,21 +74,28 @@ class Slots:
         self._run.leases.answered(slot.id)
         self._run.scheduler.set_idle(slot)
 
-    def replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> Verdict:
+    def expire(self, at: float) -> None:
+        """Replace slots whose time is over. The journal names them (`Lost`): no fold decides it again."""
+        run, timeouts = self._run, self._run.spec.timeouts
+        for number in run.leases.expired(at):
+            self.replace(number, f"its unit took longer than unit_timeout={timeouts.unit_timeout} seconds")
+        for number, ref in run.durability.expired(at):
+            seconds = f"durable_timeout={timeouts.durable_timeout:g} seconds"
+            self.replace(number, f"it stored nothing for {seconds}, though State {ref} was to be stored", "store")
+
+    def replace(self, number: int, reason: str, fault: Literal["system", "store"] = "system") -> None:
         """End a slot for good: all of its workers."""
-        slot: SlotRecord | None = self._workers.slot_of(number)
-        verdict: Verdict = ""
+        slot = self._workers.slot_of(number)
         for worker in () if slot is None else slot.members or (slot.id,):
             self._run.commands.append(Replace(worker, reason, fault))
-            verdict = self.remove(worker, reason, fault) or verdict
-        return verdict
+            self.remove(worker, reason, fault)
 
-    def remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> Verdict:
+    def remove(self, number: int, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
         """Remove a worker, which is gone, and the States that only it had. Its gang is dissolved, and their unit given
         out again; what the first member does alone goes on, if it is another one that is gone."""
         run, slot, worker = self._run, self._workers.slot_of(number), self._workers.record(number)
         if slot is None or worker is None:
-            return ""
+            return
         together = slot.together
         if slot.members:
             self._workers.dissolve(slot, number)
@@ -110,15 +110,14 @@ class Slots:
                 unit = run.leases.revoke(slot.busy)
                 self.set_idle(slot)
                 self._retries.lost(unit, reason, fault)
-            return ""
+            return
         del run.slots[number]
         run.scheduler.remove(slot)
         run.leases.answered(number)
         if fault == "store" and (overdue_ref := run.durability.oldest(number)) is not None:
             self._retries.not_stored(run.trials[overdue_ref.trial])
         run.durability.gone(number)
-        verdict = self._preflight.lost(number, reason, fault)
+        self._preflight.lost(number, reason, fault)
         self._retries.lost(run.leases.revoke(slot.busy), reason, fault)
         for trial_number in sorted(slot.memory_only):
             lifecycle.repair(run, run.trials[trial_number])
-        return verdict

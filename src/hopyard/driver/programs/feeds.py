@@ -35,9 +35,9 @@ from hopyard.core.programs.feed_events import (
     TasksReplaced,
     Warn,
 )
+from hopyard.core.programs.feed_progress import RULES
 from hopyard.core.programs.feeding import FeedMachine, feed_named
 from hopyard.core.programs.messages import BatchesReady, Endpoint, RowsTaken
-from hopyard.core.programs.uneven import RULES
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
 from hopyard.data.shared.needed import need, spare

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from hopyard.core.runs.events import Placed
 from hopyard.spec import PartitionRange, RowKind, RunSpec
@@ -292,15 +291,6 @@ class Homes:
         """Return the hosts that are home to some of these partitions."""
         found = {(each.kind, self.block(each.kind, n)) for each in partitions for n in range(each.first, each.end)}
         return {host for kind, block in found for host in self.homes(kind, block)} if self.active else set()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return all that matters, as plain values: equal for equal journals."""
-        return {
-            "homes": {kind: (blocks.bounds, blocks.homes) for kind, blocks in self._blocks.items()},
-            "vacant": {kind: (blocks.vacant, blocks.free) for kind, blocks in self._blocks.items()},
-            "hosts": self._hosts,
-            "short": (self._short, self._waited),
-        }
 
     # ---------------------------------------------------------------- decisions
 

@@ -51,6 +51,7 @@ class Scheduler:
         estimates: how long its trials take.
 
     Attributes:
+        spec: the run's, also when its gangs have another size.
         idle: slots that have nothing to do and do not rest, in the order in which they became so.
         isolated: trials that ran out of memory, whose next unit runs while other slots rest.
         resting: those slots.
@@ -71,7 +72,7 @@ class Scheduler:
         self.resting: set[int] = set()
         self.withheld: set[int] = set()
         self.more = True
-        self._spec = spec
+        self.spec = spec
         self._trials = trials
         self._slots = slots
         self._places = places
@@ -82,10 +83,6 @@ class Scheduler:
         self._folds: dict[tuple[int, int], None] = {}
         """(trial, epoch) whose arrays wait to be turned into values."""
         self.clear()
-
-    def set_spec(self, spec: RunSpec) -> None:
-        """Go by this spec from now on: gangs have another size."""
-        self._spec = spec
 
     def clear(self) -> None:
         """Drop queues and idle slots, as all slots are gone."""
@@ -173,19 +170,11 @@ class Scheduler:
         """Remove that fold: a slot has it, or it is not needed for now."""
         self._folds.pop((trial, epoch), None)
 
-    def isolate(self, trial: TrialRecord) -> None:
-        """Let the next unit of this trial, of the kind `trial.isolated`, run while other slots rest."""
-        self.isolated[trial.id] = None
-
     def settle(self) -> None:
         """Drop all notes."""
         self._newly_idle.clear()
         self._ready_trials.clear()
         self._new_validations.clear()
-
-    def folds(self) -> list[tuple[int, int]]:
-        """Return (trial, epoch) whose arrays wait to be turned into values. For tests."""
-        return list(self._folds)
 
     # ---------------------------------------------------------------- asked
 
@@ -193,7 +182,7 @@ class Scheduler:
         """Return the seconds of training that remain for each slot that trains."""
         if self.more:
             return math.inf
-        if self._spec.members == 1:
+        if self.spec.members == 1:
             return self._estimates.remaining / len(self._slots)
         return self._estimates.remaining / max(1, sum([slot.trains for slot in self._slots.values()]))
 
@@ -201,14 +190,11 @@ class Scheduler:
         """Whether it is a gang, and there are workers without a gang for validations and folds."""
         return bool(slot.members) and not all(other.trains for other in self._slots.values())
 
-    def _first_idle(self, kind: Kind) -> SlotRecord | None:
-        """Return an idle slot for a unit of this kind: to train, one that may; for all else a worker without a gang,
-        if there is one."""
-        return self._first_of(self.idle, kind)
-
     def _first_of(self, idle: dict[int, None], kind: Kind) -> SlotRecord | None:
-        if self._spec.members == 1 or kind != "train":
-            small = None if self._spec.members == 1 else next((n for n in idle if not self._slots[n].trains), None)
+        """Return a slot, out of idle ones, for a unit of this kind: to train, one that may; for all else a worker
+        without a gang, if there is one."""
+        if self.spec.members == 1 or kind != "train":
+            small = None if self.spec.members == 1 else next((n for n in idle if not self._slots[n].trains), None)
             number = next(iter(idle), None) if small is None else small
         else:
             number = next((number for number in idle if self._slots[number].trains), None)
@@ -219,7 +205,7 @@ class Scheduler:
         ranks it highest."""
         places = self._places
         if not places.active:
-            return self._first_idle(kind)
+            return self._first_of(self.idle, kind)
         for home in places.homes(kind, block, present=False):
             if (idle := self._idle_of.get(home)) and (slot := self._first_of(idle, kind)) is not None:
                 return slot
@@ -232,7 +218,8 @@ class Scheduler:
         return found
 
     def unmatched(self) -> int:
-        """Return how many idle slots could train while trials wait. O(trials), where a slot is idle."""
+        """Return the number of idle slots that could train a waiting trial if homes did not matter. O(trials) if a slot
+        is idle."""
         idle = sum(self._slots[number].trains for number in self.idle)
         return min(idle, sum(map(self.is_ready, self._trials.values()))) if idle else 0
 
@@ -248,7 +235,7 @@ class Scheduler:
             and at - slot.idle_since >= seconds
             and not any(retention.in_memory_only(self._trials[number], slot.id) for number in slot.memory_only)
         ]
-        if self._spec.members > 1 or self.isolated or not idle or any(map(_held_up, self._trials.values())):
+        if self.spec.members > 1 or self.isolated or not idle or any(map(_held_up, self._trials.values())):
             return []
         needed = self._places.needed(self._ahead()) if self._places.active else set()
         left = Counter([slot.host for slot in self._slots.values()])
@@ -261,12 +248,12 @@ class Scheduler:
 
     def _ahead(self) -> set[PartitionRange]:
         """Return the partitions that open trials must still visit."""
-        partitions, ahead = self._spec.partitions, set[PartitionRange]()
+        partitions, ahead = self.spec.partitions, set[PartitionRange]()
         for trial in self._trials.values():
             if trial.ended:
                 continue
-            ahead.add(PartitionRange("validate", 0, self._spec.validation))
-            end = trial.target if trial.stopped or self._spec.stop is None else self._spec.steps  # it may be promoted
+            ahead.add(PartitionRange("validate", 0, self.spec.validation))
+            end = trial.target if trial.stopped or self.spec.stop is None else self.spec.steps  # it may be promoted
             for step in range(trial.step, min(end, trial.step + partitions)):
                 _, partition = order.visit(trial.offset, step, partitions)
                 ahead.add(PartitionRange("train", partition, partition + 1))
@@ -312,7 +299,7 @@ class Scheduler:
             for trial, epoch in new_validations:
                 yield from self._validations_of(trial, epoch)
             new_validations.clear()
-        while self._folds and (idle := self._first_idle("fold")):
+        while self._folds and (idle := self._first_of(self.idle, "fold")):
             yield self._fold(idle)
 
     def _validations_of(self, trial: TrialRecord, epoch: int) -> Iterator[Assignment]:
@@ -337,7 +324,7 @@ class Scheduler:
         trial = self._trials.get(slot.trial)
         if trial is None or trial.ended:
             return None
-        epoch, rest = divmod(slot.step, self._spec.partitions)
+        epoch, rest = divmod(slot.step, self.spec.partitions)
         if epoch > 0 and not rest and not helped and (pending := self._unvalidated(trial, epoch - 1)):
             if self._places.active:
                 pending = [n for n in pending if 0 <= self._rank(slot, "validate", n) < BEYOND]
@@ -403,7 +390,7 @@ class Scheduler:
 
     def _next(self, trial: TrialRecord) -> int:
         """Return the partition that the trial trains on next."""
-        return (trial.offset + trial.step) % self._spec.partitions  # `order.visit`; this is asked after each event
+        return (trial.offset + trial.step) % self.spec.partitions  # `order.visit`; this is asked after each event
 
     def _nearest(self, trial: TrialRecord) -> SlotRecord | None:
         """Return the idle slot for a trial that can train: the one that has it in memory, else the first that works on
@@ -431,14 +418,14 @@ class Scheduler:
         return _pending(record)
 
     def _train(self, slot: SlotRecord, trial: TrialRecord) -> Assignment:
-        partitions = policy.span(trial, self._spec, self._share())
+        partitions = policy.span(trial, self.spec, self._share())
         if self._places.active and len(partitions) > 1:
             partitions = partitions[: self._places.run_length(slot.home, partitions[0], len(partitions))]
-        return Assignment(slot, trial, "train", trial.step // self._spec.partitions, partitions)
+        return Assignment(slot, trial, "train", trial.step // self.spec.partitions, partitions)
 
     def _validate(self, slot: SlotRecord, trial: TrialRecord, epoch: int, pending: list[int]) -> Assignment:
         pending = self._places.together(slot.home, "validate", pending)
-        partitions = policy.portion(pending, trial.check_seconds or trial.seconds, self._spec)
+        partitions = policy.portion(pending, trial.check_seconds or trial.seconds, self.spec)
         return Assignment(slot, trial, "validate", epoch, partitions)
 
     def _fold(self, slot: SlotRecord) -> Assignment:
@@ -481,7 +468,7 @@ class Scheduler:
             state = trial.states.get(trial.step)
             if trial.lease or trial.step >= trial.target or (state is not None and state.parked):
                 return None
-            epoch, partition = order.visit(trial.offset, trial.step, self._spec.partitions)
+            epoch, partition = order.visit(trial.offset, trial.step, self.spec.partitions)
             return "train", epoch, (partition,)
         for epoch, record in trial.epochs.items():
             if pending := _pending(record):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from hopyard.core.runs.deadlines import Deadlines
+from hopyard.core.runs.leases import Deadlines
 from hopyard.spec import Ref
 
 CUT_OFF = 150.0
@@ -117,14 +117,6 @@ class Durability:
         """Return (slot, the State that it has owed for the longest time) for all slots that are late at this time, in
         order of their deadlines."""
         return [(slot, next(iter(self._slots[slot].states))) for slot in self._late.due(at)]
-
-    def awaited(self) -> dict[str, tuple[int, float]]:
-        """State → (slot, when that slot is late with it). For tests."""
-        return {
-            str(ref): (slot, max(made_at, owing.stored) + self._timeout)
-            for slot, owing in self._slots.items()
-            for ref, made_at in owing.states.items()
-        }
 
     def _look(self, slot: int, owing: _Owing) -> None:
         """Note when the slot is late, as what it owes has changed."""

@@ -12,11 +12,6 @@ from hopyard.core.runs.run_record import RunRecord
 class Storing:
     """The States on their way to the store. Owner: `Machine`.
 
-    Args:
-        run: the machine's.
-        workers: the machine's.
-        retries: the machine's.
-
     Attributes:
         defects: values that must be equal and are not, one sentence each.
     """
