@@ -133,13 +133,13 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     it.until(lambda: bool(it.heard))
     monkeypatch.setattr("hopyard.driver.router.SIDE_MESSAGES", (FeedFailed,))
     it.agent.handle(FeedFailed, handled.append)
-    it.until(lambda: not len(it.router._peers[0].delivery))
-    it.router._peers[0].delivery.patience = 3600.0  # seconds until it is said again: longer than a test may take
+    it.until(lambda: not len(it.router._peers[0].delivery.outbox))
+    it.router._peers[0].delivery.outbox.patience = 3600.0  # seconds until it is said again: longer than a test may take
     it.router.send(0, word(1))
     it.until(lambda: bool(handled))
-    it.router._peers[0].delivery.patience = 0.1
+    it.router._peers[0].delivery.outbox.patience = 0.1
     it.router.send(0, End())
-    it.until(lambda: not len(it.router._peers[0].delivery))
+    it.until(lambda: not len(it.router._peers[0].delivery.outbox))
     assert handled == [word(1)]
     assert it.agent.receive() == End()
 
@@ -191,7 +191,7 @@ def test_a_patient_sender_waits_for_a_driver_that_is_paused(both: Callable[..., 
     reporting.start()
     reporting.join(0.5)
     assert reporting.is_alive()  # nobody confirms
-    assert len(it.agent._delivery) == 500
+    assert len(it.agent._delivery.outbox) == 500
     it.until(lambda: len(it.heard) >= 3000)
     reporting.join(60)
     assert it.heard == [done(number) for number in range(3000)]

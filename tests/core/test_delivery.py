@@ -71,7 +71,7 @@ class Channel(RuleBasedStateMachine):
     @rule(end=ENDS)
     def beat(self, end: int) -> None:
         """A message without a number carries the confirmation as well."""
-        self.ends[1 - end].on_confirmation(self.ends[end].confirmed)
+        self.ends[1 - end].outbox.confirm(self.ends[end].confirmed)
 
     @rule(seconds=st.floats(0.0, 20.0))
     def wait(self, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Channel(RuleBasedStateMachine):
         for end in (0, 1):
             assert self.got[end] == self.sent[1 - end][: len(self.got[end])]
             assert self.ends[end].confirmed <= len(self.got[end])
-            waiting = len(self.ends[1 - end])
+            waiting = len(self.ends[1 - end].outbox)
             assert len(self.sent[1 - end]) - len(self.got[end]) <= waiting <= len(self.sent[1 - end])
 
     def teardown(self) -> None:
@@ -101,7 +101,7 @@ class Channel(RuleBasedStateMachine):
                 if self.ends[to].unsent_confirmations:
                     self.way[1 - to].append((self.ends[to].confirmation(), b""))
         assert self.got == [self.sent[1], self.sent[0]]
-        assert [len(end) for end in self.ends] == [0, 0]
+        assert [len(end.outbox) for end in self.ends] == [0, 0]
 
 
 class Overfull(RuleBasedStateMachine):
@@ -197,7 +197,7 @@ def test_a_confirmation_that_was_lost_is_told_again() -> None:
     assert other.receive(head, body) == []
     assert other.unsent_confirmations == 1
     one.receive(other.confirmation(), b"")
-    assert len(one) == 0
+    assert len(one.outbox) == 0
 
 
 def test_what_came_too_early_takes_room_only_until_its_turn() -> None:

@@ -107,8 +107,8 @@ class DriverConnection:
         """
         body = pack(message)
         with self._lock:
-            if patient and self._delivery.share >= CROWDED_SHARE:
-                self._confirmed.wait_for(lambda: self._delivery.share < CROWDED_SHARE or self._ending)
+            if patient and self._delivery.outbox.share >= CROWDED_SHARE:
+                self._confirmed.wait_for(lambda: self._delivery.outbox.share < CROWDED_SHARE or self._ending)
             if not self._open:
                 return
             try:
@@ -168,7 +168,7 @@ class DriverConnection:
     def close(self) -> None:
         """Close the connection, once all messages are confirmed or, where the driver has ended the agent, sent."""
         with self._lock:
-            self._confirmed.wait_for(lambda: self._ending or not len(self._delivery), LAST_SECONDS)
+            self._confirmed.wait_for(lambda: self._ending or not len(self._delivery.outbox), LAST_SECONDS)
             self._open = False
             self._confirmed.notify_all()
         os.write(self._wake_writer, b"x")
@@ -194,7 +194,7 @@ class DriverConnection:
         poll.register(self._wake_reader, select.POLLIN)
         poll.register(int(self._side.getsockopt(zmq.FD)), select.POLLIN)
         while True:
-            wait = min(self._pause, self._delivery.due - time.monotonic())
+            wait = min(self._pause, self._delivery.outbox.due - time.monotonic())
             for file, _ in poll.poll(max(0.0, wait) * 1000):
                 if file == self._wake_reader:
                     os.read(self._wake_reader, 4096)

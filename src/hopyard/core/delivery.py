@@ -175,44 +175,20 @@ class Delivery:
 
     Args:
         patience: seconds before what is not confirmed is sent again.
+
+    Attributes:
+        outbox: what this end has sent. Confirmations that come in another way than by a frame go to it directly.
     """
 
-    __slots__ = ("_inbox", "_outbox", "_sent_confirmation", "confirmed")
+    __slots__ = ("_inbox", "_sent_confirmation", "confirmed", "outbox")
 
     def __init__(self, patience: float) -> None:
-        self._outbox = Outbox(patience)
+        self.outbox = Outbox(patience)
         self._inbox = Inbox()
         self.confirmed = 0
         """The highest number that this end confirms."""
         self._sent_confirmation = 0
         """The highest confirmation that this end has sent and that, as far as it knows, arrived."""
-
-    def __len__(self) -> int:
-        return len(self._outbox)
-
-    @property
-    def share(self) -> float:
-        """The part of the messages or bytes allowed to wait for confirmation that waits, from 0 to 1."""
-        return self._outbox.share
-
-    @property
-    def due(self) -> float:
-        """Nothing is to be sent again before this time."""
-        return self._outbox.due
-
-    @property
-    def since(self) -> float:
-        """Since when the oldest message waits for its confirmation; infinity: none does."""
-        return self._outbox.since
-
-    @property
-    def patience(self) -> float:
-        """Seconds before a small message is sent again."""
-        return self._outbox.patience
-
-    @patience.setter
-    def patience(self, seconds: float) -> None:
-        self._outbox.patience = seconds
 
     @property
     def unsent_confirmations(self) -> int:
@@ -225,20 +201,16 @@ class Delivery:
         Raises:
             Unconfirmed: too much waits already.
         """
-        return self._head(self._outbox.add(body, now))
+        return self._head(self.outbox.add(body, now))
 
     def receive(self, head: Header, body: bytes) -> list[bytes]:
         """Return the messages that can be delivered after this frame, in order."""
-        self._outbox.confirm(head.confirmed)
+        self.outbox.confirm(head.confirmed)
         if not head.number:
             return []
         if head.number <= self._sent_confirmation:  # it was sent again: our confirmation did not arrive
             self._sent_confirmation = head.number - 1
         return self._inbox.take(head.number, body)
-
-    def on_confirmation(self, confirmed: int) -> None:
-        """Handle a confirmation that the other end sent in another way than by a frame."""
-        self._outbox.confirm(confirmed)
 
     def confirm(self) -> None:
         """Confirm all messages received so far: frames carry their number from now on."""
@@ -246,7 +218,7 @@ class Delivery:
 
     def overdue(self, now: float) -> list[tuple[Header, bytes]]:
         """Return the frames that must be sent again."""
-        return [(self._head(number), body) for number, body in self._outbox.overdue(now)]
+        return [(self._head(number), body) for number, body in self.outbox.overdue(now)]
 
     def confirmation(self) -> Header:
         """Return the header of a frame that only confirms."""

@@ -92,7 +92,7 @@ class ConnectedAgent:
 
     def mute(self, now: float, stall_timeout: float | None) -> str:
         """Return why it counts as out of reach; "" when it does not."""
-        seconds = now - max(self.delivery.since, self.excused)
+        seconds = now - max(self.delivery.outbox.since, self.excused)
         if seconds < (UNCONFIRMED if stall_timeout is None else stall_timeout):
             return ""
         limit = f"at most {UNCONFIRMED:g} are waited" if stall_timeout is None else f"stall_timeout={stall_timeout:g}"
@@ -311,7 +311,7 @@ class Router:
             return  # its agent was ended
         self._timeouts.on_message(message.slot)
         if peer is not None:
-            peer.delivery.on_confirmation(message.taken)
+            peer.delivery.outbox.confirm(message.taken)
         if not message.phase < len(PHASES):
             log.warning("dropped a heartbeat of slot %d: it has no phase %d", message.slot, message.phase)
             return
@@ -389,7 +389,7 @@ class Router:
     def _resend(self, now: float) -> list[Gone]:
         """Send again what was not confirmed in time; return the peers that have confirmed too little, as gone."""
         for peer in self._peers.values():
-            if now >= peer.delivery.due:
+            if now >= peer.delivery.outbox.due:
                 for head, body in peer.delivery.overdue(now):
                     self._write(peer.side, head, body)
         overfull = list(self._overfull.values())
