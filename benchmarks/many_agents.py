@@ -50,7 +50,7 @@ from hopyard.core.runs.events import CODEC, Dispatch, Done, Joined, Lost
 from hopyard.driver.router import Router
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hopyard.store.journal import read
 from hopyard.system.processes import story
 from nothing import Nothing, rows

@@ -28,7 +28,7 @@ from typing import Any
 import optuna
 
 import hopyard as hy
-from hopyard.ports import Observation
+from hopyard.ports.searches import Observation
 from hopyard.search.kinds import open_sampler
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import hopyard as hy
 from hopyard.engines.local import Processes
-from hopyard.ports import Agents, LaunchInfo
+from hopyard.ports.engines import Agents, LaunchInfo
 
 CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

@@ -13,7 +13,7 @@ from hopyard.engines.supervised import Placement, SupervisedAgents, Warm
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
 from hopyard.engines.warm import Startable
-from hopyard.ports import Agents, LaunchInfo
+from hopyard.ports.engines import Agents, LaunchInfo
 
 SUPERVISOR = (sys.executable, "-P", "-m", "hopyard.engines.supervisors", "1", "none")
 """The command of one supervisor without GPUs. It reads a ticket from standard input, whose end ends it."""

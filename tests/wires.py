@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hopyard.core.messages import Card
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 
 
 class Cards:

@@ -61,7 +61,7 @@ _WHERE = {
     "TPE": "hopyard.search.optuna",
     "TaskParallel": "hopyard.parallel",
     "Timeouts": "hopyard.spec",
-    "Trainable": "hopyard.ports",
+    "Trainable": "hopyard.ports.training",
     "Trial": "hopyard.driver.runs.trial",
     "TrialFailed": "hopyard.errors",
     "UsageError": "hopyard.errors",
@@ -142,7 +142,7 @@ if TYPE_CHECKING:
     from hopyard.parallel import LocalSGD as LocalSGD
     from hopyard.parallel import Nesterov as Nesterov
     from hopyard.parallel import TaskParallel as TaskParallel
-    from hopyard.ports import Trainable as Trainable
+    from hopyard.ports.training import Trainable as Trainable
     from hopyard.search.listed import Configs as Configs
     from hopyard.search.listed import Grid as Grid
     from hopyard.search.listed import Random as Random

@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 
 from hopyard.engines.spark.engine import Spark
 from hopyard.engines.supervisors import roster as module
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from jobs import alive, gone, until
 from played_spark import Session
 from played_supervisors import CARD, KEYS, agents_of, children

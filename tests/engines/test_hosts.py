@@ -28,7 +28,7 @@ from hopyard.engines.hosts.login import Login
 from hopyard.engines.hosts.reach import PEER
 from hopyard.engines.hosts.ssh import SshTarget, targets
 from hopyard.engines.supervisors import ticket as tickets
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hosts import played_ssh
 from jobs import CONFIGS, agents, alive, dataset, digests, driver, free_port, gone, journal, script, select, troubled
 

@@ -14,7 +14,7 @@ import pytest
 import hopyard as hy
 from hopyard.engines import local
 from hopyard.engines.local import cores, gpus
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from jobs import alive
 
 pytestmark = pytest.mark.cold

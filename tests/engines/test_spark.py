@@ -25,7 +25,7 @@ from hopyard.driver.pickling import dump
 from hopyard.engines.spark.jobs import _OPEN, explained
 from hopyard.engines.supervised import SupervisedAgents
 from hopyard.errors import ResourceError
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hopyard.spec import Unit
 from jobs import (
     CONFIGS,

@@ -44,7 +44,7 @@ from hopyard.engines.supervisors.record import Supervisor
 from hopyard.engines.supervisors.supervisor import PYTHON, Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
-from hopyard.ports import OutOfMemory
+from hopyard.ports.engines import OutOfMemory
 from hopyard.system import oom
 from jobs import alive, gone, until
 from played_supervisors import CARD, TASK, TOKEN, Played, children, command

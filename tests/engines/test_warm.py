@@ -40,7 +40,7 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import Holder, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket, new, write
 from hopyard.engines.templates import Templates
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hosts import played_ssh
 from jobs import (
     CONFIGS,

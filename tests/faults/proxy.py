@@ -14,7 +14,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Literal
 
-from hopyard.ports import Agents, Engine, LaunchInfo
+from hopyard.ports.engines import Agents, Engine, LaunchInfo
 from hopyard.system.network import joined, parted
 
 Direction = Literal["up", "down", "both"]

@@ -22,7 +22,7 @@ from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.keras.rows import SingleBatch
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import (
+from hopyard.ports.training import (
     ReportsNondeterminism,
     SupportsEpochEnd,
     SupportsLabelCheck,

@@ -12,7 +12,7 @@ from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import rows as keras_rows
 from hopyard.frameworks.keras.rows import BatchRange, Pace, RowBatches, SingleBatch, leaves, map_arrays, weigh
-from hopyard.ports import PartitionBatches
+from hopyard.ports.training import PartitionBatches
 from hopyard.spec import Batch
 
 pytestmark = pytest.mark.tensorflow

@@ -17,7 +17,7 @@ from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.keras.state import reseed_variables, seed_variables
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 from hopyard.spec import RunSpec
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Plan, build

@@ -11,7 +11,7 @@ from hopyard.errors import DataError, SpecError
 from hopyard.frameworks import framework_of
 from hopyard.frameworks.linear import Linear
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import SupportsPredict, SupportsWholePartition
+from hopyard.ports.training import SupportsPredict, SupportsWholePartition
 from hopyard.spec import Batch
 from hopyard.store.tree import decode, encode
 from rows import Rows, aligned, rows

@@ -20,7 +20,7 @@ from hopyard.frameworks.torch.checks import loss_fault
 from hopyard.frameworks.torch.model import AUC, Model, accuracy
 from hopyard.frameworks.torch.tensors import tensors
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import (
+from hopyard.ports.training import (
     SupportsDevice,
     SupportsEpochEnd,
     SupportsLabelCheck,

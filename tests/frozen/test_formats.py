@@ -30,7 +30,7 @@ from hopyard.driver.runs.about import About
 from hopyard.engines.supervisors import messages as supervisors
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.feeds import protocol
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 from hopyard.spec import Gang, Objective, Outer, Ref, RunSpec, Timeouts, Unit
 from hopyard.stopping import ASHA
 from hopyard.store.arena import Arena, take

@@ -20,7 +20,7 @@ from example_modules import EXAMPLES, example
 from hopyard.engines.local import Processes
 from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
-from hopyard.ports import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
+from hopyard.ports.engines import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
 from jobs import alive, free_port, gone, until
 from played_spark import Session

@@ -16,7 +16,7 @@ import pytest
 
 from hopyard.certificate import make_certificate
 from hopyard.errors import ResourceError, SpecError
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.bulk.client import Client
 from hopyard.store.bulk.connection import Credentials

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hopyard as hy
 from hopyard.errors import SpecError
-from hopyard.ports import Observation
+from hopyard.ports.searches import Observation
 from hopyard.search.bridge import as_optuna, parameter_of, value_of
 from hopyard.search.define import Defined
 from hopyard.space import Steps, quniform

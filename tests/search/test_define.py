@@ -100,7 +100,7 @@ def edges(trial: Suggestions) -> None:
 
 
 def test_samplers_learn_in_the_parameters_own_terms() -> None:
-    from hopyard.ports import Observation
+    from hopyard.ports.searches import Observation
 
     sampler = hy.TPE(60).open(edges, 0)
     history: list[Any] = []

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 import hopyard as hy
 from hopyard.errors import UsageError
-from hopyard.ports import Observation
+from hopyard.ports.searches import Observation
 from hopyard.search.study import Result, importance_of, study_of
 from hopyard.spec import Objective
 from jobs import dataset, linear, select

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hopyard.errors import HopyardError, SpecError
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 from hopyard.store.tree import StateError, decode, digest, encode, plan
 
 

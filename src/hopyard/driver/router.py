@@ -43,7 +43,7 @@ from hopyard.driver.commit import Gone
 from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import SlotTimers
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports import AgentEngine, Agents, LaunchInfo, OutOfMemory
+from hopyard.ports.engines import AgentEngine, Agents, LaunchInfo, OutOfMemory
 from hopyard.system.limits import allow_files
 from hopyard.system.network import BACKLOG, TAKEN, address_to_bind, joined
 

@@ -34,7 +34,8 @@ from hopyard.errors import HopyardError, RunDirectoryError, SpecError
 from hopyard.filesystems import line_of
 from hopyard.frameworks import framework_of, model_file, quiet, runtime
 from hopyard.frameworks.tree import capture, lower, restore
-from hopyard.ports import ModelFile, Tree
+from hopyard.ports.frameworks import ModelFile
+from hopyard.ports.states import Tree
 from hopyard.spec import Config, copied
 from hopyard.store.journal import write_whole
 from hopyard.store.tree import decode, encode

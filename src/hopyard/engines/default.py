@@ -5,7 +5,7 @@ Owner of that choice: `choose` alone changes it, for the whole process.
 
 from __future__ import annotations
 
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 
 _chosen: list[Engine] = []
 

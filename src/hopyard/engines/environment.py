@@ -10,7 +10,7 @@ from typing import Any
 
 from hopyard.checks import environment
 from hopyard.errors import SpecError
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from hopyard.engines.processes import Spawned
 from hopyard.engines.templates import Process, Templates
 from hopyard.engines.warm import Startable
 from hopyard.errors import ResourceError, SpecError
-from hopyard.ports import Agents, LaunchInfo, OutOfMemory
+from hopyard.ports.engines import Agents, LaunchInfo, OutOfMemory
 from hopyard.system.network import LOOPBACK
 from hopyard.system.oom import RAN_OUT, Kills
 from hopyard.text import shown

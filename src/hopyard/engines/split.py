@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hopyard.errors import ResourceError
-from hopyard.ports import Agents, ReleasesCores
+from hopyard.ports.engines import Agents, ReleasesCores
 
 
 class Split:

@@ -19,7 +19,7 @@ from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.engines.warm import Standby
-from hopyard.ports import AgentEngine, LaunchInfo
+from hopyard.ports.engines import AgentEngine, LaunchInfo
 
 log = logging.getLogger(__name__)
 

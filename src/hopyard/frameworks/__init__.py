@@ -20,7 +20,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from hopyard.ports import FrameworkModel, ModelFile, Runtime, Trainable
+from hopyard.ports.frameworks import FrameworkModel, ModelFile, Runtime
+from hopyard.ports.training import Trainable
 
 FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
 """Each has a module `runtime` with a `ports.Runtime`, named RUNTIME."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hopyard.ports import Exchange, Tree
+from hopyard.ports.states import Tree
+from hopyard.ports.training import Exchange
 
 
 class Rounds:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopyard.ports import Leaf, LoadCopies, Trainable, Tree
+from hopyard.ports.states import Leaf, Tree
+from hopyard.ports.training import LoadCopies, Trainable
 
 _EXTRA_DTYPES = {
     "bfloat16": "BF16",

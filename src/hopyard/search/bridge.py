@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hopyard.errors import SpecError, UsageError
-from hopyard.ports import Observation
+from hopyard.ports.searches import Observation
 from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform, category
 from hopyard.spec import Status
 from hopyard.text import shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from hopyard.checks import no_such, sequence
 from hopyard.errors import SpecError
-from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.ports.searches import LearningSampler, Observation, Proposal, Sampler
 from hopyard.search.define import Searched, check_pure, searched
 from hopyard.search.listed import Configs, Grid, Listed, Random, plain_config
 from hopyard.search.optuna import CMA, GP, TPE, Learned, Optuna

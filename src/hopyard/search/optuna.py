@@ -17,7 +17,7 @@ from typing import Any, cast
 from hopyard.checks import whole
 from hopyard.core.runs.order import keyed
 from hopyard.errors import SpecError, UsageError
-from hopyard.ports import Observation, Proposal
+from hopyard.ports.searches import Observation, Proposal
 from hopyard.search.bridge import (
     Earlier,
     as_optuna,

@@ -17,7 +17,7 @@ from hopyard.core.runs.events import Event, Exhausted, Granted, Proposed, Stoppe
 from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.errors import SpecError
-from hopyard.ports import LearningSampler, Observation, Proposal, Sampler
+from hopyard.ports.searches import LearningSampler, Observation, Proposal, Sampler
 from hopyard.spec import RunSpec, Warned, copied
 from hopyard.stopping.standing import AHEAD
 from hopyard.text import error_line

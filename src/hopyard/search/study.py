@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from hopyard.errors import SpecError, UsageError
-from hopyard.ports import Observation
+from hopyard.ports.searches import Observation
 from hopyard.search.bridge import quietly, state_of
 from hopyard.search.define import Searched, searched
 from hopyard.space import Choice, Distribution, RandInt, Steps, Uniform, category

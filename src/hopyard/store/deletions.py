@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.guard import StoreUnreachable
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.filesystems import line_of, why
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 
 

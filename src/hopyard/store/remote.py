@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.bulk.client import Ask, Client
 from hopyard.store.bulk.server import Service

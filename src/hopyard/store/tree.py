@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopyard.errors import HopyardError, SpecError
-from hopyard.ports import Leaf, Tree
+from hopyard.ports.states import Leaf, Tree
 from hopyard.text import sendable
 
 FORMAT = 1

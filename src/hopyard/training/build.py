@@ -23,7 +23,7 @@ from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
 from hopyard.meter import StepMeter
-from hopyard.ports import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
+from hopyard.ports.training import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
 from hopyard.spec import Config, RecipeContext, RunSpec, copied
 from hopyard.training.recipes import all_of, recipe_of, wants_context
 

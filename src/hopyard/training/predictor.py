@@ -18,7 +18,7 @@ from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.formats.arrow import Array
 from hopyard.frameworks import framework_of, model_file
-from hopyard.ports import SupportsLabelCheck, SupportsPredict, SupportsResult
+from hopyard.ports.training import SupportsLabelCheck, SupportsPredict, SupportsResult
 from hopyard.spec import Batch
 from hopyard.training.build import Built, undisturbed
 from hopyard.training.steps import over

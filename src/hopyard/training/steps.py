@@ -11,7 +11,7 @@ from hopyard import meter
 from hopyard.checks import scalar
 from hopyard.errors import HopyardError, SpecError
 from hopyard.meter import StepMeter
-from hopyard.ports import PartitionBatches, goes_whole
+from hopyard.ports.training import PartitionBatches, goes_whole
 from hopyard.spec import Batch, Sums
 from hopyard.training.build import Built
 

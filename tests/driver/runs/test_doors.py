@@ -14,7 +14,7 @@ import hopyard as hy
 from hopyard.core.runs.events import Proposed
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.frameworks.linear import Linear
-from hopyard.ports import Proposal
+from hopyard.ports.searches import Proposal
 from hopyard.search.proposer import Proposer
 from hopyard.spec import RunSpec
 from jobs import dataset, digests, journal, linear

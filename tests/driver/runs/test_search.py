@@ -18,7 +18,7 @@ from hopyard.core.runs.machine import fold
 from hopyard.driver.runs.replay import replay
 from hopyard.errors import Inexact, PreflightError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks.linear import Linear
-from hopyard.ports import LearningSampler, Observation
+from hopyard.ports.searches import LearningSampler, Observation
 from hopyard.search.bridge import quietly
 from hopyard.search.kinds import Enqueued, enqueued, open_sampler
 from hopyard.search.proposer import Proposer

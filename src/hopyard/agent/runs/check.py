@@ -18,7 +18,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import ReportsNondeterminism, SupportsLabelCheck, SupportsLossCheck, SupportsOutsideState
+from hopyard.ports.training import ReportsNondeterminism, SupportsLabelCheck, SupportsLossCheck, SupportsOutsideState
 from hopyard.spec import SECONDS, Batch, Config, ModelInfo, RowKind
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built, Plan

@@ -23,7 +23,7 @@ from hopyard.agent.runs.silence import Silence
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.errors import ResourceError
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.arena import Arena
 from hopyard.store.guard import StoreUnreachable

@@ -12,7 +12,7 @@ from hopyard.agent.runs.reported import Costs
 from hopyard.data.partitions.loader import sizes
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lower
-from hopyard.ports import SupportsAveraging, SupportsExchange, SupportsGangCheck
+from hopyard.ports.training import SupportsAveraging, SupportsExchange, SupportsGangCheck
 from hopyard.spec import Array, Gang, PackedSums, Part
 from hopyard.store.tree import decode, encode
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hopyard import meter
 from hopyard.core.messages import Bulk, Card, Setup
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.arena import Taken, memory_root, take
 from hopyard.store.bulk.client import Ask, Client

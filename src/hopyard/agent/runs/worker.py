@@ -32,7 +32,8 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
-from hopyard.ports import Store, SupportsResult
+from hopyard.ports.states import Store
+from hopyard.ports.training import SupportsResult
 from hopyard.spec import Config, Part, Ref, RowKind, Unit, packed
 from hopyard.store.arena import Arena, Taken, take
 from hopyard.store.guard import StateConflict

@@ -374,8 +374,7 @@ class Machine:
             self._preflight.begin_anew("")
 
     def _finished(self, event: Finished) -> None:
-        self._run.status = event.status
-        self._finishing = True
+        self._run.status, self._finishing = event.status, True
 
     # ---------------------------------------------------------------- decisions
 
@@ -423,7 +422,8 @@ class Machine:
         """Give the unit of an assignment to its slot."""
         slot, trial, kind, epoch, partitions = assignment
         if self.places.active and kind != "fold":
-            if (placed := self.places.claim(slot.home, kind, partitions[0], self._run.at)) is not None:
+            placed = self.places.claim(slot.home, kind, partitions[0], self._run.at)
+            if placed is not None:
                 self._place(placed)
         start, memory_key, digest, totals = None, "", "", None
         step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions

@@ -29,7 +29,7 @@ from hopyard.engines.default import chosen
 from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
 from hopyard.frameworks.keras import strategies
-from hopyard.ports import AgentEngine, Engine, is_engine, starts_agents
+from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout

@@ -45,7 +45,7 @@ from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.sources import FeedSource, source_of
 from hopyard.errors import HopyardError, ProgramFailed, SpecError
 from hopyard.feeds.sender import Route
-from hopyard.ports import ReleasesCores
+from hopyard.ports.engines import ReleasesCores
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 from hopyard.store.layout import Layout
 

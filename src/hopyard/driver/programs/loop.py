@@ -57,7 +57,7 @@ from hopyard.driver.commit import Clock, Gone, commit
 from hopyard.driver.logs import last_lines
 from hopyard.driver.router import Router
 from hopyard.errors import HopyardError, ProgramFailed, ResourceError
-from hopyard.ports import AgentEngine, Agents
+from hopyard.ports.engines import AgentEngine, Agents
 from hopyard.store.journal import Journal
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock

@@ -18,7 +18,7 @@ from hopyard.engines.default import chosen
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 from hopyard.search.kinds import Search, enqueued
 from hopyard.search.listed import Configs
 from hopyard.space import Space

@@ -28,7 +28,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
 from hopyard.driver.runs.about import About
 from hopyard.errors import SpecError
-from hopyard.ports import LearningSampler
+from hopyard.ports.searches import LearningSampler
 from hopyard.search.kinds import Enqueued, Search, after_the_same, learns, open_sampler
 from hopyard.spec import RunSpec, Timeouts
 from hopyard.store.journal import write_whole

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hopyard.checks import flag, instance_of, one_of, path, whole
 from hopyard.errors import SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Hopper
-from hopyard.ports import is_engine
+from hopyard.ports.engines import is_engine
 from hopyard.search.kinds import NAMES, SEARCHES
 from hopyard.spec import CHECKS, Timeouts
 from hopyard.stopping import RULES, Asked, Rule

@@ -53,7 +53,7 @@ from hopyard.driver.runs.fold import dispatched_refs
 from hopyard.driver.runs.gangs import GangMessages
 from hopyard.driver.runs.workers import Workers
 from hopyard.errors import HopyardError, Inexact, PreflightError, ResourceError
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Ref, Unit
 from hopyard.store.deletions import DRAIN_SECONDS, Deletions

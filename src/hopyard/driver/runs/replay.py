@@ -17,7 +17,7 @@ from hopyard.driver.runs.run import load
 from hopyard.driver.runs.start import begin
 from hopyard.engines.environment import with_environment
 from hopyard.errors import PreflightError, RunFailed, SpecError
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 from hopyard.search.listed import Configs
 from hopyard.spec import RunSpec, Timeouts
 from hopyard.stopping import Lengths

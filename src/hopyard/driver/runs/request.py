@@ -14,7 +14,7 @@ from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.keywords import rule_of
 from hopyard.errors import Inexact, SpecError
 from hopyard.parallel import Parallel, gang_of, grouping
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 from hopyard.search.kinds import batch_of, examined, learns
 from hopyard.spec import SECONDS, Encrypt, Objective, RunSpec
 from hopyard.stopping import Hyperband

@@ -39,7 +39,8 @@ from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
-from hopyard.ports import AgentEngine, Engine, Store, starts_agents
+from hopyard.ports.engines import AgentEngine, Engine, starts_agents
+from hopyard.ports.states import Store
 from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
 from hopyard.spec import Encrypt, RunSpec, Timeouts, with_members

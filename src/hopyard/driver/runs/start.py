@@ -38,7 +38,8 @@ from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.parallel import any_workers, for_table, parallel_of
-from hopyard.ports import Engine, LearningSampler
+from hopyard.ports.engines import Engine
+from hopyard.ports.searches import LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
 from hopyard.stopping import ASHA, Asked

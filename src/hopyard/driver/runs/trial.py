@@ -17,7 +17,7 @@ from hopyard.data.manifest import Labels, Manifest
 from hopyard.driver.saved_model import save
 from hopyard.errors import Inexact, SpecError, TrialFailed, UsageError
 from hopyard.frameworks.tree import restore
-from hopyard.ports import Store
+from hopyard.ports.states import Store
 from hopyard.spec import Config, RunSpec, copied
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest

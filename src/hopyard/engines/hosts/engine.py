@@ -24,7 +24,7 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
-from hopyard.ports import Agents, LaunchInfo
+from hopyard.ports.engines import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
 from hopyard.text import shown
 

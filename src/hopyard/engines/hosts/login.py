@@ -16,7 +16,7 @@ from hopyard.engines.supervised import Placement
 from hopyard.engines.supervisors.host import UNREACHED_CODE
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hopyard.system.network import joined
 from hopyard.text import escaped, shell_command
 

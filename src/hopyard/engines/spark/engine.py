@@ -25,7 +25,7 @@ from hopyard.engines.split import Split
 from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
-from hopyard.ports import Agents, LaunchInfo
+from hopyard.ports.engines import Agents, LaunchInfo
 from hopyard.sparkapi import is_connect, is_stopped
 from hopyard.system.network import LOOPBACK, address_towards
 from hopyard.text import shown

@@ -25,7 +25,7 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import UNREACHED
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
-from hopyard.ports import LaunchInfo
+from hopyard.ports.engines import LaunchInfo
 from hopyard.sparkapi import is_connect, is_stopped
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from hopyard.engines.supervisors.messages import (
 )
 from hopyard.engines.supervisors.record import Supervisor
 from hopyard.engines.templates import IMPORT_SECONDS
-from hopyard.ports import OutOfMemory
+from hopyard.ports.engines import OutOfMemory
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from hopyard.ports import Runtime
+from hopyard.ports.frameworks import Runtime
 from hopyard.system.limits import processor
 
 

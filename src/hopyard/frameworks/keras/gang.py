@@ -21,7 +21,8 @@ from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.optimizers import fresh_slots, inner_of, reset_fault, slots_of
 from hopyard.frameworks.keras.rows import RowBatches
 from hopyard.frameworks.rounds import Rounds
-from hopyard.ports import Exchange, Tree
+from hopyard.ports.states import Tree
+from hopyard.ports.training import Exchange
 from hopyard.spec import Gang
 
 Each = Callable[[Any], Any] | None

@@ -32,7 +32,8 @@ from hopyard.frameworks.keras.metrics import (
 from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
 from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
-from hopyard.ports import Exchange, PartitionBatches, Tree
+from hopyard.ports.states import Tree
+from hopyard.ports.training import Exchange, PartitionBatches
 from hopyard.spec import Batch, Gang, Sums, Values
 from hopyard.text import shown
 

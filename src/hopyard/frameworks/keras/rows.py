@@ -14,7 +14,7 @@ import numpy as np
 
 from hopyard.core.runs.order import shard
 from hopyard.errors import SpecError
-from hopyard.ports import PartitionBatches
+from hopyard.ports.training import PartitionBatches
 from hopyard.spec import Batch
 
 PART_BYTES = 1 << 28

@@ -11,7 +11,8 @@ import numpy as np
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.tree import on_host
-from hopyard.ports import ModelFile, Runtime, Tree
+from hopyard.ports.frameworks import ModelFile, Runtime
+from hopyard.ports.states import Tree
 from hopyard.system.scratch import scratch_folder
 
 FILE, PARTS = "model.keras", ("model", "buffers")

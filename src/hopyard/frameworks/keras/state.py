@@ -17,7 +17,7 @@ import numpy as np
 from hopyard.core.runs.order import keyed
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lift_array, lower_array
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 
 SEED = "seed_generator_state"
 """Keras' name for the variable of a `SeedGenerator`."""

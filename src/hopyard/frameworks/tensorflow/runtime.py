@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from hopyard.frameworks.tensorflow import internals
-from hopyard.ports import Runtime
+from hopyard.ports.frameworks import Runtime
 from hopyard.system.limits import processor
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import torch
 
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.tensors import NAMES
-from hopyard.ports import ModelFile, Tree
+from hopyard.ports.frameworks import ModelFile
+from hopyard.ports.states import Tree
 
 _DTYPES = {
     dtype for dtype, name in NAMES.items() if name[0] != "C" and name not in ("F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")

@@ -19,7 +19,7 @@ from hopyard.core.runs.order import shard
 from hopyard.errors import SpecError
 from hopyard.frameworks.rounds import Rounds
 from hopyard.frameworks.torch.tensors import copy_into
-from hopyard.ports import Tree
+from hopyard.ports.states import Tree
 from hopyard.spec import Batch
 
 

@@ -22,7 +22,8 @@ from hopyard.frameworks.torch.checks import label_fault, loss_fault
 from hopyard.frameworks.torch.gang import Member, cut
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
-from hopyard.ports import Exchange, PartitionBatches, Tree
+from hopyard.ports.states import Tree
+from hopyard.ports.training import Exchange, PartitionBatches
 from hopyard.spec import Batch, Sums, Values
 from hopyard.text import shown
 

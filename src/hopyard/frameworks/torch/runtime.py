@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from hopyard.frameworks.torch.files import FILE
-from hopyard.ports import Runtime
+from hopyard.ports.frameworks import Runtime
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:

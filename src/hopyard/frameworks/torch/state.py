@@ -18,7 +18,7 @@ import torch
 
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch.tensors import copy_into, dtype_of, shape_of
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 
 Tree = dict[str, Any]
 

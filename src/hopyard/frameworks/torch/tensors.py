@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from hopyard.errors import SpecError
-from hopyard.ports import Leaf
+from hopyard.ports.states import Leaf
 
 NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",

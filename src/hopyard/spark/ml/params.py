@@ -40,7 +40,7 @@ from hopyard.checks import (
 from hopyard.driver.runs.keywords import KEYWORDS, REQUIRED, Check
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
-from hopyard.ports import Engine
+from hopyard.ports.engines import Engine
 from hopyard.search.kinds import Search
 from hopyard.space import Space
 from hopyard.spark.inference.loaded import Invalid
