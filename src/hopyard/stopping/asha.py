@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
-
-import msgspec
-from msgspec.structs import force_setattr
 
 from hopyard.checks import flag, whole
 from hopyard.errors import SpecError
 from hopyard.stopping.cohorts import batches, halving
 from hopyard.stopping.halving import Bracket, Halving
-from hopyard.stopping.standing import Course, Judge
+from hopyard.stopping.standing import Course, Judge, StoppingRule, set_checked
 
 
-class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
+class ASHA(StoppingRule, frozen=True):
     """Successive halving: of the trials at a rung, the best 1 / `reduction_factor` go on to the next one.
 
     Rungs are at `min_epochs` epochs, and at that times `reduction_factor`, again and again. A trial
@@ -53,17 +51,15 @@ class ASHA(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_de
     promote: bool = True
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reduction_factor", whole("ASHA: reduction_factor", self.reduction_factor, 2))
-        force_setattr(self, "min_epochs", whole("ASHA: min_epochs", self.min_epochs, 1))
+        set_checked(self, reduction_factor=partial(whole, least=2), min_epochs=partial(whole, least=1))
         if self.min_partitions is not None:
-            force_setattr(self, "min_partitions", whole("ASHA: min_partitions", self.min_partitions, 1))
+            set_checked(self, min_partitions=partial(whole, least=1))
             if self.min_epochs != 1:
                 raise SpecError(
                     f"ASHA: min_epochs = {self.min_epochs} and min_partitions = {self.min_partitions}: the first rung "
                     "is at one of them; leave the other out"
                 )
-        for name in ("sync", "promote"):
-            force_setattr(self, name, flag(f"ASHA: {name}", getattr(self, name)))
+        set_checked(self, sync=flag, promote=flag)
         if self.sync and not self.promote:
             raise SpecError("ASHA: promote = False: with sync=True each rung promotes its best once; leave promote out")
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-import msgspec
-
 from hopyard.stopping.rung import WORST, key
-from hopyard.stopping.standing import Course, Judge, Standing, TrialView, Verdict
+from hopyard.stopping.standing import Course, Judge, Standing, StoppingRule, TrialView, Verdict
 
 
 def keys(course: Course, trial: TrialView, epochs: int) -> list[float]:
@@ -108,30 +106,22 @@ class EachEpoch:
         return []
 
 
-class Asked(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+class Asked(StoppingRule, frozen=True):
     """The user's function is asked at the end of each epoch of each trial. It is no part of the journal; its answers
     are. It should not depend on time, as it is asked about one trial alone."""
 
-    compares: ClassVar[bool] = False
     sync: ClassVar[bool] = True
-
-    def check(self, epochs: int, metric: str) -> None:
-        """Accept any run."""
 
     def judge(self, course: Course) -> Judge:
         """Return what waits for the function's answers."""
         return EachEpoch(course, 1, None)
 
 
-class Lengths(msgspec.Struct, frozen=True, tag=True, tag_field="rule"):
+class Lengths(StoppingRule, frozen=True):
     """Each trial ends after as many epochs as an earlier run let it have: how a replay repeats what was decided."""
 
-    compares: ClassVar[bool] = False
     sync: ClassVar[bool] = True
     epochs: tuple[int, ...]
-
-    def check(self, epochs: int, metric: str) -> None:
-        """Accept any run."""
 
     def judge(self, course: Course) -> Judge:
         """Return what decides for it."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
-
-import msgspec
-from msgspec.structs import force_setattr
 
 from hopyard.checks import flag, whole
 from hopyard.errors import SpecError
 from hopyard.stopping.cohorts import Cohorts, halving
 from hopyard.stopping.halving import Bracket, Halving
-from hopyard.stopping.standing import Course, Judge
+from hopyard.stopping.standing import Course, Judge, StoppingRule, set_checked
 
 
-class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
+class Hyperband(StoppingRule, frozen=True):
     """Several successive halvings, called brackets, from many trials that are looked at early to few that are not.
 
     Trials are dealt to the brackets in the order of proposal; when all brackets are full, the next ones begin.
@@ -39,9 +37,7 @@ class Hyperband(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_om
     sync: bool = False
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reduction_factor", whole("Hyperband: reduction_factor", self.reduction_factor, 2))
-        force_setattr(self, "min_epochs", whole("Hyperband: min_epochs", self.min_epochs, 1))
-        force_setattr(self, "sync", flag("Hyperband: sync", self.sync))
+        set_checked(self, reduction_factor=partial(whole, least=2), min_epochs=partial(whole, least=1), sync=flag)
 
     def brackets(self, epochs: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return (number of trials, epochs of the rungs) of each bracket in a run of so many epochs."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
-
-import msgspec
-from msgspec.structs import force_setattr
 
 from hopyard.checks import flag, whole
 from hopyard.stopping.cohorts import Keep, Verdicts, batches
 from hopyard.stopping.curves import EachEpoch, average, best, text
 from hopyard.stopping.rung import WORST, Rung
-from hopyard.stopping.standing import Course, Judge, TrialView
+from hopyard.stopping.standing import Course, Judge, StoppingRule, TrialView, set_checked
 
 
-class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
+class Median(StoppingRule, frozen=True):
     """Stops a trial whose best value so far is worse than the median of the others' running averages.
 
     At the end of epoch e, a trial's best value is compared to the median, over the other trials, of the mean of their
@@ -40,12 +38,7 @@ class Median(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_
     sync: bool = False
 
     def __post_init__(self) -> None:
-        force_setattr(self, "min_epochs", whole("Median: min_epochs", self.min_epochs, 1))
-        force_setattr(self, "min_trials", whole("Median: min_trials", self.min_trials, 1))
-        force_setattr(self, "sync", flag("Median: sync", self.sync))
-
-    def check(self, epochs: int, metric: str) -> None:
-        """Accept any run, even one that is too short for a trial to be stopped."""
+        set_checked(self, min_epochs=partial(whole, least=1), min_trials=partial(whole, least=1), sync=flag)
 
     def judge(self, course: Course) -> Judge:
         """Return what decides for it."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
-
-import msgspec
-from msgspec.structs import force_setattr
 
 from hopyard.checks import number, whole
 from hopyard.stopping.curves import EachEpoch, keys, text
 from hopyard.stopping.rung import WORST
-from hopyard.stopping.standing import Course, Judge, TrialView
+from hopyard.stopping.standing import Course, Judge, StoppingRule, TrialView, set_checked
 
 NO_DELTA = 0.0
 """`min_delta` by default. (One object: the text of a rule leaves out what *is* the default.)"""
 
 
-class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
+class Patience(StoppingRule, frozen=True):
     """Stops a trial that has not improved for so many epochs, as `keras.callbacks.EarlyStopping` does.
 
     Args:
@@ -25,19 +23,18 @@ class Patience(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omi
         min_epochs: the first epoch at the end of which a trial may be stopped.
     """
 
-    compares: ClassVar[bool] = False
     sync: ClassVar[bool] = True
     epochs: int
     min_delta: float = NO_DELTA
     min_epochs: int = 1
 
     def __post_init__(self) -> None:
-        force_setattr(self, "epochs", whole("Patience: epochs", self.epochs, 1))
-        force_setattr(self, "min_delta", number("Patience: min_delta", self.min_delta, 0.0) or NO_DELTA)
-        force_setattr(self, "min_epochs", whole("Patience: min_epochs", self.min_epochs, 1))
-
-    def check(self, epochs: int, metric: str) -> None:
-        """Accept any run, even one that is too short for a trial to be stopped."""
+        set_checked(
+            self,
+            epochs=partial(whole, least=1),
+            min_delta=lambda name, value: number(name, value, 0.0) or NO_DELTA,
+            min_epochs=partial(whole, least=1),
+        )
 
     def judge(self, course: Course) -> Judge:
         """Return what decides for it."""

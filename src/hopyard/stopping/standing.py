@@ -1,14 +1,32 @@
-"""What rules know of a run and of its trials, and what they decide. Its owner is `core/runs/search`."""
+"""What rules are, what they know of a run and of its trials, and what they decide. Its owner is `core/runs/search`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import msgspec
 
 AHEAD = 2
 """Trials that train at a time, for each slot, where a search is asynchronous: fewer, and slots would idle while
 validations run; more, and trials are proposed before results are known."""
+
+
+class StoppingRule(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
+    """The base of all rules: a value that a journal holds under the name of its class."""
+
+    compares: ClassVar[bool] = False
+
+    def check(self, epochs: int, metric: str) -> None:
+        """Raise SpecError unless it fits a run. By default any does, even one too short for a trial to be stopped."""
+
+
+def set_checked(rule: StoppingRule, **checks: Callable[[str, Any], Any]) -> None:
+    """Replace fields of a rule by what their checks return: (name, value) → the value to use."""
+    for name, check in checks.items():
+        value = check(f"{type(rule).__name__}: {name}", getattr(rule, name))
+        msgspec.structs.force_setattr(rule, name, value)
 
 
 class Verdict(NamedTuple):
