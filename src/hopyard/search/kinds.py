@@ -34,14 +34,14 @@ class Enqueued:
 
     def open(self, space: Any, seed: int, modes: Sequence[Mode] = ("min",)) -> Sampler | LearningSampler:
         """Return the sampler of all."""
-        if isinstance(self.search, _LEARNED):
+        if isinstance(self.search, Learned):
             return First(self.search.open(space, seed, modes), self.configs)
         return Listed([*self.configs, *self.search.open(space, seed).configs])
 
 
 def open_sampler(search: Any, space: Any, seed: int, modes: Sequence[Mode]) -> Sampler | LearningSampler:
     """Return the sampler of a search. `modes` say which values of each objective are better, for one that learns."""
-    if isinstance(search, (*_LEARNED, Enqueued)):
+    if isinstance(search, Learned | Enqueued):
         return search.open(space, seed, modes)
     sampler: Sampler = search.open(space, seed)
     return sampler
@@ -125,7 +125,7 @@ def _departure(distribution: Distribution, value: Any, label: str) -> str:
 def batch_of(search: Search | Enqueued) -> int:
     """Return how many trials are proposed at a time; 0: as others end."""
     inner = search.search if isinstance(search, Enqueued) else search
-    return (inner.batch or 0) if isinstance(inner, _LEARNED) else 0
+    return (inner.batch or 0) if isinstance(inner, Learned) else 0
 
 
 def examined(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[Mode]) -> tuple[int | None, bool]:
@@ -140,7 +140,7 @@ def examined(search: Search | Enqueued, space: Any, seed: int, modes: Sequence[M
     first = _first(sampler)
     if first is not None and not isinstance(inner, Configs) and (known := searched(space)) is not None:
         check_pure(known, first)
-    same = not isinstance(inner, _LEARNED) or first == _first(open_sampler(inner, space, seed, modes))
+    same = not isinstance(inner, Learned) or first == _first(open_sampler(inner, space, seed, modes))
     return None if sampler.total is None else sampler.total + total, same
 
 
@@ -158,7 +158,7 @@ def _first(sampler: Sampler | LearningSampler) -> Config | None:
 
 def learns(search: Search | Enqueued) -> bool:
     """Whether what it proposes depends on results."""
-    return isinstance(search.search if isinstance(search, Enqueued) else search, _LEARNED)
+    return isinstance(search.search if isinstance(search, Enqueued) else search, Learned)
 
 
 class First:
@@ -174,6 +174,3 @@ class First:
         if len(history) < len(self._configs):
             return Proposal(self._configs[len(history)])
         return self._sampler.propose(history)
-
-
-_LEARNED = (TPE, GP, CMA, Optuna)

@@ -9,7 +9,7 @@ so that what is proposed depends on results and never on time.
 from __future__ import annotations
 
 import logging
-import math
+import sys
 from collections.abc import Callable
 
 from hopyard.code import places
@@ -101,7 +101,7 @@ class Proposer:
             return events
         number, total = len(machine.trials), machine.spec.trials  # (a larger search may be in the pickle by now)
         history = [] if self._learning is None else self._history()
-        for _ in _up_to(room):
+        for _ in range(room):
             try:
                 proposal = self._next(number, history) if total is None or number < total else None
             except Exception as error:  # the search ends, not the run
@@ -128,7 +128,7 @@ class Proposer:
         config = self._sampler.ask(number)
         return None if config is None else Proposal(config)
 
-    def _room(self) -> float:
+    def _room(self) -> int:
         """Return how many trials may be proposed now."""
         machine, search = self._machine, self._machine.search
         learns, number = self._learning is not None, len(machine.trials)
@@ -140,7 +140,7 @@ class Proposer:
             return first + size - number if begins or number > first else 0
         if search.limited or learns:
             return max(0, capacity)
-        return math.inf if self._sampler.total is not None else AHEAD * (self._workers + 4) - machine.open
+        return sys.maxsize if self._sampler.total is not None else AHEAD * (self._workers + 4) - machine.open
 
     def _history(self) -> list[Observation]:
         return [observation(trial, self._machine.spec) for trial in self._machine.trials.values()]
@@ -155,7 +155,3 @@ def observation(trial: TrialRecord, spec: RunSpec) -> Observation:
     }
     config, attributes = copied(trial.config), copied(trial.attributes)
     return Observation(config, trial.status, values, trial.objectives(spec), trial.count, attributes)
-
-
-def _up_to(count: float) -> range:
-    return range(1 << 62) if count == math.inf else range(int(count))

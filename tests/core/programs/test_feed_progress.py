@@ -22,7 +22,7 @@ def test_answers_to_an_older_question_do_not_count() -> None:
     progress = FeedProgress("allow")
     before = progress.question
     progress.take(0, 10, False, before)
-    progress.ask_anew()
+    progress.question += 1
     assert not progress.all_taken([0]) and progress.answers == {} and progress.taken == 10
     progress.take(0, 12, False, before)
     assert not progress.all_taken([0])

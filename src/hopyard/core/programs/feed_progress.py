@@ -50,7 +50,7 @@ class FeedProgress:
         uneven: the rule by which they end.
 
     Attributes:
-        question: number of the present question to the workers; an answer has the number of its question.
+        question: number of the present question to the workers. Answers to earlier ones do not count.
     """
 
     __slots__ = ("_allowed", "_counts", "_replies", "question", "uneven")
@@ -95,10 +95,6 @@ class FeedProgress:
         return [slot for slot, count in self._counts.items() if count == Count(0, True)]
 
     # ------------------------------------------------------------------------------------------- rows
-
-    def ask_anew(self) -> None:
-        """Begin a new question, as more rows were sent: answers to older questions do not count."""
-        self.question += 1
 
     def take(self, slot: int, rows: int, more: bool, question: int) -> None:
         """Record how many rows a worker's program has taken, and whether more wait for it."""

@@ -449,7 +449,7 @@ class FeedMachine:
         self._watched_since = self._at
         self._asked_at = -math.inf if ask else self._at
         self._last_progress.clear()
-        self.progress.ask_anew()
+        self.progress.question += 1  # more rows were sent
 
     def _look_for_stalls(self, eager: bool) -> bool:
         """Ask the workers how far they are; fail if one has taken nothing for too long."""

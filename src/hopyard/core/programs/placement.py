@@ -162,7 +162,7 @@ def assign(roles: Mapping[str, Role], places: Sequence[Place]) -> tuple[Task, ..
             raise SpecError(f"roles[{name!r}] asks for {gpus} GPU(s) each; slots that are left have {have}")
         if name in SERVING:
             candidates.sort(key=lambda place: -place.slot)
-        place = candidates[0] if gpus or not sharing else min(candidates, key=_gpus)
+        place = candidates[0] if gpus or not sharing else min(candidates, key=lambda each: len(each.gpus))
         free.remove(place)
         place_of[name, index] = place
     ranked = [key for key in task_keys if key[0] not in SERVING]
@@ -202,10 +202,6 @@ def shares(roles: Mapping[str, Role], places: int) -> dict[str, int]:
             raise SpecError(f"the program has at least {sum(counts.values())} processes, there are {places} slots")
         counts[max(shrinkable, key=lambda name: counts[name])] -= 1
     return counts
-
-
-def _gpus(place: Place) -> int:
-    return len(place.gpus)
 
 
 def peers(tasks: Sequence[Task], places: Mapping[int, Place]) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, non
 from hopyard.errors import JournalError
 from hopyard.spec import (
     FORMAT,
+    Array,
     Config,
     Fault,
     Kind,
@@ -472,24 +473,13 @@ def decode(text: bytes) -> Line:
     return line
 
 
-def _finite(tree: Any) -> bool:
-    """Whether every number in sums and values is finite; an Array may hold any."""
-    if isinstance(tree, float):
-        return math.isfinite(tree)
-    if isinstance(tree, dict):
-        return all(map(_finite, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return all(map(_finite, tree))
-    return True
-
-
 def _all_finite(line: Done) -> bool:
-    """Whether all metrics of a line are finite. Fast, as most are plain numbers and every unit has them."""
+    """Whether all metrics of a line are finite; an Array may hold any number."""
     for part in line.parts:
         for total, rows in part.sums.values():
-            if not (math.isfinite(total) if type(total) is float else _finite(total)) or not math.isfinite(rows):
+            if not math.isfinite(rows) or not (isinstance(total, Array) or math.isfinite(total)):
                 return False
-    return not line.values or _finite(line.values)
+    return all(map(math.isfinite, line.values.values()))
 
 
 CODEC: Codec[Line] = Codec(FORMAT, Began, encode, decode, "`hopyard resume {directory}`")

@@ -1,6 +1,6 @@
 """Gangs: k workers that train one model together are one slot, below the scheduler.
 
-A worker that joins is a slot of its own. `decide` groups k idle ones, of one host first, into a *gang*: a slot of k
+A worker that joins is a slot of its own. `regroup` makes a *gang* of k idle ones, of one host first: a slot of k
 members, which has the number of the first (rank 0). Scheduler, policy and leases go on seeing slots. Training units go
 to gangs; a worker that completes none takes validations and folds meanwhile, and rests once the others that it needs
 are there and busy. Formation is a decision, `Formed`, so the journal has it.
@@ -51,23 +51,22 @@ class Gangs:
         record, _ = self._followers.get(worker, (None, worker))
         return record or self._run.slots.get(worker)
 
-    def decide(self) -> list[Formed]:
-        """Return the gangs that can be formed now. Workers that wait for busy ones to form a gang rest meanwhile."""
-        slots, size = self._run.slots, self._run.spec.members
+    def regroup(self) -> None:
+        """Form the gangs that can be formed now. Workers that wait for busy ones to form a gang rest meanwhile."""
+        run, slots, size = self._run, self._run.slots, self._run.spec.members
+        if size == 1:
+            return
         free = [slot for slot in slots.values() if not slot.members]
-        apart = self._run.places.settled
+        apart = run.places.settled
         groups = grouped([slot for slot in free if not slot.busy], size, apart)
         grown = {member for members in groups for member in members}
         later = grouped([slot for slot in free if slot.id not in grown], size, apart)
         waiting = {member for members in later for member in members if not slots[member].busy}
-        self._run.scheduler.withhold(waiting)
-        return [Formed(at=self._run.at, slot=members[0], members=members) for members in groups]
-
-    def regroup(self) -> None:
-        """Form the gangs that can be formed now."""
-        for formed in self.decide() if self._run.spec.members > 1 else ():
+        run.scheduler.withhold(waiting)
+        for members in groups:
+            formed = Formed(at=run.at, slot=members[0], members=members)
             self.form(formed)
-            self._run.commands.append(formed)
+            run.commands.append(formed)
 
     def form(self, line: Formed) -> None:
         """Make one slot of the members."""

@@ -104,7 +104,7 @@ def advance(run: RunRecord, trial: TrialRecord) -> None:
     partitions = run.spec.partitions
     if retention.advance(trial, partitions):
         if trial.earlier is not None:  # now there is a newer model
-            _delete(run, trial.earlier)
+            run.commands += [Delete(state.ref) for state in trial.earlier.states.values() if state.digest]
             trial.earlier = None
         trial.forget()
         retention.collect(trial, partitions, run.slots, run.commands)
@@ -299,13 +299,6 @@ def _truncate(run: RunRecord, trial: TrialRecord) -> None:
         if step > trial.durable_step and not state.digest:
             run.durability.settled(state.ref)
     retention.truncate(trial, run.slots, run.commands)
-
-
-def _delete(run: RunRecord, trial: TrialRecord) -> None:
-    """Delete all States of an attempt."""
-    for state in trial.states.values():
-        if state.digest:
-            run.commands.append(Delete(state.ref))
 
 
 def _settle(run: RunRecord, trial: TrialRecord) -> None:

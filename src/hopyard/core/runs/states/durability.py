@@ -1,10 +1,10 @@
-"""Which States must still become durable, and until when.
+"""The States that must still become durable, and the deadlines of the slots that owe them.
 
-The State at the end of an epoch is stored always, so its `Durable` must come. A slot that owes such a State and stores
-nothing at all for `durable_timeout`, though it lives, is of no use. Each `Durable` of a slot begins its time anew, and
-so does its `StoreBack`. While the store is away no slot is late. But a slot that cannot reach the store while another
-stores States, at the beginning and at the end of a whole `durable_timeout`, is cut off alone, and late. Time is not
-read here: it arrives with the events.
+The State at the end of an epoch is always stored, so its maker owes a `Durable`. A slot is *late* if it owes a State
+and has stored none for `durable_timeout`. Each `Durable` and each `StoreBack` of a slot restarts this timeout. It is
+suspended while the slot reports that the store is away. If another slot stores States at the beginning and at the end
+of a whole `durable_timeout` in that time, the fault is the slot's own, and it is late. No clock is read here: time
+arrives with the events.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from hopyard.core.runs.leases import Deadlines
 from hopyard.spec import Ref
 
 CUT_OFF = 150.0
-"""Seconds, at least, for which a slot alone must have failed to reach the store: it tries again once a minute."""
+"""Minimum of seconds for which a slot alone fails to reach the store before it is late: it retries once a minute."""
 
 
 @dataclass(slots=True)
 class _Owing:
-    """The States that one slot must still store."""
+    """The States that one slot owes."""
 
     states: dict[Ref, float] = field(default_factory=dict)
     """State → when it was made, the oldest first."""
     stored: float = -math.inf
     """When it last stored any State, or reached the store again."""
     away: float | None = None
-    """Since when it cannot reach the store; None: it can."""
+    """When it last lost the store; None: it reaches the store."""
     alone: float | None = None
     """When another slot first stored a State after `away`; None: none did."""
 
 
 class Durability:
-    """The States that are awaited. Owner: `Machine`.
+    """The awaited States and the slots that owe them. Owner: `Machine`.
 
-    `earliest` costs amortized O(log n), `stored` O(slots that are away), `gone` O(n) for what the slot owes.
+    `earliest` costs amortized O(log n), `stored` O(slots without the store), `gone` O(States that the slot owes).
 
     Args:
-        timeout: seconds in which a slot that owes a State must store one, while it reaches the store.
+        timeout: seconds in which a slot that owes a State and reaches the store must store one.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._makers: dict[Ref, int] = {}
-        """Awaited State → the slot that has it."""
+        """Awaited State → the slot that owes it."""
         self._slots: dict[int, _Owing] = {}
         self._away: dict[int, _Owing] = {}
         """Slots that cannot reach the store."""
@@ -60,13 +60,14 @@ class Durability:
         owing = self._slots.setdefault(slot, _Owing())
         self._makers[ref] = slot
         owing.states[ref] = at
-        self._look(slot, owing)
+        self._update(slot, owing)
 
     def stored(self, slot: int, at: float) -> None:
-        """Record that the slot stored a State, awaited or not: the store is up, also for slots that do not reach it."""
+        """Record that the slot stored a State, awaited or not. The store is up, so slots that do not reach it may be
+        late."""
         if (owing := self._slots.get(slot)) is not None:
             owing.stored = at
-            self._look(slot, owing)
+            self._update(slot, owing)
         for number, other in self._away.items():
             if number == slot or at <= (other.away or 0.0):
                 continue
@@ -77,14 +78,14 @@ class Durability:
                 self._late[number] = self._late.get(number, at)
 
     def settled(self, ref: Ref) -> None:
-        """Stop awaiting a State: it is durable, or nobody needs it."""
+        """Stop awaiting a State, which is durable or no longer needed."""
         if (slot := self._makers.pop(ref, None)) is not None:
             owing = self._slots[slot]
             del owing.states[ref]
-            self._look(slot, owing)
+            self._update(slot, owing)
 
     def gone(self, slot: int) -> None:
-        """Remove a slot, which is gone, and the States that it was to store."""
+        """Remove a lost slot and the States that it owes."""
         owing = self._slots.pop(slot, None)
         self._away.pop(slot, None)
         self._late.pop(slot, None)
@@ -92,34 +93,33 @@ class Durability:
             del self._makers[ref]
 
     def away(self, slot: int, at: float) -> None:
-        """Record that the slot cannot reach the store: it is not late before it can, or others do."""
+        """Record that the slot cannot reach the store, and suspend its deadline."""
         owing = self._away[slot] = self._slots.setdefault(slot, _Owing())
         if owing.away is None:
             owing.away = at
             self._late.pop(slot, None)
 
     def back(self, slot: int, at: float) -> None:
-        """Record that the slot reaches the store again: its time begins anew."""
+        """Record that the slot reaches the store again, and restart its timeout."""
         if (owing := self._away.pop(slot, None)) is not None:
             owing.stored, owing.away, owing.alone = at, None, None
-            self._look(slot, owing)
+            self._update(slot, owing)
 
     def oldest(self, slot: int) -> Ref | None:
-        """Return the awaited State that the slot has had for the longest time."""
+        """Return the State that the slot has owed for the longest time."""
         owing = self._slots.get(slot)
         return None if owing is None else next(iter(owing.states), None)
 
     def earliest(self) -> float | None:
-        """Return when the next slot is late; None: none can be."""
+        """Return the time at which the next slot is late; None: there is no deadline."""
         return self._late.earliest()
 
     def expired(self, at: float) -> list[tuple[int, Ref]]:
-        """Return (slot, the State that it has owed for the longest time) for all slots that are late at this time, in
-        order of their deadlines."""
+        """Return (slot, oldest State that it owes) for all slots that are late at this time, by deadline."""
         return [(slot, next(iter(self._slots[slot].states))) for slot in self._late.due(at)]
 
-    def _look(self, slot: int, owing: _Owing) -> None:
-        """Note when the slot is late, as what it owes has changed."""
+    def _update(self, slot: int, owing: _Owing) -> None:
+        """Update the slot's deadline."""
         if not owing.states:
             self._late.pop(slot, None)
         elif owing.away is None:
