@@ -27,7 +27,7 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),  # by `name` in a docstring, which need not be documented
     ("py:.*", r"(?!hopyard\.).*"),  # names of Python, NumPy, pyspark, …: their inventories are on the network
     # What a user passes on, made by a documented function or class.
-    ("py:class", r"hopyard\.(ports\.Engine|space\.(Choice|Uniform|RandInt|Steps))"),
+    ("py:class", r"hopyard\.(ports\.engines\.Engine|space\.(Choice|Uniform|RandInt|Steps))"),
     ("py:class", r"hopyard\.(spec\.RunSpec|data\.manifest\.Manifest)"),
     ("py:class", r"hopyard\.training\.predictor\.Predictor"),
 ]
