@@ -164,7 +164,7 @@ def test_hosts_agree_with_the_simulated_world(copies, idles):
     assert sum(host.partitions for host in found.hosts.values()) == world.fetched
     assert len(found.hosts) == 3
     idle = found.slot_seconds() - found.busy()
-    waited = fold(world.journal).home_idle
+    waited = fold(world.journal).scheduler.home_idle
     assert 0.5 * idle < waited <= idle if idles else waited == 0
 
 
@@ -214,7 +214,7 @@ def waited(*lines, spec=HOMES, workers=3):
     began = [Began(at=0, spec=spec, workers=workers), *[joined(0, slot) for slot in range(3)]]
     began += [Proposed(at=0, trial=trial, config={}) for trial in range(2)]
     began += [Check(at=0, slot=0, trial=0), Checked(at=10, slot=0, trial=0, faults=(), names=("loss",))]
-    return fold([*began, *lines]).home_idle
+    return fold([*began, *lines]).scheduler.home_idle
 
 
 def trained(at, slot, lease, trial, step):

@@ -293,14 +293,14 @@ def _account(timeline: Chart, machine: Machine, facts: dict[str, Any]) -> str:
 
 def _idle_for_homes(timeline: Chart, machine: Machine) -> list[tuple[str, str]]:
     """Return the row about slots that were idle because no partition that a trial visits next was at home there."""
-    if not machine.home_idle:
+    if not machine.scheduler.home_idle:
         return []
-    share = machine.home_idle / max(machine.home_idle, timeline.slot_seconds())
+    share = machine.scheduler.home_idle / max(machine.scheduler.home_idle, timeline.slot_seconds())
     text = f"{share:.1%} of the slots' time, in which trials waited for hosts that have their rows"
     copies = machine.spec.copies
     if share > HOME_IDLE and copies is not None and machine.spec.members == 1:
         text += f"; parallel=hy.Hopper(copies={copies + 1}) gives each partition one more home"
-    return [("idle for homes", f"{words.duration(machine.home_idle)}, {text}")]
+    return [("idle for homes", f"{words.duration(machine.scheduler.home_idle)}, {text}")]
 
 
 def _one_host(timeline: Chart, facts: dict[str, Any]) -> list[tuple[str, str]]:

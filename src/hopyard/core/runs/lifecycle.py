@@ -197,8 +197,6 @@ def exhaust(run: RunRecord, line: Exhausted) -> None:
     """Note that the search has no more to propose."""
     run.exhausted, run.scheduler.more = True, False
     run.search.exhausted(line.reason)
-    if run.status == "checking" and not run.open:
-        run.status = "failed"
 
 
 def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: str) -> None:

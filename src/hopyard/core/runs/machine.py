@@ -21,9 +21,8 @@ No clock, no I/O, no randomness: time is in the events.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.runs import epochs, faults, lifecycle
@@ -66,15 +65,12 @@ from hopyard.core.runs.gangs import Gangs
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.retries import Retries
-from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.run_record import RunRecord, RunStatus
 from hopyard.core.runs.scheduling.scheduler import Assignment
 from hopyard.core.runs.slots import Slots
 from hopyard.core.runs.states import retention
 from hopyard.core.runs.states.storing import Storing
 from hopyard.spec import Ref, RunSpec, Unit, Warned
-
-COUNT_SECONDS = 1e-4
-"""Seconds of a run, for each trial, in which idle slots beside waiting trials are counted at most once."""
 
 
 class Machine:
@@ -87,14 +83,14 @@ class Machine:
         trials, slots, leases, places, scheduler, search, warnings: as in `RunRecord`.
         workers: all workers, those that are members of gangs too.
         defects: values that must be equal and are not, one sentence each.
-        home_idle: slot-seconds of slots that were idle while trials waited, where partitions have homes: no partition
-            that these trials visit next was at home there.
+        status: how far the run is.
     """
 
     def __init__(self, spec: RunSpec) -> None:
         self._run = RunRecord(spec)
         self._retries = Retries(self._run)
-        self._preflight = Preflight(self._run, self._retries)
+        self.status: RunStatus = "checking"
+        self._preflight = Preflight(self._run, self._retries, self._set_status)
         self.workers = Gangs(self._run)
         self._slots = Slots(self._run, self.workers, self._retries, self._preflight)
         self._storing = Storing(self._run, self.workers, self._retries)
@@ -106,18 +102,10 @@ class Machine:
         self.search = self._run.search
         self.defects = self._storing.defects
         self.warnings = self._run.warnings
-        self.home_idle = 0.0
-        self._unmatched, self._counted = 0, -math.inf
-        """Slots that are idle while trials wait, as counted last, and when."""
         self._finishing = False
         """`Finish` was commanded."""
         self._homes_changed = False
         """A host became home to partitions since assignments were last asked for."""
-
-    @property
-    def status(self) -> Literal["checking", "running", "completed", "partial", "failed"]:
-        """`RunRecord.status`."""
-        return self._run.status
 
     @property
     def spec(self) -> RunSpec:
@@ -188,14 +176,15 @@ class Machine:
         self._pass(line)
         _APPLY[type(line)](self, line)
 
+    def _set_status(self, status: RunStatus) -> None:
+        self.status = status
+
     def _pass(self, line: Line) -> None:
         """Note the time of a line. No driver was there before `Resumed`."""
         run = self._run
         run.before, run.at = run.at, line.at
         if self.places.active and self.status == "running" and type(line) is not Resumed:
-            if run.at >= self._counted + COUNT_SECONDS * len(self.trials):
-                self._unmatched, self._counted = self.scheduler.unmatched(), run.at
-            self.home_idle += self._unmatched * (run.at - run.before)
+            self.scheduler.count_idle(run.before, run.at)
 
     def settle(self) -> None:
         """Drop what a fold noted: the decisions that followed are in the journal themselves.
@@ -230,6 +219,11 @@ class Machine:
         return {state.ref for trial in self.trials.values() for state in trial.durable}
 
     # ---------------------------------------------------------------- trials and slots come
+
+    def _exhausted(self, event: Exhausted) -> None:
+        lifecycle.exhaust(self._run, event)
+        if self.status == "checking" and not self._run.open:
+            self.status = "failed"
 
     def _joined(self, event: Joined) -> None:
         self._slots.join(event)
@@ -358,7 +352,7 @@ class Machine:
     def _resumed(self, event: Resumed) -> None:
         self._slots.renew(event)
         if self._run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
-            self._run.status, self._finishing = "running", False
+            self.status, self._finishing = "running", False
 
     def _retried(self, event: Retried) -> None:
         trial = self.trials[event.trial]
@@ -374,7 +368,7 @@ class Machine:
             self._preflight.begin_anew("")
 
     def _finished(self, event: Finished) -> None:
-        self._run.status, self._finishing = event.status, True
+        self.status, self._finishing = event.status, True
 
     # ---------------------------------------------------------------- decisions
 
@@ -469,7 +463,7 @@ def fold(lines: Iterable[Line], machine: Machine | None = None) -> Machine:
 _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Began: lambda machine, event: machine._run.begin(event),
     Proposed: lambda machine, event: lifecycle.propose(machine._run, event),
-    Exhausted: lambda machine, event: lifecycle.exhaust(machine._run, event),
+    Exhausted: Machine._exhausted,
     Joined: Machine._joined,
     Formed: lambda machine, line: machine.workers.form(line),
     Check: lambda machine, line: machine._preflight.begin(line),

@@ -6,11 +6,13 @@ of its own is checked again. `Check` is a decision, so it is in the journal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hopyard.core.runs import faults, lifecycle
 from hopyard.core.runs.events import Check, Checked
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.retries import Retries
-from hopyard.core.runs.run_record import RunRecord
+from hopyard.core.runs.run_record import RunRecord, RunStatus
 from hopyard.spec import Fault
 from hopyard.text import escaped
 
@@ -21,16 +23,22 @@ CHECKS = 3
 class Preflight:
     """The checks of a run. Owner: `Machine`.
 
+    Args:
+        run: the machine's.
+        retries: the machine's.
+        set_status: changes the status of the run.
+
     Attributes:
         names: the metrics that the first trial that passed reports.
     """
 
-    def __init__(self, run: RunRecord, retries: Retries) -> None:
+    def __init__(self, run: RunRecord, retries: Retries, set_status: Callable[[RunStatus], None]) -> None:
         self.names: tuple[str, ...] = ()
         self._faults: dict[str, list[int]] = {}
         """What is wrong → the trials that did not pass because of it."""
         self._run = run
         self._retries = retries
+        self._set_status = set_status
         self._checking: tuple[int, int] | None = None
         """(slot, trial) of the check that is under way."""
         self._unfit = 0
@@ -87,7 +95,7 @@ class Preflight:
             faults.cleared(trial)
             trial.model = event.model
             self.names = event.names
-            self._run.status = "running"
+            self._set_status("running")
 
     def lost(self, slot: int, reason: str, fault: str) -> None:
         """Handle the loss of a slot, and of its check; a trial that has lost `strikes` slots is poison."""
@@ -106,7 +114,7 @@ class Preflight:
         passed, there is a new preflight."""
         self._unfit, self._faults = 0, {}
         self._recipe = recipe or self._recipe
-        self._run.status = "running" if self.names and not recipe else "checking"
+        self._set_status("running" if self.names and not recipe else "checking")
 
     def clear(self) -> None:
         """Drop the check under way, as all slots are gone."""
@@ -129,4 +137,4 @@ class Preflight:
         lifecycle.fail(self._run, trial, fault, "; ".join(errors), trace)
         self._unfit += 1
         if self._unfit >= CHECKS or (self._run.exhausted and not self._run.open):
-            self._run.status = "running" if self.names else "failed"
+            self._set_status("running" if self.names else "failed")

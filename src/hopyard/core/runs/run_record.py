@@ -14,12 +14,14 @@ from hopyard.core.runs.search import Search
 from hopyard.core.runs.states.durability import Durability
 from hopyard.spec import RunSpec, Warned
 
+RunStatus = Literal["checking", "running", "completed", "partial", "failed"]
+"""Checking until preflight has passed, then running; the others are how a run ends."""
+
 
 class RunRecord:
     """All that the machine knows of one run. Owner: `Machine`, which passes it to the modules that change parts of it.
 
     Attributes:
-        status: "checking" until preflight passed, then "running", at last "completed", "partial" or "failed".
         spec: what the user asked for, with the timeouts of the present driver.
         trials: number → TrialRecord, in the order of proposal.
         slots: number → SlotRecord, for those that are there.
@@ -39,7 +41,6 @@ class RunRecord:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self.status: Literal["checking", "running", "completed", "partial", "failed"] = "checking"
         self.spec = spec
         self.trials: dict[int, TrialRecord] = {}
         self.slots: dict[int, SlotRecord] = {}

@@ -26,6 +26,8 @@ from hopyard.spec import Kind, PartitionRange, RowKind, RunSpec
 
 BEYOND = 2
 """The first tier of `Homes` beyond a host's share: what any host may take, if it has nothing else to do."""
+COUNT_SECONDS = 1e-4
+"""Least seconds of a run between two counts of idle slots, for each trial."""
 EVERYWHERE = (0,)
 """The blocks where partitions have no homes."""
 
@@ -57,6 +59,8 @@ class Scheduler:
         resting: those slots.
         withheld: idle workers that wait for others to form a gang with.
         more: whether more trials may be proposed, so that slots need not end together.
+        home_idle: slot-seconds in which slots were idle while trials waited, because no partition that these trials
+            visit next was at home there.
     """
 
     def __init__(
@@ -72,6 +76,9 @@ class Scheduler:
         self.resting: set[int] = set()
         self.withheld: set[int] = set()
         self.more = True
+        self.home_idle = 0.0
+        self._unmatched, self._counted = 0, -math.inf
+        """Number of idle slots that could train a waiting trial if homes did not matter, and when it was counted."""
         self.spec = spec
         self._trials = trials
         self._slots = slots
@@ -217,11 +224,13 @@ class Scheduler:
                 best, found = rank, slot
         return found
 
-    def unmatched(self) -> int:
-        """Return the number of idle slots that could train a waiting trial if homes did not matter. O(trials) if a slot
-        is idle."""
-        idle = sum(self._slots[number].trains for number in self.idle)
-        return min(idle, sum(map(self.is_ready, self._trials.values()))) if idle else 0
+    def count_idle(self, before: float, at: float) -> None:
+        """Add the time from `before` to `at` to `home_idle`. Slots are counted only now and then, in O(trials)."""
+        if at >= self._counted + COUNT_SECONDS * len(self._trials):
+            idle = sum(self._slots[number].trains for number in self.idle)
+            self._unmatched = min(idle, sum(map(self.is_ready, self._trials.values()))) if idle else 0
+            self._counted = at
+        self.home_idle += self._unmatched * (at - before)
 
     def spare(self, at: float, seconds: float) -> list[int]:
         """Return the slots that may be given back at this time: those idle for so many seconds, with no State in their
