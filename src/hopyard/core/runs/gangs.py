@@ -53,9 +53,10 @@ class Gangs:
 
     def regroup(self) -> None:
         """Form the gangs that can be formed now. Workers that wait for busy ones to form a gang rest meanwhile."""
-        run, slots, size = self._run, self._run.slots, self._run.spec.members
+        run, size = self._run, self._run.spec.members
         if size == 1:
             return
+        slots = run.slots
         free = [slot for slot in slots.values() if not slot.members]
         apart = run.places.settled
         groups = grouped([slot for slot in free if not slot.busy], size, apart)
