@@ -146,7 +146,7 @@ def _facts(timeline: Chart, machine: Machine, status: str) -> dict[str, Any]:
         "state_bytes": timeline.stored_bytes,
         "fetched_bytes": sum(host.fetched_bytes for host in records),
         "exchanged_bytes": sum(host.exchanged_bytes for host in records),
-        "home_idle_seconds": machine.home_idle,
+        "home_idle_seconds": machine.scheduler.home_idle,
         "lost": [mark.text for mark in timeline.lost],
         "resumed": len(timeline.gaps),
         "defects": list(machine.defects),
