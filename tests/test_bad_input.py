@@ -195,9 +195,7 @@ def test_more_workers_than_cores_is_a_warning(tmp_path: Path, monkeypatch: pytes
         ("nan", r"the loss is nan in trial 2, epoch 2, partition \d: this configuration diverged"),
     ],
 )
-def test_one_config_that_fails_ends_its_own_trial(
-    tmp_path: Path, undisturbed: list[str], what: str, message: str
-) -> None:
+def test_a_failing_config_ends_its_own_trial(tmp_path: Path, undisturbed: list[str], what: str, message: str) -> None:
     configs = [{**config, "at": 13, "do": what} if n == 2 else config for n, config in enumerate(CONFIGS)]
     run = select(tmp_path / "run", troubled, configs)
     assert run.status == "partial"

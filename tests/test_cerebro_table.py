@@ -68,7 +68,7 @@ def test_the_table_has_a_line_for_each_measure() -> None:
     assert cells["rows read by the network instead, an epoch, computed, MB: 2 hosts"] == ["", "", "20", ""]
 
 
-def test_what_is_worse_is_said() -> None:
+def test_worse_values_are_marked() -> None:
     assert cerebro_page.worse(results()).splitlines() == [
         "- seconds an epoch, 2 hosts: hopping 5.0, parameter servers 4.5.",
         "- MB moved an epoch, rows included, 2 hosts: hopping 17, task parallel 12.",

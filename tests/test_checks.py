@@ -118,7 +118,7 @@ def test_arrays_of_one_axis_are_lists_of_python_s_values(value: Any, plain: Any)
         assert [type(item) for item in found] == [type(item) for item in plain]
 
 
-def test_what_is_no_sequence_stays_as_it_is() -> None:
+def test_a_value_that_is_no_sequence_stays_as_it_is() -> None:
     for value in (np.zeros((2, 2)), {"a": 1}, object(), pd.DataFrame({"a": [1]})):
         assert sequence(value) is value and scalar(value) is value
 
@@ -218,7 +218,7 @@ def test_nor_are_those_of_a_store() -> None:
         lambda: hy.Dataset.arrow(TABLE, features=["x"], label={ODD: "y"}),
     ],
 )
-def test_what_would_be_written_otherwise_than_it_is_used_is_refused(make: Any) -> None:
+def test_a_value_that_changes_when_written_is_refused(make: Any) -> None:
     with pytest.raises(SpecError) as caught:
         make()
     str(caught.value).encode()  # the message itself can be written
@@ -240,7 +240,7 @@ def test_a_file_whose_name_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"seed": 2**70}, {"configs": [{"lr": 0.1, "note": ODD}]}, {"store": ODD}])
-def test_nothing_is_written_before_it_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_bad_arguments_are_refused_before_anything_is_written(tmp_path: Path, given: dict[str, Any]) -> None:
     configs = given.pop("configs", CONFIGS)
     with pytest.raises(SpecError):
         select(tmp_path / "run", linear, configs, **given)

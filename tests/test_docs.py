@@ -159,7 +159,7 @@ def test_the_first_program_of_a_page_runs_when_pasted(page: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_what_is_not_run_can_be_read_by_python_and_bash(page: Path) -> None:
+def test_blocks_that_are_not_run_parse(page: Path) -> None:
     for block in pages.blocks(page):
         if block.language == "python":
             block.compiled()

@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_while_a_file_is_read(monkeypatch: pytest.Monke
         next(records("memory://filesystems/c.parquet"))
 
 
-def test_what_is_not_there_is_no_fault_of_the_file_system() -> None:
+def test_a_missing_file_is_not_a_file_system_fault() -> None:
     for source in ("memory://nothing/x", "memory://nothing/*.parquet"):
         with pytest.raises(DataError, match="no Parquet file matches"):
             hy.Dataset.parquet(source, features=["a"], label="b")

@@ -224,7 +224,7 @@ def test_a_gang_that_may_get_smaller_goes_on_without_a_lost_member(tmp_path: Pat
         replay(run.directory)
 
 
-def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> None:
     engine = hy.Local(2, devices=None)
     with pytest.raises(hy.PreflightError, match=r"Linear .* gang"):
         hy.fit(
@@ -232,7 +232,7 @@ def test_what_cannot_be_a_member_is_refused_before_any_unit(tmp_path: Path) -> N
         )
 
 
-def test_one_process_is_no_gang() -> None:
+def test_one_process_is_not_a_gang() -> None:
     with pytest.raises(hy.SpecError, match=r"gang of 2.* 'inline' has 1"):
         hy.fit(linear, {"lr": 0.1}, dataset(), epochs=1, engine=hy.Inline(), parallel=hy.AllReduce(2))
 

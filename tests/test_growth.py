@@ -127,7 +127,7 @@ def test_a_journal_of_arrays_is_not_kept_either(tmp_path: Path) -> None:
     assert peak(lambda: fold(read(more, CODEC))) - peak(lambda: fold(read(few, CODEC))) < longer / 3
 
 
-def test_who_goes_on_knows_what_was_before(tmp_path: Path, small: tuple[Path, int]) -> None:
+def test_a_resumed_driver_knows_the_past(tmp_path: Path, small: tuple[Path, int]) -> None:
     layout = Layout(tmp_path)
     layout.journal.write_bytes(small[0].read_bytes())
     machine, earlier = recover(layout)
@@ -248,7 +248,7 @@ def test_a_run_that_failed_in_the_background_holds_none_either(
 
 @pytest.mark.cold
 @pytest.mark.parametrize("what", ["search", "views"])
-def test_what_raises_before_the_loop_leaves_no_thread_and_no_descriptor(
+def test_an_early_error_leaves_no_thread_and_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     local = hy.Local(1, devices=None)

@@ -184,19 +184,19 @@ def test_an_input_of_a_name_that_the_data_has_not(tmp_path: Path) -> None:
     refused(tmp_path / "run", two_inputs, *words, data=halves(right="rihgt"))
 
 
-def test_one_of_several_inputs_has_another_shape(tmp_path: Path) -> None:
+def test_several_inputs_of_which_one_has_another_shape(tmp_path: Path) -> None:
     words = ["input 'left' takes rows of shape (4,), those of the data have shape (3,)", "ctx.inputs['left'][0]"]
     refused(tmp_path / "run", two_inputs, *words, data=halves(cut=3))
 
 
-def test_one_array_for_a_model_of_two_inputs(tmp_path: Path) -> None:
+def test_a_single_array_for_a_model_of_two_inputs(tmp_path: Path) -> None:
     words = ["the model has 2 inputs (left, right), the data has one", "give the Dataset features as a dict"]
     refused(tmp_path / "run", two_inputs, *words)
 
 
 @pytest.mark.parametrize("name", ["left", "other"])
 @pytest.mark.filterwarnings("error:The structure of `inputs`")
-def test_one_input_by_name_fits_a_sequential_model(tmp_path: Path, name: str) -> None:
+def test_a_named_input_fits_a_sequential_model(tmp_path: Path, name: str) -> None:
     """As it fits a functional one, whatever its name."""
 
     def recipe(config: Any) -> Any:
@@ -476,7 +476,7 @@ def test_a_model_that_cannot_be_exact(
 @pytest.mark.parametrize(
     ("layer", "eager"), [(sampling, False), (counting, True)], ids=["a sampler", "a variable, eagerly"]
 )
-def test_what_only_a_step_done_twice_can_tell(tmp_path: Path, layer: Callable[[], Any], eager: bool) -> None:
+def test_differences_that_only_a_repeated_step_shows(tmp_path: Path, layer: Callable[[], Any], eager: bool) -> None:
     """No graph says so, or there is none."""
 
     def recipe(config: Any) -> Any:

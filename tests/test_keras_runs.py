@@ -298,7 +298,7 @@ def test_workers_are_quiet(one: Run, two: Run) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_nothing_of_ours_warns(one: Run, tmp_path: Path) -> None:
+def test_our_code_does_not_warn(one: Run, tmp_path: Path) -> None:
     """Keras' LearningRateScheduler and `save` do, with NumPy 2."""
     run = select(tmp_path / "run", zoo, [ZOO[0], ZOO[4]], epochs=1)
     one.trials[2].predict(table(5)[0])
@@ -310,7 +310,7 @@ def test_nothing_of_ours_warns(one: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("trial", "size"), [(0, 16), (1, 32), (5, FIXED)], ids=["config", "default", "recipe"])
-def test_where_the_batch_size_comes_from(one: Run, trial: int, size: int) -> None:
+def test_sources_of_the_batch_size(one: Run, trial: int, size: int) -> None:
     """Told by the steps that the optimizer took."""
     parts = dataset().prepare().train
     steps = 2 * sum(len(sizes(part.rows, size)) for part in parts)
@@ -498,7 +498,7 @@ def test_weights_count(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ who needs it not
 
 
-def test_nobody_else_imports_tensorflow(tmp_path: Path) -> None:
+def test_no_other_process_imports_tensorflow(tmp_path: Path) -> None:
     """Neither a driver nor a worker of a NumPy or a torch recipe; asked at the end of the last validation."""
     body = (
         ABSENT

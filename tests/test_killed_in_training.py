@@ -59,7 +59,7 @@ ALWAYS = {("ps_tutorial", "ps", "task", "local"): {"worker": 1, "ps": 1}}
     ("name", "role", "scope", "engine"),
     [cell if cell in ALWAYS else pytest.param(*cell, marks=pytest.mark.campaign) for cell in CELLS],
 )
-def test_it_goes_on_from_its_checkpoint(
+def test_a_killed_program_goes_on_from_its_checkpoint(
     name: str, role: str, scope: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")

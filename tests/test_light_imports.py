@@ -12,9 +12,7 @@ from light_imports import LARGE, UNUSED
 
 
 @pytest.mark.parametrize(("name", "importer"), [(name, importer) for name in UNUSED for importer in UNUSED[name]])
-def test_who_has_no_use_for_it_alone_does_not_find_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, importer: str
-) -> None:
+def test_light_imports_hide_unused_packages(monkeypatch: pytest.MonkeyPatch, name: str, importer: str) -> None:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     monkeypatch.delitem(sys.modules, name, raising=False)

@@ -261,7 +261,7 @@ def helped(folder: str, stop: bool) -> Any:
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_nothing_lives_that_a_recipe_started_when_the_driver_is_killed(tmp_path: Path, stop: bool) -> None:
+def test_processes_of_a_recipe_end_with_a_killed_driver(tmp_path: Path, stop: bool) -> None:
     """Bug: helpers lived on, always; the run's folder in shared memory stayed until the next start."""
     body = f"""
 from test_liveness import helped
@@ -343,7 +343,7 @@ def test_a_killed_worker_takes_its_helpers_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_nothing_lives_that_a_program_started_when_the_driver_is_killed(tmp_path: Path, stop: bool) -> None:
+def test_processes_of_a_program_end_with_a_killed_driver(tmp_path: Path, stop: bool) -> None:
     """Its agents, their tasks, helpers of these; also when an agent is stopped."""
     body = f"""
 import os, signal, subprocess, time

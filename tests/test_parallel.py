@@ -32,7 +32,7 @@ from jobs import dataset, digests, journal, linear
         (lambda: hy.LocalSGD(2, min_workers=3), r"LocalSGD\(min_workers=\) must .*workers=2, got 3"),
     ],
 )
-def test_what_is_not_allowed_is_refused_when_it_is_made(make, words):
+def test_bad_values_are_refused_at_construction(make, words):
     with pytest.raises(hy.SpecError, match=words):
         make()
 

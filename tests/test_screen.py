@@ -69,7 +69,7 @@ def test_json_has_the_values(run: hy.Run, verb: str) -> None:
         assert json.loads(outcome.output)["trials"][0]["config"][f"name {EVIL}"] == EVIL
 
 
-def test_what_python_prints(run: hy.Run) -> None:
+def test_output_of_python_is_shown(run: hy.Run) -> None:
     harmless(run.report())
     harmless((run.directory / "report.txt").read_text())
     harmless(repr(run))

@@ -210,7 +210,7 @@ def test_numbers_and_arrays_of_numpy_are_as_python_s():
         (lambda: Space(a=b"x"), r"Space\(a=…\).*is a bytes"),
     ],
 )
-def test_what_is_refused_and_how(make, words):
+def test_refusals_of_spaces(make, words):
     with pytest.raises(SpecError, match=words):
         make()
 

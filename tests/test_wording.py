@@ -134,7 +134,7 @@ def written(text: str, answer: Callable[[str], str]) -> str:
 
 
 @pytest.mark.parametrize(("expression", "text"), [pytest.param(*entry, id=entry[0]) for entry in entries()])
-def test_what_is_said(expression: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wording_of_errors(expression: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert f"{said(expression)}\n" == text
     assert list(tmp_path.iterdir()) == [], "what is refused leaves nothing behind"

@@ -35,7 +35,7 @@ def eventually(found: Any, seconds: float = 60.0) -> bool:
 # ------------------------------------------------------------------------------------------------- the page
 
 
-def test_what_an_agent_writes_a_fork_of_it_reads() -> None:
+def test_a_fork_reads_the_agents_writes() -> None:
     """In a process of its own: libraries that other tests imported warn of a fork, and may deadlock in one."""
     code = """
 import os
@@ -157,7 +157,7 @@ def looked_at(folder: Path, what: str) -> Any:
     return lambda config: Looks(WIDTH, 2, lr=config["lr"], batch_size=16)
 
 
-def test_it_is_small_and_holds_nothing_of_the_agent(tmp_path: Path) -> None:
+def test_the_companion_is_small_and_shares_nothing_with_the_agent(tmp_path: Path) -> None:
     run = select(tmp_path / "run", looked_at(tmp_path, "look"), CONFIGS[:1], engine=hy.Local(1, devices=None))
     assert run.status == "completed"
     files = (tmp_path / "files").read_text().splitlines()

@@ -122,7 +122,7 @@ def test_all_arrives_once_and_in_order_however_often_the_connection_breaks(both:
     assert it.network.lost > 0
 
 
-def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
+def test_messages_are_confirmed_while_the_main_thread_works(
     both: Callable[..., Both], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where it goes aside, and else when it is said again."""
@@ -144,7 +144,7 @@ def test_what_the_driver_says_is_confirmed_while_the_main_thread_works(
     assert it.agent.receive() == End()
 
 
-def test_who_waits_for_others_too_finds_all_that_came(both: Callable[..., Both]) -> None:
+def test_waiting_for_several_sources_finds_all_messages(both: Callable[..., Both]) -> None:
     it = both()
     it.greet()
     assert it.agent.received() == []
@@ -228,7 +228,7 @@ def left_open(connection: DriverConnection) -> None:
     connection._context.term()
 
 
-def test_who_gives_up_leaves_the_main_threads_socket_alone(
+def test_giving_up_leaves_the_main_threads_socket_alone(
     both: Callable[..., Both], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A socket belongs to one thread: closed by another in the middle of its use, it ends the process in a way that

@@ -52,7 +52,7 @@ def test_now_where_it_is_there(late: str) -> None:
     assert seen == [module]
 
 
-def test_what_only_looks_for_it_loads_nothing(late: str) -> None:
+def test_looking_for_a_module_does_not_load_it(late: str) -> None:
     seen: list[ModuleType] = []
     when_imported(late, seen.append)
     spec: Any = importlib.util.find_spec(late)

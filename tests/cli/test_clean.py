@@ -49,12 +49,12 @@ def there(home: Path) -> set[str]:
     return {path.parent.name for path in (home / "cache" / "hopyard" / "data").glob(f"*/{FILE}")}
 
 
-def test_nothing_there(home: Path) -> None:
+def test_clean_of_an_empty_directory(home: Path) -> None:
     assert call().stdout == "nothing to remove\n"
     assert not list((home / "cache").iterdir())
 
 
-def test_it_lists_and_removes_only_when_told(home: Path) -> None:
+def test_clean_lists_and_removes_only_on_request(home: Path) -> None:
     old, new = entry(home, 1, 20).key, entry(home, 2, 3).key
     listed = call()
     assert listed.exit_code == 0
@@ -67,7 +67,7 @@ def test_it_lists_and_removes_only_when_told(home: Path) -> None:
     assert there(home) == set()
 
 
-def test_it_says_where_the_cache_is_and_how_large(home: Path) -> None:
+def test_clean_reports_the_caches_path_and_size(home: Path) -> None:
     root, old, new = home / "cache" / "hopyard" / "data", entry(home, 1, 20).path, entry(home, 2, 3).path
     sizes = {item["path"]: item["bytes"] for item in json.loads(call("--json").stdout)["items"]}
     assert json.loads(call("--json").stdout)["cache"] == {"path": str(root), "bytes": sum(sizes.values())}
@@ -79,7 +79,7 @@ def test_it_says_where_the_cache_is_and_how_large(home: Path) -> None:
     assert said in call("--yes", "--older-than", "7d").stdout
 
 
-def test_what_is_needed_or_in_use_stays(home: Path) -> None:
+def test_needed_or_used_entries_stay(home: Path) -> None:
     run = home / "work" / "runs" / "a"
     run.mkdir(parents=True)
     (run / "journal.jsonl").write_text("x" * 500)
@@ -135,7 +135,7 @@ def test_rows_whose_age_the_file_system_does_not_tell(home: Path, monkeypatch: p
     assert not rows.exists()
 
 
-def test_what_killed_processes_left(home: Path) -> None:
+def test_leftovers_of_killed_processes(home: Path) -> None:
     temporary = home / "tmp"
     (temporary / "other").mkdir()
     young, dead, live = (scratch.Folder(temporary, name) for name in ("young", "dead", "live"))

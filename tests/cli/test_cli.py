@@ -276,7 +276,7 @@ def test_logs_follow_until_the_driver_is_gone(runs):
 
 
 @pytest.mark.slow
-def test_what_only_reads_imports_no_framework_and_unpickles_nothing(runs):
+def test_reading_commands_import_no_framework_and_unpickle_nothing(runs):
     (runs / "done" / "recipe.pkl").write_bytes(b"cos\n_exit\n(I99\ntR.")  # unpickled, it would end the process
     code = textwrap.dedent(
         """
@@ -488,7 +488,7 @@ def test_spark_without_a_master_is_executors_of_this_machine(no_master, script, 
 
 
 @pytest.mark.parametrize("by", ["--master", "spark-submit", "MASTER", "arguments", "settings"])
-def test_who_tells_spark_its_master(no_master, script, monkeypatch, by):
+def test_the_spark_master_option(no_master, script, monkeypatch, by):
     if by == "settings":
         no_master.write_text("spark.app.name x\nspark.master   yarn\n")
     elif by != "--master":

@@ -56,7 +56,7 @@ def test_an_example_of_each_verb():
             assert options <= listed(APP.commands[name]), f"hopyard {name}: an example with another option"
 
 
-def test_what_is_listed_is_what_help_shows():
+def test_the_page_lists_what_help_shows():
     for verb, command in APP.commands.items():
         shown = CliRunner().invoke(cli.app, [verb, "--help"], terminal_width=200, color=False).output
         for option in listed(command):

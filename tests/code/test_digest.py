@@ -376,7 +376,7 @@ LOOP: list[Any] = [cycle]
 LOOP.append(LOOP)
 
 
-def test_what_reaches_itself_ends() -> None:
+def test_recursive_code_has_a_digest() -> None:
     assert digest(cycle) == digest(cycle) != digest(other)
 
 
@@ -389,7 +389,7 @@ def test_equal_parts_need_not_be_one_object() -> None:
     assert digest(one) == digest(two)
 
 
-def test_what_cannot_be_seen_is_named(make: Make, tmp_path: Path) -> None:
+def test_code_out_of_sight_is_named(make: Make, tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(Unseen, match=r"^lock: a lock, TypeError: cannot pickle"):
         digest(lambda batch: (lock, batch))
@@ -458,7 +458,7 @@ def test_a_library_counts_with_its_version(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_nothing_of_a_library_is_imported_to_look_at_it(tmp_path: Path) -> None:
+def test_a_library_is_not_imported_to_be_digested(tmp_path: Path) -> None:
     """`hopyard.keras` is imported when it is asked for; so are the parts of many a library."""
     script = "import sys, hopyard as hy\ndef recipe(config):\n    return hy.keras.Model(None)\n"
     script += "from hopyard.code.digest import digest\ndigest(recipe)\nassert 'keras' not in sys.modules\n"

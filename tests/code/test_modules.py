@@ -81,7 +81,7 @@ def test_installed_into_a_folder_of_ones_own_goes_by_name(bring: Callable[..., M
     assert is_users(bring("beside_it", folder="libs2").__name__)
 
 
-def test_what_a_build_leaves_beside_the_sources_does_not_count(bring: Callable[..., ModuleType]) -> None:
+def test_build_products_beside_sources_do_not_count(bring: Callable[..., ModuleType]) -> None:
     """An editable install too: its metadata are in site-packages, its folder is the user's."""
     project = bring("my_project", my_project__egg_info="my_project\n")
     assert not by_name(project.recipe, "my_project")
@@ -115,7 +115,7 @@ def test_packages_without_a_file_of_their_own(tmp_path: Path, monkeypatch: pytes
     assert [is_users(f"shared_space.{name}") for name in ("theirs", "bought", "own")] == [False, False, True]
 
 
-def test_a_package_that_is_not_imported_yet_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_not_imported_yet_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "not_yet.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert is_users("not_yet")
@@ -123,7 +123,7 @@ def test_a_package_that_is_not_imported_yet_is_told(tmp_path: Path, monkeypatch:
     assert "not_yet" not in sys.modules
 
 
-def test_what_cannot_go_by_value_goes_by_name_and_is_said(
+def test_code_that_cannot_be_pickled_by_value_goes_by_name_with_a_warning(
     bring: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture
 ) -> None:
     locked = bring(
@@ -143,13 +143,13 @@ def test_what_cannot_go_by_value_goes_by_name_and_is_said(
     sys.modules["own_code"] = own
 
 
-def test_where_that_does_not_help_the_first_reason_is_given(bring: Callable[..., ModuleType]) -> None:
+def test_the_first_reason_is_given_where_by_name_fails_too(bring: Callable[..., ModuleType]) -> None:
     nets, lock = bring("user_nets"), threading.Lock()
     with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock'"):
         dumps(lambda config: (nets.recipe(config), lock))
 
 
-def test_what_the_user_registered_stays_registered(bring: Callable[..., ModuleType]) -> None:
+def test_modules_registered_by_the_user_stay_registered(bring: Callable[..., ModuleType]) -> None:
     nets = bring("user_nets")
     cloudpickle.register_pickle_by_value(nets)
     try:

@@ -125,7 +125,7 @@ def test_a_cluster_that_does_not_end_is_stopped_after_the_timeout(sc: Any) -> No
         ({"num_executors": 2, "num_ps": 1, "driver_ps_nodes": True, "input_mode": SPARK}, "driver_ps_nodes=True is"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(arguments: Any, words: str) -> None:
+def test_bad_arguments_are_refused_before_anything_starts(arguments: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         TFCluster.run(None, squares, None, **arguments)
 

@@ -76,7 +76,7 @@ def test_a_class_of_its_own_is_written_by_keras(tmp_path: Path) -> None:
     assert "serving_default" in tf.saved_model.load(str(tmp_path / "m")).signatures
 
 
-def test_who_is_not_chief_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chief_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     compat.export_saved_model(model, str(tmp_path / "m"), False)

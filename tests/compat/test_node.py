@@ -205,7 +205,7 @@ def test_a_list_of_arguments_is_the_programs_command_line(monkeypatch: pytest.Mo
     assert main({"steps": 3}, program()) == (["pytest"], "worker")
 
 
-def test_rdma_is_said_to_be_gone() -> None:
+def test_rdma_is_reported_as_unsupported() -> None:
     with pytest.raises(SpecError, match="no RDMA transport"):
         TFNodeContext().start_cluster_server(rdma=True)
 

@@ -58,7 +58,7 @@ def test_params_that_are_set_join_the_arguments() -> None:
     assert args == Namespace({"a": 1, "steps": 2})
 
 
-def test_params_are_checked_and_told_of() -> None:
+def test_params_are_checked_and_documented() -> None:
     made: Any = Trainer(Namespace({}))
     with pytest.raises(TypeError, match="must be a dict"):
         made.setInputMapping(["a"])
@@ -86,7 +86,7 @@ def test_a_copy_has_its_own_params() -> None:
     assert first.getEpochs() == 1
 
 
-def test_what_is_missing_is_said_before_anything_is_started() -> None:
+def test_missing_params_are_reported_before_anything_starts() -> None:
     with pytest.raises(SpecError, match="input_mapping is empty"):
         TFEstimator(lambda args, ctx: None, {})._fit(None)
     with pytest.raises(SpecError, match="export_fn is of TensorFlow 1"):

@@ -45,7 +45,9 @@ def train(args: Any, ctx: Any) -> None:
     compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")
 
 
-def test_it_learns_and_its_model_is_read_back(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_learns_and_its_model_is_read_back(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     features = np.random.default_rng(0).random((1000, 2))
     rows = [(x.tolist(), [float(x @ WEIGHTS)]) for x in features]
@@ -137,7 +139,7 @@ def test_an_output_of_unknown_rank_is_found_out_by_a_row(spark: Any, saved: Call
 
 
 @pytest.mark.long
-def test_what_the_signature_lacks_is_named(spark: Any, tmp_path: Path) -> None:
+def test_missing_signature_inputs_are_named(spark: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
     compat.export_saved_model(model, str(tmp_path / "m"), True)
     made: Any = pipeline.TFModel({}).setExportDir(str(tmp_path / "m"))  # type: ignore[attr-defined]

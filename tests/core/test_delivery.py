@@ -139,7 +139,7 @@ TestOverfull = Overfull.TestCase
 TestOverfull.settings = settings(max_examples=30, stateful_step_count=12)
 
 
-def test_what_is_not_confirmed_is_due_after_the_patience_and_then_ever_less_often() -> None:
+def test_unconfirmed_messages_are_resent_with_backoff() -> None:
     outbox = Outbox(PATIENCE)
     outbox.add(b"one", 100.0)
     due = [second for second in range(100, 400) if outbox.overdue(float(second))]
@@ -184,7 +184,7 @@ def test_a_number_far_ahead_is_not_kept() -> None:
     assert inbox.delivered == 5
 
 
-def test_a_confirmation_that_was_lost_is_told_again() -> None:
+def test_a_lost_confirmation_is_sent_again() -> None:
     one, other = Delivery(PATIENCE), Delivery(PATIENCE)
     head = one.send(b"one", 0.0)
     assert other.receive(head, b"one") == [b"one"]
@@ -200,7 +200,7 @@ def test_a_confirmation_that_was_lost_is_told_again() -> None:
     assert len(one.outbox) == 0
 
 
-def test_what_came_too_early_takes_room_only_until_its_turn() -> None:
+def test_early_messages_are_held_until_their_turn() -> None:
     inbox = Inbox(size=100)
     for number in range(1, 40, 2):
         assert inbox.take(number + 1, bytes(40)) == []

@@ -110,7 +110,7 @@ def test_a_phase_that_came_back_between_two_samples_is_progress():
     assert not it.go(500, "train").hung(600.0)
 
 
-def test_what_was_before_a_pause_of_the_driver_is_held_against_nobody():
+def test_silence_before_a_pause_of_the_driver_is_forgiven():
     it = Worker()
     it.enter("train")
     it.go(590, "train")

@@ -55,7 +55,7 @@ def test_the_same_bits_as_in_training(cache: Path, table: pa.Table, options: dic
             assert np.array_equal(made.weights[number::3], part.weights)
 
 
-def test_one_hot_with_unknown_values(cache: Path, table: pa.Table) -> None:
+def test_one_hot_with_unknown_values_is_refused(cache: Path, table: pa.Table) -> None:
     data = Dataset.arrow(table, features=["a", "carrier"], label="late", encode={"carrier": "one-hot"})
     manifest = data.prepare(cache)
     frame = table.select(["a", "carrier"]).slice(0, 3).to_pandas()
@@ -160,7 +160,7 @@ def test_a_frame_of_numbers_is_the_array_that_it_was_in_training(cache: Path) ->
         apply(named, frame.rename(columns={"r": "s"}))
 
 
-def test_two_values_are_told_how_they_become_one(cache: Path) -> None:
+def test_two_options_state_how_they_combine(cache: Path) -> None:
     x = np.zeros((20, 3))
     manifest = Dataset.numpy(x, x[:, 0], partitions=1).prepare(cache)
     with pytest.raises(DataError, match=r'tuple of two; .*{"inputs": x, "targets": y}'):

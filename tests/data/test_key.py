@@ -116,7 +116,7 @@ def test_a_second_data_set_goes_by_its_names_too(users: pa.Table, cache: Path, r
         ({"key": "struct"}, DataError, r"column 'struct' of .* struct<"),
     ],
 )
-def test_what_cannot_be_is_refused(users: pa.Table, cache: Path, change: Any, error: Any, message: str) -> None:
+def test_bad_keys_are_refused(users: pa.Table, cache: Path, change: Any, error: Any, message: str) -> None:
     users = users.append_column("struct", pa.array([{"a": 1}] * 300))
     with pytest.raises(error, match=message):
         hy.Dataset.arrow(users, **{**OPTIONS, **change}).prepare(cache)
@@ -139,7 +139,7 @@ def test_more_rows_than_memory_are_the_same(users: pa.Table, tmp_path: Path, rea
     assert same([whole, hy.Dataset.arrow(users, **OPTIONS).prepare(tmp_path / "two")], read)
 
 
-def test_what_differs_is_said(users: pa.Table, cache: Path) -> None:
+def test_a_difference_is_reported(users: pa.Table, cache: Path) -> None:
     def made(table: pa.Table, **change: Any) -> Manifest:
         return hy.Dataset.arrow(table, **{**OPTIONS, **change}).prepare(cache)
 

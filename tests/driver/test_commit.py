@@ -29,7 +29,7 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return reads
 
 
-def test_it_never_runs_back(set_back: list[float]) -> None:
+def test_the_clock_never_runs_back(set_back: list[float]) -> None:
     clock, real = Clock(), time.monotonic()
     times = [clock.now() for _ in range(1000)]
     assert times == sorted(times) and times[-1] - times[0] <= time.monotonic() - real + 1e-3

@@ -32,7 +32,7 @@ def test_each_line_is_shown_once_and_when_it_is_whole(logs: list[tuple[str, Path
     assert list(stream.lines(logs, True)) == []
 
 
-def test_what_a_terminal_would_obey_is_escaped(logs: list[tuple[str, Path]]) -> None:
+def test_control_characters_are_escaped(logs: list[tuple[str, Path]]) -> None:
     add(logs[0], b"\x1b]0;title\x07 caf\xe9\n\x1b[32mgreen\x1b[0m\n10%\r50%\r100%\r\n\ttab\n")
     assert list(LogStream({}).lines(logs, True)) == [
         ("worker 0", "\\x1b]0;title\\x07 caf\ufffd"),
@@ -42,7 +42,7 @@ def test_what_a_terminal_would_obey_is_escaped(logs: list[tuple[str, Path]]) -> 
     ]
 
 
-def test_what_was_there_before_is_left_out(logs: list[tuple[str, Path]]) -> None:
+def test_earlier_lines_are_left_out(logs: list[tuple[str, Path]]) -> None:
     add(logs[0], b"of an earlier program\n")
     stream = LogStream({logs[0][1]: logs[0][1].stat().st_size})
     add(logs[0], b"new\n")

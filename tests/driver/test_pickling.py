@@ -16,7 +16,7 @@ from hopyard.code.pickling import culprit
 from hopyard.driver.pickling import PYTHON, dump, load
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_an_object_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(hy.SpecError, match=r"search cannot be pickled: TypeError: cannot pickle '_thread\.lock'"):
         dump(threading.Lock(), "search")
 
@@ -83,7 +83,7 @@ def test_the_variable_that_is_large_is_named() -> None:
     assert culprit(halves, 60_000) == "" and culprit(halves, 21_000) == " (through the variable `value`)"
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+def test_a_pickle_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "recipe.pkl"
     with pytest.raises(hy.RunDirectoryError, match=r"recipe\.pkl: No such file"):
         load(path, PYTHON)

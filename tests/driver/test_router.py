@@ -165,7 +165,7 @@ def wire() -> Iterator[Callable[..., Wire]]:
 READY = Ready(0, "here", 1)
 
 
-def test_who_has_the_card_is_heard_and_told_its_setup(wire: Callable[..., Wire]) -> None:
+def test_an_agent_with_the_card_gets_its_setup(wire: Callable[..., Wire]) -> None:
     it = wire()
     agent = it.dial(1).greet()
     agent.ready()
@@ -174,7 +174,7 @@ def test_who_has_the_card_is_heard_and_told_its_setup(wire: Callable[..., Wire])
     assert it.devices == ["cuda"]
 
 
-def test_strangers_are_not_heard(wire: Callable[..., Wire]) -> None:
+def test_unauthenticated_peers_are_ignored(wire: Callable[..., Wire]) -> None:
     it = wire()
     public, secret = (key.decode() for key in zmq.curve_keypair())
     strangers = [
@@ -201,7 +201,9 @@ def test_the_keys_are_those_of_this_run(wire: Callable[..., Wire]) -> None:
     assert other.hear(0.4) == []
 
 
-def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_from_an_authenticated_peer_is_dropped_and_logged(
+    wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture
+) -> None:
     it = wire()
     agent = it.dial(0).greet()
     dice = random.Random(0)
@@ -228,7 +230,7 @@ def test_garbage_from_a_friend_is_dropped_and_said(wire: Callable[..., Wire], ca
     assert count < 500
 
 
-def test_what_has_no_number_is_not_heard(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
+def test_unnumbered_messages_are_ignored(wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture) -> None:
     it = wire()
     agent = it.dial(0).greet()
     with caplog.at_level(logging.WARNING):
@@ -238,7 +240,7 @@ def test_what_has_no_number_is_not_heard(wire: Callable[..., Wire], caplog: pyte
     assert "Ready of slot 0 has no number" in caplog.text
 
 
-def test_nobody_speaks_for_another_slot(wire: Callable[..., Wire]) -> None:
+def test_an_agent_cannot_speak_for_another_slot(wire: Callable[..., Wire]) -> None:
     it = wire()
     it.router.start(1)
     it.dial(1, 7).greet()
@@ -248,7 +250,7 @@ def test_nobody_speaks_for_another_slot(wire: Callable[..., Wire]) -> None:
     assert it.hear() == [READY]
 
 
-def test_who_was_never_started_or_was_ended_is_not_heard(wire: Callable[..., Wire]) -> None:
+def test_agents_never_started_or_ended_are_ignored(wire: Callable[..., Wire]) -> None:
     it = wire()
     agent = it.dial(0).greet()
     nobody = Played(7, it.socket(0, "w7.1"), it.socket(0, "s7.1"), it.socket(0, "b7.1"))
@@ -294,7 +296,7 @@ def beats(it: Wire, companion: Any, beat: Beat) -> list[Any]:
     return it.router.receive(0.0)
 
 
-def test_who_makes_no_progress_is_lost_and_shown_before(
+def test_an_agent_without_progress_is_shown_and_then_lost(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = wire(stall_timeout=50.0)
@@ -373,7 +375,7 @@ def test_a_driver_that_did_not_run_calls_nobody_hung(
     assert [type(message) for message in beats(it, companion, Beat(0, 1, train))] == [Gone]
 
 
-def test_who_beats_and_never_confirms_is_lost(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_never_confirms_is_lost(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall may drop idle connections silently, and leave that of the companion alone."""
     it = wire(stall_timeout=50.0)
     agent = it.dial(0).greet()
@@ -507,7 +509,7 @@ def test_the_largest_message_arrives_both_ways(wire: Callable[..., Wire]) -> Non
     assert it.told(agent, 20.0)[2] == word
 
 
-def test_what_is_not_confirmed_is_sent_again_until_it_is(wire: Callable[..., Wire]) -> None:
+def test_unconfirmed_messages_are_resent(wire: Callable[..., Wire]) -> None:
     it = wire(heartbeat_timeout=0.9)
     agent = it.dial(0).greet()
     assert it.told(agent) == ("main", Header(1, 1), SETUP)
@@ -543,7 +545,7 @@ def test_a_message_that_comes_twice_counts_once_and_a_gap_waits(wire: Callable[.
     assert it.hear(0.2) == []
 
 
-def test_what_was_received_is_confirmed_once_the_caller_has_it_safe(wire: Callable[..., Wire]) -> None:
+def test_messages_are_confirmed_once_the_caller_has_them_safe(wire: Callable[..., Wire]) -> None:
     it = wire()
     agent = it.dial(0).greet()
     it.told(agent)
@@ -565,7 +567,7 @@ def test_what_was_received_is_confirmed_once_the_caller_has_it_safe(wire: Callab
     assert it.told(agent) == ("side", Header(0, 4), None)
 
 
-def test_what_an_earlier_process_of_the_slot_said_is_not_heard(wire: Callable[..., Wire]) -> None:
+def test_messages_of_an_earlier_process_of_the_slot_are_ignored(wire: Callable[..., Wire]) -> None:
     it = wire()
     old = it.dial(0).greet()
     it.told(old)
@@ -606,7 +608,7 @@ def test_an_agent_that_gives_up_says_why(wire: Callable[..., Wire]) -> None:
     assert it.hear() == [Gone(0, "nobody confirms")]
 
 
-def test_an_agent_of_another_format_is_told_nothing(
+def test_an_agent_of_another_wire_format_gets_nothing(
     wire: Callable[..., Wire], caplog: pytest.LogCaptureFixture
 ) -> None:
     it = wire()
@@ -646,9 +648,7 @@ def test_a_slot_without_a_place_is_not_silent(wire: Callable[..., Wire], monkeyp
     assert [type(message) for message in it.router.receive(0.0)] == [Gone]
 
 
-def test_nobody_is_lost_because_the_driver_itself_did_not_run(
-    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suspended_driver_loses_no_agent(wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch) -> None:
     it = wire(heartbeat_timeout=0.3)
     it.dial(0).greet().ready()
     assert it.hear() == [READY]
@@ -657,7 +657,7 @@ def test_nobody_is_lost_because_the_driver_itself_did_not_run(
     assert it.router.receive(0.0) == []
 
 
-def test_what_is_said_to_one_that_is_gone_is_said_in_vain(wire: Callable[..., Wire]) -> None:
+def test_messages_to_a_lost_agent_are_dropped(wire: Callable[..., Wire]) -> None:
     it = wire()
     it.router.start(0)
     it.router.send(0, SETUP)

@@ -164,7 +164,7 @@ def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pyte
     assert (about["epoch"], about["metrics"]) == (trial.epoch, trial.history[trial.epoch])  # type: ignore[index]
 
 
-def test_one_row_without_its_first_axis(runs: dict[str, hy.Run]) -> None:
+def test_a_row_without_its_first_axis_is_refused(runs: dict[str, hy.Run]) -> None:
     best, row = runs["torch"].best, table(1, seed=9)[0][0]
     for one in (row, {"inputs": row}, list(row)):
         with pytest.raises(
@@ -182,7 +182,7 @@ def test_the_pickle_is_left_alone_when_a_recipe_is_given(runs: dict[str, hy.Run]
         hy.load_model(folder)
 
 
-def test_a_recipe_that_raises_is_told_with_its_error(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+def test_a_recipe_that_raises_is_reported_with_its_error(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     folder = runs["array"].best.save(tmp_path / "model")
     with pytest.raises(hy.SpecError, match=r"^recipe: TypeError: int") as told:
         hy.load_model(folder, recipe=int)
@@ -197,7 +197,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         hy.load_model(tmp_path)
 
 
-def test_a_run_and_a_saved_model_are_told_apart(runs: dict[str, hy.Run], tmp_path: Path) -> None:
+def test_a_run_and_a_saved_model_are_distinguished(runs: dict[str, hy.Run], tmp_path: Path) -> None:
     with pytest.raises(hy.RunDirectoryError, match=r"no config\.json here; .* a run directory: hopyard\.load\("):
         hy.load_model(runs["array"].directory)
     folder = runs["array"].best.save(tmp_path / "model")
@@ -217,7 +217,7 @@ def test_a_path_of_rows_is_read(moody: hy.Run, tmp_path: Path) -> None:
         moody.best.predict(tmp_path / "none.parquet")
 
 
-def test_what_is_not_a_saved_model_is_not_replaced(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_model_is_not_replaced(tmp_path: Path) -> None:
     run = select(tmp_path / "run")
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -280,7 +280,7 @@ def test_the_folder_alone_predicts_on_a_table(moody: hy.Run, tmp_path: Path) -> 
     assert set(again) == {path.name for path in folder.iterdir()}
 
 
-def test_what_a_user_changes_does_not_reach_the_model(moody: hy.Run, tmp_path: Path) -> None:
+def test_changes_by_the_user_do_not_reach_the_model(moody: hy.Run, tmp_path: Path) -> None:
     """Bug: `classes` were the model's own, and sorted for print they swapped its labels."""
     run, rows = moody, frame(60, seed=3)
     saved = hy.load_model(run.best.save(tmp_path / "model"))

@@ -119,7 +119,7 @@ def test_a_run_in_a_folder_that_others_may_write_says_so_when_it_begins(
     assert "its folder (mode 0777)" in caplog.text
 
 
-def test_what_only_reads_needs_no_trust(tmp_path: Path) -> None:
+def test_reading_needs_no_trust(tmp_path: Path) -> None:
     run = select(tmp_path / "run")
     run.directory.chmod(0o777)
     assert digests(hy.load(run.directory)) == digests(run)

@@ -128,7 +128,7 @@ def test_jobs_are_as_many_as_slots(placed: Placed) -> None:
     assert placed.agents._supervisors.due == 2
 
 
-def test_one_that_is_frozen_between_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_frozen_between_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it got a slot of the next run, which then waited for it for ever."""
     port = socket.create_server(("127.0.0.1", 0))  # supervisors look whether agents can reach the driver
     card = json.dumps({"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS})

@@ -134,16 +134,16 @@ HEAVY = 'shift $(($# - 1)); exec sh -c "$1"'
         ("printf 'a\\007b\\n' >&2; exit 255", r"beta: a\\x07b"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_host_that_cannot_be_used(tmp_path: Path, body: str, message: str) -> None:
+def test_an_unusable_host_is_reported(tmp_path: Path, body: str, message: str) -> None:
     assert re.search(message, said(tmp_path, body))
 
 
-def test_what_is_said_of_a_command_that_is_not_there() -> None:
+def test_a_missing_command_is_reported() -> None:
     with pytest.raises(hy.ResourceError, match=r"a: /nowhere/ssh cannot be run: .*; b: /nowhere/ssh cannot be run"):
         hy.Hosts(["a:1", "b:1"], ssh="/nowhere/ssh").workers  # noqa: B018
 
 
-def test_what_a_real_python_says_of_itself(tmp_path: Path, ssh: str) -> None:
+def test_the_probe_of_a_real_python(tmp_path: Path, ssh: str) -> None:
     (tmp_path / "hopyard.py").write_text("raise SystemExit(9)")  # in the folder of the login: no concern of ours
     (host,) = hy.Hosts(["user@beta"], ssh=ssh, python=sys.executable).surveyed
     assert host.slots == (len(host.gpus) or len(os.sched_getaffinity(0))) and abs(host.clock) < 5
@@ -160,7 +160,7 @@ def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [module.ASK, PEER])
-def test_what_a_host_is_asked_is_one_line(code: str) -> None:
+def test_the_probe_of_a_host_is_one_line(code: str) -> None:
     """Bug: csh as login shell said "Unmatched '"."""
     line = module.one_line(code)
     assert "\n" not in line and "!" not in line
@@ -274,7 +274,7 @@ def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_pat
     assert not login._thread.is_alive()
 
 
-def test_what_a_host_says_gives_no_orders_to_a_terminal() -> None:
+def test_output_of_a_host_is_escaped() -> None:
     login = Login(["ssh"], SshTarget("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
     assert login._explained(3, "a\x1b[2Jb\n").startswith(r"beta: a\x1b[2Jb: give hy.Hosts(address=")
 
@@ -398,7 +398,7 @@ def test_agents_that_cannot_reach_the_driver_do_not_dial_for_ever(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["driver", pytest.param("ssh", marks=pytest.mark.long)])
-def test_nothing_stays_when_the_driver_or_the_line_is_killed(tmp_path: Path, ssh: str, what: str) -> None:
+def test_nothing_stays_when_the_driver_or_ssh_is_killed(tmp_path: Path, ssh: str, what: str) -> None:
     """The run goes on after the line, as hosts are logged in to again, and after the driver by `resume`."""
     configs = [dict(config) for config in CONFIGS]
     configs[0] |= {"at": 15, "do": f"wait for {tmp_path / 'go'}"}

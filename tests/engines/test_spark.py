@@ -208,7 +208,7 @@ def test_others_have_the_cores_of_a_run(tmp_path: Path, spark: Any, undisturbed:
     assert gone(agents(tmp_path / "run"))
 
 
-def test_what_an_agent_prints_is_in_its_log(tmp_path: Path, engine: hy.Spark) -> None:
+def test_output_of_an_agent_is_in_its_log(tmp_path: Path, engine: hy.Spark) -> None:
     def recipe(config: dict[str, Any]) -> Any:
         print(f"lr is {config['lr']}")
         return troubled(config)
@@ -268,7 +268,7 @@ def test_no_slot_at_all(tmp_path: Path, spark: Any) -> None:
         job.join(60)
 
 
-def test_who_of_this_process_holds_the_slots_is_named(tmp_path: Path, spark: Any) -> None:
+def test_the_run_that_holds_the_slots_is_named(tmp_path: Path, spark: Any) -> None:
     """Bug: a program whose feed had failed held all slots, and nothing said so."""
     engine = hy.Spark(spark, workers=2)
     program = hy.launch(
@@ -598,7 +598,7 @@ def test_jobs_step_aside_and_come_back(bare: Bare, spark: Any) -> None:
         *(pytest.param(True, what, marks=pytest.mark.long) for what in ("agent", "executor")),
     ],
 )
-def test_what_is_killed_beside_a_bare_agent(bare: Bare, what: str, aside: bool) -> None:
+def test_killing_processes_beside_a_bare_agent(bare: Bare, what: str, aside: bool) -> None:
     if aside:
         bare.agents.release_cores([0, 1])
     os.kill(getattr(bare, what)[1], signal.SIGKILL)

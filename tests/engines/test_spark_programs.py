@@ -99,7 +99,7 @@ class TestItsLife:
         "beside",
         [pytest.param(False, id="executors"), pytest.param(True, id="one beside the driver")],
     )
-    def test_one_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
+    def test_a_task_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path, beside: bool) -> None:
         engine = hy.Spark(spark, workers=3, driver_workers=1) if beside else hy.Spark(spark, workers=2)
         roles = {"worker": 2, "ps": 1} if beside else ROLES
         program = launch(spark, tmp_path, programs.idle, roles=roles, engine=engine, max_time=8.0, grace=0.5)
@@ -110,7 +110,7 @@ class TestItsLife:
         assert gone([*filter(None, pids), *everyone(program)]) and slots_are_free(spark)
 
     @pytest.mark.long
-    def test_one_that_takes_too_long_while_it_is_fed(self, spark: Any, tmp_path: Path) -> None:
+    def test_a_fed_task_that_takes_too_long_is_ended(self, spark: Any, tmp_path: Path) -> None:
         program = launch(spark, tmp_path, _never_enough, max_time=15.0, grace=0.5)
         large = spark.range(0, 2_000_000, 1, 8).selectExpr("REPEAT('x', 1000) AS a")  # few fill what may wait
         with pytest.raises(hy.ProgramFailed, match="max_time=15 "):
@@ -194,7 +194,7 @@ class TestInference:
 class TestKills:
     @pytest.mark.parametrize("how", ["kill", "agent"])
     @pytest.mark.parametrize("who", [("worker", 0), ("ps", 0)])
-    def test_the_first_cause_is_told(self, spark: Any, tmp_path: Path, who: tuple[str, int], how: str) -> None:
+    def test_the_first_cause_is_reported(self, spark: Any, tmp_path: Path, who: tuple[str, int], how: str) -> None:
         args = {"who": who, "how": how}
         program = launch(spark, tmp_path, programs.misbehaves, args, roles={"worker": 1, "ps": 1})
         notes(tmp_path, 2)

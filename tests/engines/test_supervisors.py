@@ -68,7 +68,7 @@ def executor_of(supervisors: Supervisors, slot: int) -> str:
     return "" if supervisor is None else supervisor.executor
 
 
-def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> None:
+def test_slots_wait_for_supervisors_and_supervisors_for_slots(supervisors: Supervisors) -> None:
     supervisors.start(3)
     assert supervisors.waits(3) and supervisors.missing == 1 and supervisors.occupied == 0
     one = Played(supervisors)
@@ -82,7 +82,7 @@ def test_slots_wait_for_seats_and_seats_for_slots(supervisors: Supervisors) -> N
     assert not select.select(supervisors.watch(), [], [], 0)[0]
 
 
-def test_who_comes_when_all_are_dismissed_is_let_in_and_told_to_leave(supervisors: Supervisors) -> None:
+def test_a_late_supervisor_is_admitted_and_dismissed(supervisors: Supervisors) -> None:
     one = Played(supervisors)
     until(lambda: supervisors.admitted_count == 1)
     supervisors.dismiss()
@@ -100,7 +100,7 @@ def test_a_line_that_ends_loses_its_slot_at_once(supervisors: Supervisors) -> No
     assert supervisors.lost() == []
 
 
-def test_an_agent_that_ended_leaves_its_seat_to_the_next(supervisors: Supervisors) -> None:
+def test_an_ended_agents_supervisor_serves_the_next_slot(supervisors: Supervisors) -> None:
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()
@@ -110,7 +110,7 @@ def test_an_agent_that_ended_leaves_its_seat_to_the_next(supervisors: Supervisor
     assert one.hear() == Start(1)
 
 
-def test_a_seat_takes_another_slot_once_it_says_that_its_agent_is_gone(supervisors: Supervisors) -> None:
+def test_a_supervisor_takes_another_slot_once_its_agent_is_gone(supervisors: Supervisors) -> None:
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()
@@ -135,7 +135,7 @@ def test_an_end_and_an_order_to_end_that_cross(supervisors: Supervisors) -> None
     assert supervisors.lost() == []
 
 
-def test_a_seat_that_does_not_end_its_agent_is_given_up(
+def test_a_supervisor_that_does_not_end_its_agent_is_abandoned(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its job is to be cancelled; its slot gets another supervisor when it is gone, but does not wait for that for
@@ -179,7 +179,7 @@ def test_a_driver_that_did_not_run_blames_no_supervisor() -> None:
     assert [slot for slot, _ in roster.lost] == [0] and roster.abandoned == {-1}
 
 
-def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(
+def test_an_abandoned_supervisor_that_leaves_frees_its_slot(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
@@ -197,7 +197,7 @@ def test_a_seat_that_was_given_up_and_leaves_frees_its_slot(
     assert supervisors.lost() == []
 
 
-def test_a_job_that_does_not_end_after_its_seat(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_outlives_its_supervisor(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless its task runs again, and has another one."""
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.1)
     one, two = Played(supervisors), Played(supervisors)
@@ -221,7 +221,7 @@ def test_a_slot_that_waits_can_be_ended(supervisors: Supervisors) -> None:
     assert supervisors.occupied == 0
 
 
-def test_a_seat_that_nobody_wants_is_given_back(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unneeded_supervisor_is_released(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE_SECONDS", 0.1)
     one = Played(supervisors)
     until(lambda: supervisors.admitted_count)
@@ -321,7 +321,7 @@ def test_a_driver_without_room_for_files_lets_in_whom_it_can_later(
     monkeypatch.setattr(supervisors._listener, "_socket", full.listener)
 
 
-def test_what_ends_the_thread_ends_the_run(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_thread_ends_the_run(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(supervisor: object) -> None:
         raise RuntimeError("a defect")
 
@@ -380,7 +380,7 @@ def test_an_order_that_cannot_be_read_ends_a_real_supervisor(sitting: tuple[Supe
     assert gone([pid])
 
 
-def test_what_agents_print(supervisors: Supervisors, tmp_path: Path) -> None:
+def test_output_of_agents(supervisors: Supervisors, tmp_path: Path) -> None:
     supervisors.start(0)
     one = Played(supervisors)
     one.hear()

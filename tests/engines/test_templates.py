@@ -46,7 +46,7 @@ pytestmark = pytest.mark.cold
 VARIABLES = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "COLOR": "red"}
 
 
-def test_what_is_read_at_import_belongs_to_the_key() -> None:
+def test_variables_read_at_import_belong_to_the_key() -> None:
     key = key_of(("torch",), 1, VARIABLES)
     ignored = {"COLOR": "blue", "CUDA_VISIBLE_DEVICES": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     assert key == key_of(("torch",), 1, {**VARIABLES, **ignored})
@@ -143,7 +143,7 @@ def test_a_template_ends_whose_driver_ended_while_it_began(monkeypatch: pytest.M
     template.serve(os.getppid() + 1, 1, [])
 
 
-def test_who_asks_does_not_wait_for_a_template_that_takes_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_template_does_not_block_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hopyard.engines.templates.TEMPLATE", ("sleep", "1000"))
     pool = Templates()
     pool.start()
@@ -324,7 +324,7 @@ def test_a_template_that_is_killed_takes_its_workers_with_it_and_is_replaced(
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, undisturbed: list[str]) -> None:
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, undisturbed: list[str]) -> None:
     trouble = {"at": 15, "do": "driver SIGKILL", "once": str(tmp_path / "once")}
     configs = [{**CONFIGS[0], **trouble}, *CONFIGS[1:]]
     body = f"""
@@ -341,7 +341,7 @@ with hy.Local(2, devices=None) as engine:
 
 
 @pytest.mark.slow
-def test_who_is_stopped_lets_a_run_in_the_background_end(
+def test_stopping_lets_a_background_run_end(
     tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with hy.Local(2, devices=None) as engine:
@@ -411,7 +411,7 @@ def test_a_variable_that_an_import_sets_too_is_that_of_the_run(
 
 
 @pytest.mark.slow
-def test_what_imports_print_is_in_the_log_of_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_imports_is_in_each_workers_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('imported by hand')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with hy.Local(2, devices=None) as engine:

@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_when_its_engine_is_stopped_ends_its_places(caplog: p
     assert len(caplog.records) == 1
 
 
-def test_nobody_waits_for_places_that_take_long_to_close() -> None:
+def test_slow_closing_placements_are_not_waited_for() -> None:
     """Bug: a run that began meanwhile did."""
     closing, may_end = threading.Event(), threading.Event()
 
@@ -299,7 +299,7 @@ def test_jobs_that_do_not_end_have_no_part_in_the_next_run(tmp_path: Path, monke
     until(lambda: not jobs._jobs)
 
 
-def test_who_comes_between_two_runs(supervisors: Supervisors) -> None:
+def test_a_supervisor_that_comes_between_two_runs(supervisors: Supervisors) -> None:
     """A task would hold a core that others may want."""
     supervisors.rest()
     late = Played(supervisors, 1)
@@ -385,7 +385,7 @@ def test_a_place_is_not_lost_whose_agents_could_not_reach_the_driver_once(
     assert not thread.is_alive()
 
 
-def test_what_hosts_warn_of_is_said_once(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_hosts_are_logged_once(supervisors: Supervisors, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for job in (1, 2):
             Played(supervisors, job).say(HostWarning("workers are not forked\x1b[2J"))
@@ -536,7 +536,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, data_cache: Path) -> list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["task", "login", pytest.param("by hand", marks=pytest.mark.long)])
-def test_one_run_after_another(tmp_path: Path, way: str, expected: list[str]) -> None:
+def test_two_runs_share_templates(tmp_path: Path, way: str, expected: list[str]) -> None:
     """Workers of the second run, and those that take the place of one that was killed, are forks of the templates of
     the first. One that is killed with its supervisor and template comes from others. Nothing stays after `stop`."""
     place = Place(way, tmp_path)
@@ -582,7 +582,7 @@ ENGINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["login", pytest.param("task", marks=pytest.mark.long)])
-def test_nothing_stays_of_a_driver_that_is_killed_between_two_runs(tmp_path: Path, way: str) -> None:
+def test_a_driver_killed_between_two_runs_leaves_nothing_behind(tmp_path: Path, way: str) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     body = f"""

@@ -12,7 +12,7 @@ ARRAYS += [torch.tensor([126.9, 63.2, 1.0, 33.0])]  # the first one is rounded u
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("compress", "error"), [("bf16", 2**-8), ("int8", 1 / 127)])
-def test_what_arrives_is_what_was_rounded(compress, error, dtype):
+def test_rounded_values_arrive_unchanged(compress, error, dtype):
     arrays = [array.to(dtype) for array in ARRAYS]
     sent = [rounded(array, compress) for array in arrays]
     for array, value in zip(arrays, sent, strict=True):
@@ -23,13 +23,13 @@ def test_what_arrives_is_what_was_rounded(compress, error, dtype):
         assert torch.equal(value, other) and value.dtype == other.dtype
 
 
-def test_it_takes_a_half_or_a_quarter_of_the_bytes():
+def test_compression_takes_a_half_or_a_quarter_of_the_bytes():
     arrays = [torch.randn(1000)]
     assert len(pack(arrays, "bf16")) == 2000
     assert len(pack(arrays, "int8")) == 1004
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_what_is_not_finite_stays_so(compress):
+def test_values_that_are_not_finite_stay_so(compress):
     (value,) = unpack(pack([torch.tensor([1.0, float("nan")])], compress), [torch.zeros(2)], compress)
     assert not torch.isfinite(value).all()

@@ -107,7 +107,7 @@ def test_averages_have_the_bits_of_hosts(
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)) if one.dim() else torch.equal(one, other)
 
 
-def test_what_travels_in_half_does_so_between_gpus(members_have_gpus: None) -> None:
+def test_half_precision_travels_between_gpus(members_have_gpus: None) -> None:
     def work(exchange: Any) -> Any:
         values = arrays(exchange.rank)
         return exchange.mean(values, 1.0 + exchange.rank), values
@@ -156,7 +156,7 @@ def test_each_member_needs_a_gpu_of_its_own(identities: list[bytes], expected: b
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_where_one_member_cannot_connect_all_go_by_their_hosts(
+def test_all_members_use_the_host_if_one_cannot_connect(
     members_have_gpus: None, monkeypatch: pytest.MonkeyPatch, prepared: bool
 ) -> None:
     """Before anybody waits for it, or when they meet."""
@@ -184,9 +184,7 @@ def test_where_one_member_cannot_connect_all_go_by_their_hosts(
         assert together(work, exchanges(Gang(2), gpu_interface="")) == [(None, [0.5] * 4)] * 2
 
 
-def test_who_does_not_meet_the_others_in_time_breaks_off(
-    members_have_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_misses_the_rendezvous_gives_up(members_have_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "MEET_SECONDS", 0.1)
     broken = threading.Event()
     monkeypatch.setattr(Gpus, "_abort", lambda self: broken.set())
@@ -206,7 +204,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_who_gives_up_exchanges_no_more(members_have_gpus: None, before: bool) -> None:
+def test_a_member_that_gave_up_exchanges_nothing(members_have_gpus: None, before: bool) -> None:
     """Also where the driver says so before all are connected."""
     first, other = exchanges(Gang(2), gpu_interface="")
 
@@ -265,6 +263,6 @@ def test_a_member_that_is_killed_keeps_nobody_waiting(rank: int, tmp_path: Path)
 
 
 @nccl
-def test_what_one_member_raises_is_shown(tmp_path: Path) -> None:
+def test_an_error_of_one_member_is_shown(tmp_path: Path) -> None:
     with pytest.raises(hy.RunFailed, match="the moon"):
         fit(tmp_path / "run", config={"lr": 0.05, "rank": 1, "at": 7, "do": "raise"}, epochs=1, parallel=hy.AllReduce())

@@ -193,7 +193,7 @@ def schedule() -> Any:
         (Gang(2, "parameters", inner="reset"), "adam", "mse", ""),
     ],
 )  # fmt: skip
-def test_what_no_gang_can_train(gang: Gang, optimizer: Any, loss: Any, message: str) -> None:
+def test_models_that_no_gang_can_train(gang: Gang, optimizer: Any, loss: Any, message: str) -> None:
     built = compiled([keras.layers.Dense(1)], optimizer if isinstance(optimizer, str) else optimizer(), loss=loss)
     fault = built.gang_fault(gang)
     assert message in fault and bool(message) == bool(fault)

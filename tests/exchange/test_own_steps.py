@@ -28,7 +28,7 @@ class Shared(Linear):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_it_is_one_worker_with_the_whole_batch(size):
+def test_own_steps_equal_one_worker_with_the_whole_batch(size):
     (columns,) = partitions([23])
 
     def trained(exchange):
@@ -103,7 +103,7 @@ def test_rows_are_a_number(rows, operation):
 
 
 @pytest.mark.parametrize("other", [np.zeros(4), np.zeros(3, np.float32), None], ids=["size", "dtype", "count"])
-def test_members_with_other_arrays_are_told(other):
+def test_members_with_different_arrays_are_refused(other):
     """They would wait for each other, or end each other's process."""
 
     def work(exchange):
@@ -128,7 +128,7 @@ class Forgets(Shared):
         return sums
 
 
-def test_who_never_exchanges_anything_is_told():
+def test_a_step_without_an_exchange_is_refused():
     def work(exchange):
         model = Forgets(5, 3, 0.5, 8)
         model.set_exchange(exchange)
@@ -161,7 +161,7 @@ def test_memory_is_kept_for_the_largest_model_alone():
     assert together(work, exchanges(Gang(2))) == [[59_001]] * 2
 
 
-def test_what_members_hand_over_arrives_by_rank():
+def test_gathered_values_are_ordered_by_rank():
     def work(exchange):
         return exchange.gather(b"x" * exchange.rank)
 

@@ -114,7 +114,7 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
             stranger.close()
 
 
-def test_who_gives_up_waits_for_nobody_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_ends_the_wait_for_a_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "CONNECT_SECONDS", 10_000.0)
     begin = time.monotonic()
 
@@ -125,7 +125,7 @@ def test_who_gives_up_waits_for_nobody_to_dial(monkeypatch: pytest.MonkeyPatch) 
         connect(0, 2, LOOPBACK, gather, lambda: time.monotonic() > begin + 0.1)
 
 
-def test_who_waits_for_one_to_dial_notices_that_another_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_dial_notices_a_lost_member(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "CONNECT_SECONDS", 10_000.0)
     with socket.create_server((LOOPBACK, 0)) as server:
         first = msgspec.msgpack.encode(peers._Address(LOOPBACK, server.getsockname()[1], bytes(16)))
@@ -138,7 +138,7 @@ def test_who_waits_for_one_to_dial_notices_that_another_is_gone(monkeypatch: pyt
             connect(1, 3, LOOPBACK, gather, lambda: False)
 
 
-def test_nobody_can_be_dialed_who_is_gone() -> None:
+def test_a_lost_member_cannot_be_dialed() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     place = msgspec.msgpack.encode(peers._Address(LOOPBACK, port, bytes(16)))
@@ -170,7 +170,7 @@ def test_a_member_that_is_gone_is_noticed_in_the_middle(operation: str) -> None:
     assert together(work, exchanges(Gang(3))) == ["noticed", "left", "noticed"]
 
 
-def test_who_is_told_to_give_up_waits_no_longer() -> None:
+def test_giving_up_ends_a_wait() -> None:
     """For a member that stands still: its sockets are open."""
     first, other = exchanges(Gang(2, "parameters", every=1))
     out = threading.Event()

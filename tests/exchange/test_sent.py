@@ -61,7 +61,7 @@ def test_a_mean_costs_each_member_what_a_ring_sends(size: int, call: str) -> Non
     assert members == [pytest.approx(2 * (size - 1) / size * 4 * NUMBERS, rel=1e-4)] * size
 
 
-def test_what_all_get_is_sent_to_each() -> None:
+def test_a_broadcast_is_sent_to_each() -> None:
     assert sent(3, "gather")[0] == [2 * (4 * NUMBERS + 8)] * 3
     assert sum(sent(3, "broadcast")[0]) == pytest.approx(2 * 4 * NUMBERS, rel=1e-6)
 

@@ -33,7 +33,7 @@ def test_arrays_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize("values", [np.array([[[1.0, -9.0]], [[2.0, 3.0]]]), np.array([[1.0, -9.0], [2.0, 3.0]])])
-def test_what_a_mask_hides_is_no_value(values: Any) -> None:
+def test_masked_values_are_null(values: Any) -> None:
     with pytest.raises(DataError, match=r"column 'm': .*mask"):
         list(blocks_of([{"m": value} for value in np.ma.masked_equal(values, -9.0)]))
 

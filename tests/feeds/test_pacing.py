@@ -51,7 +51,7 @@ def test_whose_turn_it_is(uneven: Uneven, allowed: Count, batch: int, arrived: A
         (0, UNWANTED, Count(0, True)),
     ],
 )
-def test_what_the_driver_is_told(size: int, arrived: Arrived, news: Count | None) -> None:
+def test_pacing_reports_to_the_driver(size: int, arrived: Arrived, news: Count | None) -> None:
     it = pacing("min", size=size)
     assert it.news(arrived) == news
     assert it.news(arrived) is None, "it is told once"
@@ -65,5 +65,5 @@ def test_a_program_that_takes_no_more_tells_how_many_batches_it_took() -> None:
 
 
 @pytest.mark.parametrize(("uneven", "together"), [(None, False), ("allow", False), ("min", True), ("cycle", True)])
-def test_who_ends_together(uneven: Uneven | None, together: bool) -> None:
+def test_tasks_that_end_together(uneven: Uneven | None, together: bool) -> None:
     assert Pacing(uneven).together == together

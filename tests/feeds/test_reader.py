@@ -73,7 +73,7 @@ def test_waiting_rows_are_given_when_the_wait_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
-def test_a_size_that_is_none_is_said_at_once(tmp_path: Path, size: Any) -> None:
+def test_a_bad_size_is_refused_at_the_call(tmp_path: Path, size: Any) -> None:
     with feed_server(tmp_path) as server, pytest.raises(SpecError, match=r"size must .*>= 1"):
         fed(server).batches(size)
 
@@ -189,7 +189,7 @@ def test_vectors_are_arrays(tmp_path: Path) -> None:
         ([[("a", [1]), ("b", [1, 2])]], "column '_2' .*differ in length"),
     ],
 )
-def test_what_is_no_array_is_named_and_fails_the_feed(tmp_path: Path, blocks: list[Any], words: str) -> None:
+def test_a_value_that_is_no_array_is_named_and_fails_the_feed(tmp_path: Path, blocks: list[Any], words: str) -> None:
     with feed_server(tmp_path) as server:
         feed = fed(server, blocks, end=False)
         server.queue("train").end()
@@ -385,7 +385,7 @@ def test_patience_is_that_of_who_asks_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], np.zeros(5), {"a": [1, 2], "b": [1]}, []])
-def test_wrong_answers_are_told_on_both_sides(tmp_path: Path, answer: Any) -> None:
+def test_wrong_answers_are_reported_on_both_sides(tmp_path: Path, answer: Any) -> None:
     words = r"one value for each .* values .* 2 rows \(partition 6\)"
     with feed_server(tmp_path) as server:
         found = asked(server, 6, [numbers(0, 4)])
@@ -402,7 +402,7 @@ def test_an_answer_that_nobody_asked_for(tmp_path: Path) -> None:
         fed(server, [numbers(0, 4)]).answer([1])
 
 
-def test_an_inference_after_the_program_is_told_so(tmp_path: Path) -> None:
+def test_an_inference_after_the_program_is_refused(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         under_way = asked(server, 0, [numbers(0, 4)])
         next(Feed(server.queue("infer")).batches(2))
@@ -530,7 +530,7 @@ def test_a_worker_without_rows_has_none_to_repeat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uneven", ["min", "cycle"])
 @pytest.mark.parametrize("main", ["leaves its feed", "is over", "was over before"])
-def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Uneven, main: str) -> None:
+def test_a_worker_that_never_asked_is_not_awaited(tmp_path: Path, uneven: Uneven, main: str) -> None:
     driver = Driver(uneven, 2)
     with (
         feed_server(tmp_path, 0, on_count=driver.hear(0)) as zero,
@@ -554,7 +554,7 @@ def test_nobody_waits_for_a_worker_that_never_asked(tmp_path: Path, uneven: Unev
         assert found.result(60) == (0 if uneven == "min" else 3)
 
 
-def test_nobody_waits_for_a_worker_that_got_no_rows_and_never_asked(tmp_path: Path) -> None:
+def test_a_worker_without_rows_that_never_asked_is_not_awaited(tmp_path: Path) -> None:
     driver = Driver("min", 2)
     with (
         feed_server(tmp_path, 0, on_count=driver.hear(0)) as zero,
@@ -623,7 +623,7 @@ def test_rows_beyond_the_limit_wait_in_files_where_workers_end_together(tmp_path
         assert np.concatenate([batch["y"] for batch in got]).tolist() == list(range(1000))
 
 
-def test_what_waits_in_files_takes_one_descriptor_and_gives_it_back(tmp_path: Path) -> None:
+def test_spilled_rows_take_one_descriptor_and_return_it(tmp_path: Path) -> None:
     with feed_server(tmp_path, limit=100) as server:
         server.queue("train").uneven = "min"
         server.queue("train").allow(Count(10**6, False))
@@ -675,7 +675,7 @@ def test_a_full_disk_fails_the_feed_and_says_which(tmp_path: Path, small_disk: C
         assert stat.f_bfree > 0.9 * stat.f_blocks
 
 
-def test_what_cannot_be_read_back_fails_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_spill_file_fails_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with feed_server(tmp_path, limit=100) as server:
         send_partition(Route((server.endpoint,), TOKEN, uneven="min"), 0, [numbers(n, 100) for n in range(0, 300, 100)])
         server.queue("train").allow(Count(1, False))

@@ -55,7 +55,7 @@ def test_rows_come_as_they_were_sent(tmp_path: Path, near: bool) -> None:
         assert feed.should_stop
 
 
-def test_a_door_is_for_its_user_alone_and_told_as_json(tmp_path: Path) -> None:
+def test_an_endpoint_is_private_and_serializes_to_json(tmp_path: Path) -> None:
     with feed_server(tmp_path / ("long" * 30)) as server:
         path = Path(server.endpoint.path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -145,7 +145,7 @@ def test_a_door_that_is_not_reachable_from_elsewhere_says_so(tmp_path: Path) -> 
         send_partition(Route((replace(server.endpoint, machine="another"),), TOKEN), 0, BLOCKS)
 
 
-def test_who_does_not_know_the_token_gets_nothing_in(tmp_path: Path) -> None:
+def test_a_sender_without_the_token_is_refused(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         with pytest.raises(ConnectionError, match="worker 0"):
             send_partition(Route((server.endpoint,), "guessed"), 0, BLOCKS)
@@ -182,7 +182,7 @@ def test_a_handshake_has_one_deadline_and_strangers_are_dropped_by_number(
                 line.close()
 
 
-def test_who_answers_without_the_token_is_not_believed(tmp_path: Path) -> None:
+def test_an_answer_without_the_token_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "false")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -341,7 +341,7 @@ def test_a_program_that_is_through_lets_all_tasks_go(tmp_path: Path) -> None:
         assert send_partition(Route((server.endpoint,), TOKEN, "other"), 0, BLOCKS).unwanted
 
 
-def test_what_the_driver_says_is_raised_in_the_program_and_in_tasks(tmp_path: Path) -> None:
+def test_errors_of_the_driver_are_raised_in_the_program_and_in_tasks(tmp_path: Path) -> None:
     with feed_server(tmp_path) as server:
         waiting = later(y, Feed(server.queue("train")))
         server.queue("train").fail(HopyardError("the job was cancelled"))

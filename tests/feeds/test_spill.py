@@ -26,7 +26,7 @@ def on_disk() -> int:
     return sum(sizes)
 
 
-def test_what_waits_decides_what_the_disk_holds(tmp_path: Path) -> None:
+def test_only_waiting_rows_are_on_disk(tmp_path: Path) -> None:
     before, spill = on_disk(), Spill(tmp_path, segment=10_000)
     waiting = [spill.write(BODY)]
     for _ in range(500):  # one body always waits

@@ -37,7 +37,7 @@ def test_the_versions_are_known() -> None:
     assert minor(tf.__version__) in TENSORFLOW, f"TensorFlow {tf.__version__} is new: {advice}"
 
 
-def test_nobody_else_names_internals() -> None:
+def test_only_this_module_names_internals() -> None:
     private = re.compile(r"keras\.src|tensorflow\.python|_flatten_layers|_symbolic_build|_loss_tracker|_compile_config")
     users = {
         str(path.relative_to(SOURCES))
@@ -59,7 +59,7 @@ def names() -> object:
 
 
 @pytest.mark.usefixtures("names")
-def test_names_count_from_where_they_are_told() -> None:
+def test_name_counts_can_be_set() -> None:
     keras_internals.set_name_counts({})
     assert keras_internals.name_counts() == {}
     assert [keras.metrics.AUC().name, keras.metrics.AUC().name] == ["auc", "auc_1"]
@@ -117,7 +117,7 @@ def test_build_makes_all_variables_without_a_step() -> None:
     assert model.optimizer.iterations == 0
 
 
-def test_what_losses_and_metrics_keep_for_themselves_has_these_names() -> None:
+def test_names_of_internals_of_losses_and_metrics() -> None:
     kept = set(vars(keras.metrics.AUC())) | set(vars(keras.losses.Huber()))
     assert keras_internals.UNRELATED - {"_path", "_lock"} <= kept
     optimizer = keras.optimizers.AdamW()

@@ -148,7 +148,7 @@ def test_hooks_of_batches() -> None:
     assert notes.seen == [("begin", 0), *pairs, ("end", 0), ("begin", 1), ("batch", 0), ("done", 0)]
 
 
-def test_who_watches_batches_changes_no_bit() -> None:
+def test_batch_callbacks_change_no_bit() -> None:
     def kinds() -> list[Any]:
         class Both(Callback):
             def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -170,7 +170,7 @@ def test_who_watches_batches_changes_no_bit() -> None:
     assert set(seen[-1]) == {"loss", "accuracy"}
 
 
-def test_one_trace_also_batch_by_batch() -> None:
+def test_one_trace_with_batch_callbacks() -> None:
     trainable = with_hooks([Batches()])
     for number in range(3):
         trainable.train_partition(feed(number, 8 * number + 5))
@@ -194,7 +194,7 @@ def test_a_rate_by_batch_is_that_of_fit() -> None:
     assert bytes(encode(state)) == bits(fitted)
 
 
-def test_nothing_is_told_of_metrics_at_an_epochs_end() -> None:
+def test_no_metrics_are_passed_at_an_epochs_end() -> None:
     """They come from several workers, and are put together by the driver."""
     told: list[Any] = []
     trainable = with_hooks([LambdaCallback(on_epoch_end=lambda epoch, logs: told.append(logs))])
@@ -202,7 +202,7 @@ def test_nothing_is_told_of_metrics_at_an_epochs_end() -> None:
     assert told == [{}]
 
 
-def test_metrics_of_more_than_one_number_are_not_told() -> None:
+def test_array_metrics_are_not_reported() -> None:
     told: list[Any] = []
     callback = LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(set(logs)))
     several = metrics.F1Score(average=None, name="several")
@@ -254,7 +254,7 @@ def refused() -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("name", refused())
-def test_what_has_no_use_here_is_refused_with_what_to_do(name: str) -> None:
+def test_a_useless_callback_is_refused_with_what_to_do(name: str) -> None:
     callback, advice = refused()[name]
     with pytest.raises(SpecError, match=rf"hopyard\.keras\.Model: callbacks: \w+ has no use here: .*{advice}|{advice}"):
         Model(made(plain), callbacks=[Notes(), callback])
@@ -268,7 +268,7 @@ def test_a_hook_that_nobody_would_call_is_refused(hook: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, "EarlyStopping", Notes, lambda epoch: 0.1])
-def test_what_is_no_callback_is_refused(wrong: Any) -> None:
+def test_an_object_that_is_no_callback_is_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match=r"callbacks: .* is not a keras\.callbacks\.Callback"):
         Model(made(plain), callbacks=[wrong])
 

@@ -169,7 +169,7 @@ def test_a_single_output_needs_a_label_of_any_name() -> None:
 A, B, C = (np.full((3, n), n, np.float32) for n in (1, 2, 3))
 
 
-def test_what_has_no_names_stays_as_it_is() -> None:
+def test_labels_without_names_stay_as_they_are() -> None:
     for model in (functional((1,)), functional((1,), (2,)), Free()):
         x, y = arrange(model, A, B)
         assert x is A
@@ -239,7 +239,7 @@ def test_zeros_are_two_rows_in_the_form_of_the_data() -> None:
     assert zeros({}, "targets") is None
 
 
-def test_a_misfit_is_told_before_anything_is_built() -> None:
+def test_a_mismatch_is_reported_before_anything_is_built() -> None:
     net = functional((4,), (2,))
     net.compile("sgd", "mse")
     trainable = Model(net)
@@ -308,7 +308,7 @@ def test_other_losses() -> None:
         assert label_fault(classes(1, loss), -100, 100) == ""
 
 
-def test_where_none_can_tell() -> None:
+def test_losses_that_allow_no_check() -> None:
     several = functional((4,), (2,))
     several.compile("sgd", NAME)
     assert label_fault(several, 0, 99) == ""

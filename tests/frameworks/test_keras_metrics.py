@@ -264,7 +264,7 @@ def test_a_sum_that_a_layer_keeps() -> None:
     trainable.train(next(iter(feed_of(x, y))))  # not refused
 
 
-def test_of_two_layers_metrics_of_one_name_the_last_is_told() -> None:
+def test_of_two_layer_metrics_with_one_name_the_last_is_reported() -> None:
     class Adds(keras.layers.Layer):
         def __init__(self, times: float) -> None:
             super().__init__()
@@ -288,7 +288,7 @@ def test_weights_weigh_the_weighted_ones_only() -> None:
     assert wanted["accuracy"] != wanted["weighted_accuracy"]
 
 
-def test_metrics_of_one_name_are_told_apart_as_keras_does() -> None:
+def test_metrics_of_one_name_are_numbered_as_in_keras() -> None:
     trainable = model(partial(sparse, ["accuracy", "accuracy", metrics.SparseCategoricalAccuracy(name="accuracy")]))
     wanted = same_as_evaluate(trainable, *labels("sparse"))
     assert set(wanted) == {"loss", "accuracy", "accuracy_1", "accuracy_2"}
@@ -391,7 +391,7 @@ def not_refused(kind: str, chosen: list[Callable[[], Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_what_can_be_added_is_not_refused(kind: str) -> None:
+def test_additive_metrics_are_accepted(kind: str) -> None:
     not_refused(kind, [make for name, make in NETS[kind][1].items() if name not in COUNTS])
 
 
@@ -400,7 +400,7 @@ def test_counts_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize("metric", [Peak, Running, Ratio, Moving, Highest])
-def test_what_cannot_be_added_is_refused_at_the_first_batch(metric: Callable[[], Any]) -> None:
+def test_a_metric_that_is_not_additive_is_refused_at_the_first_batch(metric: Callable[[], Any]) -> None:
     trainable = model(partial(sparse, [metric()]))
     wanted = rf"metric 'peak' \({type(metric()).__name__}\) cannot be added up"
     with pytest.raises(SpecError, match=wanted):
@@ -465,7 +465,7 @@ def test_the_check_leaves_the_generators_as_they_are(monkeypatch: pytest.MonkeyP
     assert bits(one) == bits(two)
 
 
-def test_what_is_a_mean() -> None:
+def test_metrics_that_are_means() -> None:
     assert is_mean(metrics.Mean())
     assert is_mean(metrics.SparseCategoricalAccuracy())
     assert not is_mean(metrics.RootMeanSquaredError())

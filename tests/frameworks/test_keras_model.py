@@ -172,7 +172,7 @@ def test_a_partition_in_one_call_is_what_fit_gives(name: str) -> None:
     assert sums["loss"][1] == 28.0
 
 
-def test_it_is_what_train_on_batch_gives() -> None:
+def test_a_step_equals_train_on_batch() -> None:
     whole, stepped = model(mlp), model(mlp)
     for number, shuffle in enumerate((5, None)):
         given = feed(number, shuffle=shuffle, draws=None)
@@ -260,7 +260,7 @@ def test_xla_gives_nearly_the_same() -> None:
 # ------------------------------------------------------------------------------------------------ traces
 
 
-def test_one_trace_for_training_and_one_for_evaluation() -> None:
+def test_training_and_evaluation_have_one_trace_each() -> None:
     trainable = model(mlp)
     assert trainable.traces == 0
     first = bits(trainable)
@@ -388,7 +388,7 @@ def test_evaluation_changes_nothing_also_where_a_layer_draws(own: bool) -> None:
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_what_is_drawn_without_a_generator_begins_with_the_seed_of_the_process() -> None:
+def test_unseeded_draws_begin_with_the_seed_of_the_process() -> None:
     trainable = model(partial(noisy, own=False))
     first = bits(trainable)
     made_: list[bytes] = []
@@ -442,7 +442,7 @@ def test_the_settings_of_a_recipe_count_when_its_steps_are_traced() -> None:
     assert there.evaluate_partition(feed(2)) == wanted
 
 
-def test_what_cannot_hop_is_noted() -> None:
+def test_state_that_cannot_hop_is_noted() -> None:
     class Step(keras.layers.Layer):
         def __init__(self) -> None:
             super().__init__()
@@ -799,7 +799,7 @@ def test_arguments_that_cannot_be(name: str) -> None:
         make()
 
 
-def test_an_operation_that_fails_is_told_in_a_line() -> None:
+def test_a_failed_operation_is_one_line() -> None:
     net = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x, _ = data(1, 8)
@@ -808,7 +808,7 @@ def test_an_operation_that_fails_is_told_in_a_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_memory_that_runs_out_is_told_as_such() -> None:
+def test_an_out_of_memory_kill_is_reported_as_such() -> None:
     class Greedy(layers.Layer):
         def call(self, x: Any) -> Any:
             rows = tf.shape(x)[0]
@@ -846,7 +846,7 @@ def test_class_weight_needs_one_label() -> None:
         Model(made(plain), class_weight={0: 2.0}).train_partition(feed_of(data(1, 8)[0], None))
 
 
-def test_a_model_is_told_of_data_that_it_cannot_take() -> None:
+def test_data_that_a_model_cannot_take_is_reported() -> None:
     with pytest.raises(SpecError, match=r"shape \(4,\), .*shape \(5,\)"):
         Model(made(plain)).set_schema({"inputs": ((5,), "float32")}, TARGETS)
 

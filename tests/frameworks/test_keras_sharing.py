@@ -156,7 +156,7 @@ def test_a_preflight_counts_too_and_leaves_nothing_in_the_model(bench: Make) -> 
     assert [it.state(trial) for trial in (0, 1)] == [alone(bench, configs, trial, 1)[0] for trial in (0, 1)]
 
 
-def test_what_a_preflight_compiled_is_used_whatever_the_metrics(bench: Make) -> None:
+def test_traces_of_preflight_are_reused_whatever_the_metrics(bench: Make) -> None:
     def scored(config: dict[str, Any]) -> Any:
         net = recipe(config)
         net.compile("sgd", "mse", metrics=[keras.metrics.F1Score(average="macro", threshold=0.5)])
@@ -201,7 +201,7 @@ def test_batch_sizes_are_the_trials_own_in_a_shared_model(bench: Make) -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_what_is_compiled_into_a_step_shows_in_the_results(bench: Make, other: dict[str, Any]) -> None:
+def test_constants_compiled_into_a_step_show_in_the_results(bench: Make, other: dict[str, Any]) -> None:
     configs = [{"lr": 0.05}, {"lr": 0.05} | other]
     it = bench(configs)
     for trial in range(2):
@@ -211,7 +211,7 @@ def test_what_is_compiled_into_a_step_shows_in_the_results(bench: Make, other: d
     assert it.state(1) != alone(bench, [configs[0]] * 2, 1, 1)[0]  # of the same first weights
 
 
-def test_what_keras_does_not_tell_of_a_loss_shows_in_the_results(bench: Make) -> None:
+def test_hidden_settings_of_a_loss_show_in_the_results(bench: Make) -> None:
     def huber(config: dict[str, Any]) -> Any:
         net = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(1)])
         net.compile(keras.optimizers.SGD(0.1), keras.losses.Huber(delta=config["delta"]))

@@ -324,7 +324,7 @@ def test_models_are_alike_wherever_and_however_often_they_are_built() -> None:
     ],
     ids=["rate", "small rate", "seed", "same"],
 )
-def test_what_is_in_the_state_may_differ(other: Any) -> None:
+def test_values_in_the_state_may_differ(other: Any) -> None:
     assert of(other) == of(net)
 
 
@@ -398,7 +398,7 @@ DIFFERENT: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_is_compiled_into_the_step_must_be_equal(name: str) -> None:
+def test_constants_compiled_into_the_step_must_be_equal(name: str) -> None:
     argument, one, two = DIFFERENT[name]
     here, again, there = of(given(argument, one)), of(given(argument, one)), of(given(argument, two))
     assert here == again != ""
@@ -410,7 +410,7 @@ def test_the_weights_of_classes_must_be_equal() -> None:
     assert len(set(made_)) == 3
 
 
-def test_what_trains_must_be_equal_also_when_it_was_said_after_compile() -> None:
+def test_trainable_flags_set_after_compile_must_be_equal() -> None:
     def recipe(config: dict[str, Any]) -> keras.Model:
         built = net({})
         built.layers[0].trainable = config["trains"]
@@ -627,7 +627,7 @@ def test_functional_models_are_alike_too() -> None:
     ],
     ids=["number", "array", "operation", "clip", "slice", "layer"],
 )
-def test_what_a_functional_model_computes_must_be_equal(other: Any) -> None:
+def test_functional_models_must_compute_the_same(other: Any) -> None:
     assert of(lambda config: other()) not in ("", of(lambda config: functional(lambda x: x * 2.0)))
 
 

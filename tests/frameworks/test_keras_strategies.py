@@ -71,11 +71,11 @@ def test_in_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("main", [print, object(), eval("lambda: 1")])
-def test_what_has_no_text(main: Any) -> None:
+def test_a_main_without_source(main: Any) -> None:
     assert not foreseen(main, {})
 
 
-def test_what_is_no_python(tmp_path: Path) -> None:
+def test_a_script_that_is_not_python(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_bytes(b"\xff\xfe def")
     assert not foreseen(path, {})

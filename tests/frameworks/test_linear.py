@@ -21,7 +21,7 @@ def go(model: Linear, feed: Any) -> list[dict[str, tuple[float, float]]]:
     return [model.train(batch) for batch in feed]
 
 
-def test_it_is_the_smallest_trainable() -> None:
+def test_linear_is_the_smallest_trainable() -> None:
     model = Linear(20, 5, 0.1, 16)
     assert isinstance(model, SupportsPredict) and not isinstance(model, SupportsWholePartition)
     assert framework_of(model) is None
@@ -107,7 +107,7 @@ def test_alignment_does_not_matter() -> None:
     assert len({trained(offset) for offset in (0, 4, 8, 16, 36)}) == 1
 
 
-def test_what_it_refuses() -> None:
+def test_refusals_of_linear() -> None:
     with pytest.raises(SpecError, match="classes=0"):
         Linear(3, 0, 0.1, 4)
     with pytest.raises(SpecError, match=r"shape \(4, 3\).*\(5, 3\)"):

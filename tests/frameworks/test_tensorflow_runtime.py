@@ -139,7 +139,7 @@ def test_a_trial_is_built_with_the_same_first_weights_whatever_was_built_before(
         assert len(set(first)) == 3
 
 
-def test_what_a_user_draws_between_two_builds_does_not_show() -> None:
+def test_draws_of_the_user_between_two_builds_do_not_show() -> None:
     first = bits(eagerly, 0)
     tf.random.set_seed(99)
     tf.random.normal([3])
@@ -230,7 +230,7 @@ def test_threads_are_left_as_they_are_once_tensorflow_has_begun() -> None:
     tensorflow_runtime.install("warn", 0)
 
 
-def test_what_equal_digests_depend_on() -> None:
+def test_settings_that_equal_digests_depend_on() -> None:
     found = tensorflow_runtime.versions()
     assert found["tensorflow"] == tf.__version__
     assert set(found) == {"tensorflow", "tensorflow_threads", "tensorflow_flags", "cpu"}

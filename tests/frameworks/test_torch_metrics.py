@@ -270,7 +270,7 @@ def test_wrong_metrics_are_named() -> None:
 
 
 @pytest.mark.parametrize("metric", [AUC, F1])
-def test_one_of_several_outputs_is_scored(metric: Any) -> None:
+def test_a_metric_of_one_output_among_several(metric: Any) -> None:
     logits, targets, weights = two_classes()
     alone = metric().update(logits, targets, weights)
     outputs, labels = {"late": logits, "delay": logits * 3}, {"late": targets, "delay": targets * 1.5}

@@ -692,7 +692,7 @@ def test_labels_that_are_all_equal_hide_no_broadcasting() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (8,)])
-def test_one_output_and_a_loss_of_classes(shape: tuple[int, ...]) -> None:
+def test_a_class_loss_with_one_output_is_refused(shape: tuple[int, ...]) -> None:
     """Floating-point labels would make cross entropy take the whole batch for one row."""
     fault = loss_fault(torch.zeros(shape), torch.arange(8) % 3, torch.nn.CrossEntropyLoss(), "kind")
     assert "give the model 3 outputs (ctx.classes)" in fault

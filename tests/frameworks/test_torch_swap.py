@@ -65,7 +65,7 @@ def test_the_first_state_restores_exactly_into_a_trained_model(case: Case) -> No
     assert bytes(encode(capture(model))) == wanted
 
 
-def test_what_is_tied_stays_tied_and_what_is_strided_stays_strided() -> None:
+def test_tied_and_strided_tensors_stay_so() -> None:
     tied, strided = build(("tied", "adam", "none"), 0), build(("transposed", "adam", "none"), 0)
     for model in (tied, strided):
         data = encode(capture(model))

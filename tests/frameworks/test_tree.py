@@ -68,7 +68,7 @@ def test_kinds_survive_in_any_container() -> None:
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.eye(2).to_mkldnn()])
-def test_what_cannot_be_stored(tensor: torch.Tensor) -> None:
+def test_leaves_that_cannot_be_stored(tensor: torch.Tensor) -> None:
     with pytest.raises(SpecError, match="part of a State"):
         lower({"x": tensor})
 
@@ -96,7 +96,7 @@ def test_restore_gives_users_copies_and_ours_views() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_imports_torch_unless_it_is_there() -> None:
+def test_torch_is_imported_only_where_installed() -> None:
     script = """
 import sys, numpy as np
 from hopyard.frameworks import seed_all

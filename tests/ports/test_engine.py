@@ -128,7 +128,7 @@ def test_supervisors_dial_the_port_after_that_of_agents(launch: LaunchInfo) -> N
     agents.close()
 
 
-def test_nobody_is_there_before_the_start(agents: Agents) -> None:
+def test_no_agent_is_there_before_the_start(agents: Agents) -> None:
     assert agents.lost() == []
     assert not select.select(agents.watch(), [], [], 0)[0]
 
@@ -180,7 +180,7 @@ def test_a_worker_that_is_killed_is_lost_once_and_the_next_one_ends_with_the_run
     assert gone(sorted(pids))
 
 
-def test_who_releases_cores_goes_on(agents: Agents) -> None:
+def test_a_run_that_releases_cores_goes_on(agents: Agents) -> None:
     if not isinstance(agents, ReleasesCores):
         pytest.skip("holds no cores of a cluster")
     agents.start(0)

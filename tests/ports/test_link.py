@@ -114,7 +114,7 @@ def test_an_agent_comes_up_checks_works_and_stores(host: Callable[..., Host]) ->
 
 
 @pytest.mark.slow
-def test_what_a_recipe_raises_comes_back_as_failed(host: Callable[..., Host]) -> None:
+def test_an_error_of_a_recipe_comes_back_as_failed(host: Callable[..., Host]) -> None:
     it = host(troubled)
     it.link.start(0)
     it.wait(Ready)
@@ -136,7 +136,7 @@ def test_a_recipe_that_does_not_load_is_unfit(host: Callable[..., Host]) -> None
 
 
 @pytest.mark.slow
-def test_one_that_is_ended_is_not_heard_any_more(host: Callable[..., Host]) -> None:
+def test_messages_of_an_ended_agent_are_ignored(host: Callable[..., Host]) -> None:
     it = host()
     it.link.start(0)
     it.wait(Ready)

@@ -50,11 +50,11 @@ def test_versions_are_plain_values_for_the_journal(name: str) -> None:
     assert versions[name]
 
 
-def test_it_is_there_once_the_framework_is(name: str) -> None:
+def test_a_runtime_is_there_once_its_framework_is(name: str) -> None:
     assert name in imported() and runtimes()[name] is runtime(name)
 
 
-def test_what_is_done_beforehand_may_be_done_twice(name: str) -> None:
+def test_preparation_may_be_repeated(name: str) -> None:
     found = runtime(name)
     for _ in range(2):
         found.prepare()

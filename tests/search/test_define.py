@@ -117,7 +117,7 @@ def deep(trial: Suggestions) -> dict[str, Any]:
     return {"units": [trial.suggest_int(f"units{n}", 1, 9) for n in range(trial.suggest_int("depth", 1, 3))]}
 
 
-def test_what_is_tried_first_has_what_the_function_returns() -> None:
+def test_enqueued_trials_have_the_functions_result() -> None:
     """Bug: it had the parameters alone."""
     first = enqueued(hy.Random(1), deep, [{"depth": 2, "units0": 3, "units1": 4}])
     assert first.configs == ({"depth": 2, "units0": 3, "units1": 4, "units": [3, 4]},)  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def breaks(trial: Suggestions) -> None:
         (breaks, "{'lr': .*}: AttributeError: .*'report'"),
     ],
 )  # fmt: skip
-def test_what_is_refused_and_how(function: Any, text: str) -> None:
+def test_refusals_of_suggestions(function: Any, text: str) -> None:
     with pytest.raises(SpecError, match=text) as raised:
         Defined(function).walk(lambda name, values: values.at(0.5))
     assert "\n" not in str(raised.value)
@@ -177,7 +177,7 @@ def test_what_is_refused_and_how(function: Any, text: str) -> None:
     ("kind", "search"),
     [("function", hy.TPE(2, batch=2)), ("function", hy.Random(2)), ("space", hy.Random(2)), ("space", hy.Grid())],
 )
-def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(kind: str, search: Any, tmp_path: Path) -> None:
+def test_a_function_that_is_not_deterministic_is_refused(kind: str, search: Any, tmp_path: Path) -> None:
     """Bug: only searches that learn refused it, and with exact=True a resume of others proposed something else."""
     calls = []
 
@@ -196,7 +196,7 @@ def test_a_function_that_is_not_one_of_what_it_is_told_is_refused(kind: str, sea
     assert not (tmp_path / "run").exists()
 
 
-def test_what_optuna_has_beside_says_what_there_is() -> None:
+def test_unsupported_optuna_calls_name_the_alternative() -> None:
     with pytest.raises(SpecError, match="has suggest_categorical, suggest_float, suggest_int, and no 'number'"):
         Defined(lambda trial: {"lr": trial.number}).walk(lambda name, distribution: 1)
 

@@ -101,6 +101,6 @@ def test_numbers_of_numpy_are_as_python_s():
         (lambda: Grid().open({"a": 1}, 0), r"space must be .*hy.Grid\(…\) .* got {'a': 1}"),
     ],
 )
-def test_what_is_refused_and_how(make, words):
+def test_refusals_of_configs(make, words):
     with pytest.raises(SpecError, match=words):
         make()

@@ -27,7 +27,7 @@ def test_validation_is_work_too():
     assert beside.ratio < 1.15
 
 
-def test_one_trial_cannot_use_two_slots():
+def test_a_single_trial_cannot_use_two_slots():
     found = predict(2, 1, 4, 1, 10.0, noise=0.0)
     assert (found.makespan, found.bound, found.ratio, found.idle_share) == (40.0, 40.0, 1.0, 0.5)
 
@@ -105,6 +105,6 @@ LARGE = [("sigma", 1000.0), ("hop", float("inf"))]
     ("field", "value"),
     [("slots", 0), ("trials", 1.5), ("seconds", 0.0), ("epochs", 0), *LARGE],
 )
-def test_what_is_refused(field, value):
+def test_refusals_of_predict(field, value):
     with pytest.raises(SpecError, match=f"{field} .*{value}"):
         predict(**{"slots": 1, "trials": 1, "partitions": 1, "epochs": 1, "seconds": 1.0, field: value})

@@ -82,7 +82,7 @@ def test_a_new_column_that_is_there_by_case() -> None:
         new_columns(sensitive, ["age"], "with x=")
 
 
-def test_what_a_function_gives_stands_behind_the_columns() -> None:
+def test_function_results_follow_the_columns() -> None:
     from pyspark.sql.types import LongType, StructField, StructType
 
     def fn(block: Any) -> Any:

@@ -198,7 +198,7 @@ class TestReading:
         save_tfrecords(spark.range(0, 10, 1, 2).selectExpr("id", "binary(concat('x', id)) text"), tmp_path / "rows")
         return tmp_path / "rows"
 
-    def test_damage_is_told_when_columns_are_looked_for(self, spark: Any, place: Path) -> None:
+    def test_damage_is_reported_while_reading_columns(self, spark: Any, place: Path) -> None:
         path = place / "part-r-00001"
         path.write_bytes(path.read_bytes()[:-3])
         with pytest.raises(DataError, match=r"^/.*part-r-00001, record 4, byte \d+: .*cut off") as caught:

@@ -138,7 +138,7 @@ def test_the_users_function_decides_outside_and_its_answer_is_a_fact():
     assert run.machine.trials[1].reason == "the function of stop= said so"
 
 
-def test_what_was_not_decided_when_the_driver_was_killed_is_decided_by_the_next():
+def test_the_next_driver_decides_what_a_killed_one_did_not():
     run = search(Patience(1), trials=1, epochs=3)
     curve(run, 0, [1.0])
     slot, unit = 0, run.unit(0)

@@ -58,7 +58,7 @@ def test_a_trial_waits_until_it_is_among_the_best_of_its_rung():
     assert run.machine.trials[1].target == 3
 
 
-def test_nothing_is_promoted_while_enough_trials_train():
+def test_no_promotion_while_enough_trials_train():
     run = search(ASHA(2), trials=12, slots=2)
     out = [report(run, training(run)[0], loss)[0][0] for loss in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)]
     assert out == ["waits"] * 8
@@ -147,7 +147,7 @@ def test_a_batch_is_compared_with_all_earlier_ones():
 
 
 @pytest.mark.parametrize("slots", [2, 5, 11])
-def test_what_batches_decide_does_not_depend_on_the_slots(slots):
+def test_decisions_of_batches_do_not_depend_on_slots(slots):
     def loss(trial, epoch):
         return (trial * 7 + epoch) % 11
 

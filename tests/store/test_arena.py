@@ -57,7 +57,7 @@ def ref(step: int) -> Ref:
     return Ref(1, step, 1)
 
 
-def test_what_is_laid_can_be_taken(tmp_path: Path) -> None:
+def test_a_written_state_can_be_read(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, MB)
     tree: dict[str, Any] = {"x": np.arange(100.0), "lr": 0.1}
     where = arena.lay(ref(1), plan(tree))
@@ -93,7 +93,7 @@ def test_settled_files_are_used_again_oldest_first(tmp_path: Path) -> None:
     assert file(arena.lay(ref(5), Bytes(b"5"))) not in map(file, wheres)
 
 
-def test_what_is_not_settled_is_never_touched(tmp_path: Path) -> None:
+def test_unsettled_states_are_never_touched(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, 4 * (1 << 16))
     wheres = [arena.lay(ref(step), Bytes(b"%d" % step)) for step in range(6)]
     assert wheres[4:] == ["", ""] and all(wheres[:4])
@@ -390,7 +390,7 @@ def test_removed_files_give_their_memory_back(tmp_path: Path) -> None:
         assert file(where) not in maps.read()
 
 
-def test_what_is_said_late_of_a_state_does_not_touch_the_next_one_in_its_file(tmp_path: Path) -> None:
+def test_a_late_release_spares_the_next_state_in_the_file(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, MB)
     old = arena.lay(ref(0), Bytes(b"old"))
     arena.settle(old)
@@ -463,9 +463,7 @@ def test_a_single_file_that_was_removed_is_not_used_again(tmp_path: Path) -> Non
     arena.close()
 
 
-def test_folders_of_one_directory_are_told_from_those_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_different_directories_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [memory_name(path) for path in (tmp_path / "run", tmp_path / "run", tmp_path / "runs", Path("run"))]
     assert len(set(names)) == 4

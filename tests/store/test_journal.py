@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_appended_lines_are_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", CODEC)
     journal.append(LINES[:1])
     journal.append([])
@@ -119,7 +119,7 @@ def test_nested_too_deep_is_damage(path: Path) -> None:
         list(read(path, CODEC))
 
 
-def test_it_begins_with_began(path: Path) -> None:
+def test_a_journal_begins_with_began(path: Path) -> None:
     path.write_bytes(b"".join(encode(line) + b"\n" for line in LINES[1:]))
     with pytest.raises(JournalError, match="line 1: a journal begins with Began, not Proposed"):
         list(read(path, CODEC))

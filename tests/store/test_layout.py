@@ -39,7 +39,7 @@ def test_a_layout_stays_where_it_was_taken(tmp_path: Path, monkeypatch: pytest.M
     assert layout.shown == str(tmp_path / "a")
 
 
-def test_no_run_is_said(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"no run here.*hopyard ls") as caught:
         find(tmp_path)
     assert caught.value.exit_code == 2

@@ -36,7 +36,7 @@ def test_memory_is_used_again_once_nobody_has_a_view_of_it(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("size", [0, 100, 3_000_000])
-def test_what_is_small_or_very_large_is_new_each_time(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_small_and_very_large_buffers_are_not_reused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(rooms, "LARGE", 1 << 16)
     monkeypatch.setattr(rooms, "KEPT", 2_000_000)
     room = Room()

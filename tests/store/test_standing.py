@@ -23,7 +23,7 @@ def write(layout, *lines, torn=b""):
 
 
 @pytest.mark.parametrize("told", ["completed", "partial", "failed", "stopped"])
-def test_what_is_over_stays_so(layout, told):
+def test_an_ended_run_stays_ended(layout, told):
     write(layout, DIED)
     with layout.lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

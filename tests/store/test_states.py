@@ -78,7 +78,7 @@ LocalStore(Path("{tmp_path}")).put(Ref(0, 8, 2), memoryview(b"half"))
 
 
 @pytest.mark.parametrize("number", FULL, ids=errno.errorcode.__getitem__)
-def test_no_room_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_no_space_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Bug: a limit of a file's size was told as a store that is away, and waited for without end."""
 
     def full(fd: int, data: bytes) -> int:

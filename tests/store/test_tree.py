@@ -181,7 +181,7 @@ def test_write_needs_room_and_leaves_the_rest_alone() -> None:
         ([{1, 2}], "set"),
     ],
 )
-def test_what_cannot_be_stored_is_named(tree: Any, message: str) -> None:
+def test_a_leaf_that_cannot_be_stored_is_named(tree: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         encode(tree)
 

@@ -22,7 +22,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_raised_leaves_the_old_file_alone(tmp_path: Path) -> None:
+def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as part:

@@ -62,7 +62,7 @@ def test_a_driver_whose_name_is_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [(socket.AF_INET6, "2001:db8::7")]
 
 
-def test_what_only_this_host_can_dial() -> None:
+def test_addresses_that_only_this_host_can_dial() -> None:
     for host in ("localhost", "127.0.0.1", "127.0.1.1", "::1"):
         assert is_loopback(host)
     for host in ("192.0.2.7", "2001:db8::7", socket.gethostname() + ".example", "", "127.example"):
@@ -79,7 +79,7 @@ def test_what_only_this_host_can_dial() -> None:
         ("nowhere.invalid", ""),
     ],
 )
-def test_it_listens_at_the_address_that_is_dialled(host: str, address: str) -> None:
+def test_the_listening_address_is_the_dialed_one(host: str, address: str) -> None:
     assert address_to_bind(host) == address
 
 
@@ -97,7 +97,7 @@ def test_a_name_is_its_one_address_here_but_loopback(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
-def test_nobody_dials_another_address(host: str) -> None:
+def test_no_other_address_is_dialed(host: str) -> None:
     if not _is_here(host):
         pytest.skip(f"{host} is no address of this host")
     with listen(host) as listener:

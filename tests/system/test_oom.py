@@ -38,7 +38,7 @@ def test_without_a_cgroup_the_whole_machine_is_asked(tmp_path: Path, monkeypatch
     assert found is None or found == oom.VMSTAT
 
 
-def test_each_kill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kill_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "memory.events"
     file.write_text("oom_kill 5\n")
     monkeypatch.setattr(oom, "counter", lambda pid: file)
@@ -69,7 +69,7 @@ def test_a_kill_of_before_a_process_began_is_no_kill_of_it(tmp_path: Path, monke
     assert known.killed(second)
 
 
-def test_one_kill_is_told_of_one_worker_after_kills_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kill_is_reported_for_one_worker_after_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: what was told did not catch up with what had happened before the workers began."""
     file = tmp_path / "memory.events"
     file.write_text("oom_kill 0\n")

@@ -133,7 +133,7 @@ def test_a_folder_lives_as_long_as_its_block(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_one_that_is_being_made_stays_until_it_is_old(temporary: Path) -> None:
+def test_an_unfinished_directory_stays_until_it_is_old(temporary: Path) -> None:
     young = temporary / f"{FOLDER}young"
     young.mkdir()
     sweep(temporary)

@@ -169,7 +169,7 @@ def test_the_config_is_a_copy() -> None:
         (3, r"builtins\.int, .*\(no state, load, train, evaluate\)"),
     ],
 )
-def test_what_cannot_train_is_refused(made: Any, message: str) -> None:
+def test_a_model_that_cannot_train_is_refused(made: Any, message: str) -> None:
     with pytest.raises(hy.SpecError, match=message):
         build(plan(lambda config: made), 0, {})
 

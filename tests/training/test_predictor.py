@@ -63,7 +63,7 @@ def test_types(dtype: str) -> None:
         (lambda x: x.astype("datetime64[s]"), "answers of type datetime64.* have no NaN"),
     ],
 )
-def test_what_has_no_nan_is_refused_only_where_rows_were_dropped(change: Any, said: str) -> None:
+def test_outputs_without_nan_are_refused_only_for_dropped_rows(change: Any, said: str) -> None:
     assert len(answers(Echo(change), columns([1, 0, 2, 4, 3]), 2)) == 5
     with pytest.raises(DataError, match=said):
         answers(Echo(change), columns([3, 1]), 2)

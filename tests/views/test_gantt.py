@@ -36,7 +36,7 @@ def test_the_page_holds_all_units_and_needs_no_network(rough):
     assert {mark["what"] for mark in found["marks"]} >= {"lost", "failed", "resumed"}
 
 
-def test_what_a_script_tag_could_break_is_escaped(play):
+def test_script_tags_are_escaped(play):
     lines = play(RunSpec(epochs=1, partitions=1, validation=0, trials=1), [{"name": "</script><b>"}], slots=1)
     page = html(lines)
     assert page.count("</script>") == 2

@@ -120,7 +120,7 @@ def test_bytes_of_an_answer_that_comes_late_were_moved_all_the_same():
     assert only(found["a"], workers=1, fetched_bytes=300, states=1, state_bytes=50)
 
 
-def test_what_is_on_a_host_stays_there_without_a_driver():
+def test_rows_on_a_host_stay_without_a_driver():
     found = records(
         joined(0, "a"),
         dispatch(0, 1, 0),

@@ -65,7 +65,7 @@ def picture(lines, width=120, height=30, after=0.5):
     return console.file.getvalue().splitlines()
 
 
-def test_what_waits_and_why_is_in_the_table():
+def test_waiting_trials_and_reasons_are_in_the_table():
     spec = RunSpec(epochs=1, partitions=2, validation=0, trials=3)
     lines = [Began(at=0.0, spec=spec), *[Proposed(at=0.0, trial=n, config={"lr": n}) for n in range(3)]]
     lines += [Joined(at=0.0, slot=0, host="a", pid=1), Check(at=0.0, slot=0, trial=0)]
@@ -112,7 +112,7 @@ def test_plain_lines_one_an_epoch(rough):
         ([[1], [2]], [[], [], [2, 3]]),  # at the end of a run that died
     ],
 )
-def test_each_epoch_is_told_once_and_in_order(batches, printed):
+def test_each_epoch_is_reported_once_and_in_order(batches, printed):
     """Validations end in any order, and one unit or one receive may bring several epochs."""
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)
@@ -133,7 +133,7 @@ def test_each_epoch_is_told_once_and_in_order(batches, printed):
 
 
 @pytest.mark.parametrize("fit", [True, False])
-def test_trials_that_do_not_pass_preflight_are_told_once_another_has_passed(fit):
+def test_trials_that_fail_preflight_are_reported_once_another_passed(fit):
     """If none does, the error that ends the run tells them."""
     run, console = Run(trials=5, checked=False), paper(terminal=False)
     table = LiveTable(run.machine.spec, console)
@@ -148,7 +148,7 @@ def test_trials_that_do_not_pass_preflight_are_told_once_another_has_passed(fit)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_warnings_are_told_at_the_end(terminal):
+def test_warnings_are_listed_at_the_end(terminal):
     run, console = Run(trials=1), paper(terminal=terminal, width=200)
     table = LiveTable(run.machine.spec, console)
     table.see(run.lines, run.machine)
@@ -163,7 +163,7 @@ def test_warnings_are_told_at_the_end(terminal):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_each_traceback_is_told_once_and_at_once(terminal):
+def test_each_traceback_is_shown_once_and_at_once(terminal):
     run, console = Run(trials=6, partitions=1), paper(terminal=terminal, width=200)
     table = LiveTable(run.machine.spec, console, clock=count(0, 10).__next__)
     table.see(run.lines, run.machine)
@@ -180,7 +180,7 @@ def test_each_traceback_is_told_once_and_at_once(terminal):
     assert any("What trial 0 raised:" in line for line in told(console))
 
 
-def test_the_epochs_of_a_trial_that_fails_are_told_before_its_failure():
+def test_epochs_of_a_failing_trial_are_shown_before_its_failure():
     spec = RunSpec(epochs=3, partitions=1, validation=1, trials=1, metric="val_loss")
     machine, console = fold([Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={})]), paper(terminal=False)
     table = LiveTable(spec, console)
@@ -200,7 +200,7 @@ def test_a_run_that_goes_on_tells_only_what_is_new(rough):
     assert before > 0
 
 
-def test_a_trial_that_is_tried_again_is_told_of_again():
+def test_a_retried_trial_is_reported_again():
     run = Run(trials=2, partitions=1, epochs=2, retries=0)
     machine = run.machine
     run.done(0)
@@ -249,7 +249,7 @@ def test_on_a_terminal(rough):
 
 
 @pytest.mark.parametrize("width", [40, 79, 200])
-def test_it_fits(rough, width):
+def test_the_table_fits_the_terminal(rough, width):
     for end in range(1, len(rough), 7):
         lines = picture(rough[:end], width, 12)
         assert len(lines) <= 12
@@ -287,7 +287,7 @@ def test_a_fit_shows_its_epochs(play):
     assert not any(line.startswith("★") for line in picture(lines[: len(lines) * 2 // 3]))
 
 
-def test_it_draws_at_most_four_times_a_second(good):
+def test_the_table_draws_at_most_four_times_a_second(good):
     now = [1000.0]
     table = LiveTable(good[0].spec, paper(), clock=lambda: now[0])
     drawn = []
@@ -354,7 +354,7 @@ def test_a_worker_that_makes_no_progress_is_a_status_on_a_terminal(good):
     table.close(machine)
 
 
-def test_a_worker_that_makes_no_progress_is_told_once_in_plain_lines(good):
+def test_a_worker_without_progress_is_reported_once(good):
     lines = good[: len(good) // 2]
     machine = fold(lines)
     console, stalls = paper(terminal=False), {}

@@ -49,7 +49,7 @@ def data(page: str) -> Any:
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
 
 
-def test_what_is_drawn() -> None:
+def test_the_contents_of_a_plot() -> None:
     drawn = plot.picture(machine())
     assert [(each.trial, each.far, each.values) for each in drawn.curves] == [
         (3, 3.0, [(1, 1 / 3), (2, 1 / 4), (3, 1 / 5)]),
@@ -92,7 +92,7 @@ def test_the_page_holds_all_needs_no_network_and_escapes() -> None:
     assert drawn["curves"][2]["reason"] == "rung 1: 3rd of 3"
 
 
-def test_what_looks_like_a_place_of_the_page_is_text() -> None:
+def test_placeholders_in_values_are_text() -> None:
     """Bug: a text {{data}} was replaced by all data."""
     texts = ["{{title}}, {{data}}", "{{data}}, {{title}}", "{{data}}, {{summary}}"]
     page = plot.html(machine([{"act": text} for text in texts]), "{{summary}}")

@@ -47,7 +47,7 @@ def test_the_report_says_how_each_task_stands() -> None:
     assert "worker 1     failed" in text
 
 
-def test_a_torn_last_line_had_no_effect_and_damage_is_told(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored_and_damage_reported(tmp_path: Path) -> None:
     path = tmp_path / "program.jsonl"
     whole = b"".join(msgspec.json.encode(line) + b"\n" for line in LINES)
     path.write_bytes(whole + b'{"type":"Ov')
@@ -70,7 +70,7 @@ def test_a_journal_begins_with_the_launch() -> None:
     assert summarize([]).status == "running"
 
 
-def test_what_a_driver_left_in_the_midst_is_interrupted() -> None:
+def test_unfinished_work_of_a_lost_driver_is_interrupted() -> None:
     told = summarize(LINES[:5])
     assert (told.status, told.tasks[0].status, told.tasks[1].status) == ("running", "running", "starting")
     told.set_status("interrupted")

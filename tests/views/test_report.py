@@ -11,7 +11,7 @@ from hopyard.views.report import facts, report, summary
 from machines import Run
 
 
-def test_it_says_what_people_ask(rough):
+def test_the_report_answers_common_questions(rough):
     text = report(rough, fold(rough), {"directory": "runs/x", "store": "s3://bucket/x"}, "partial")
     machine = fold(rough)
     best = min(
@@ -72,7 +72,7 @@ def test_a_run_that_was_left_says_so_and_so_do_its_trials(spec, play):
 
 
 @pytest.mark.parametrize(("fault", "named"), [("system", True), ("user", False)])
-def test_what_failed_and_can_be_tried_again_says_how(fault, named):
+def test_retriable_failures_name_the_command(fault, named):
     run = Run(trials=2, partitions=1, retries=0)
     run.done(0)
     run.durable(0, 0, 1, 1)

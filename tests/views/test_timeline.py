@@ -143,7 +143,7 @@ def test_spans_are_not_kept():
     assert found.units > 100 and max(map(len, kept)) <= 2 * 2 * 20  # kinds × epochs × trials
 
 
-def test_it_agrees_with_the_simulated_world():
+def test_the_timeline_agrees_with_the_simulated_world():
     spec = RunSpec(epochs=2, partitions=4, validation=2, trials=5)
     world = World(spec, 3, lengths(5, 0.5, 0.1, 0), keep=True)
     makespan = world.run()
@@ -251,7 +251,7 @@ def test_a_trial_at_its_rung_waits_for_a_decision():
     assert waited(lines[0], stopped, *lines[1:], granted, *trained(18, 1, 3, 0, 2), spec=spec) == 3
 
 
-def test_the_time_with_fewer_trials_than_workers_is_told():
+def test_time_with_fewer_trials_than_workers_is_reported():
     spec = RunSpec(epochs=2, partitions=1, validation=0)
     one, two = Ref(0, 1, 1), Ref(0, 2, 3)
     lines = [

@@ -37,7 +37,7 @@ def test_a_step_may_be_written_twice_and_be_of_any_size(ctx: Any) -> None:
         assert ctx.restored() == ({"value": value}, step)
 
 
-def test_what_a_killed_writer_left_is_swept(ctx: Any) -> None:
+def test_files_of_a_killed_writer_are_swept(ctx: Any) -> None:
     ctx.checkpoint({"w": 1}, 1)
     for pid in (1, 22, 333):
         (folder(ctx) / f".part-{pid}-000000002-2.safetensors").write_bytes(b"half")

@@ -35,7 +35,7 @@ def test_threads_of_the_user_are_waited_for_and_daemons_are_not() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_user_registered_is_called() -> None:
+def test_handlers_of_the_user_are_called() -> None:
     assert printed("threading._shutdown(); atexit._run_exitfuncs()") == ["pool", "registered", "thread"]
 
 

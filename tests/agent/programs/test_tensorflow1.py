@@ -133,7 +133,7 @@ class TestTensorFlow:
         assert waits.split() == ["1", "7", "5", "5", "3", "True"]
 
     @pytest.mark.long
-    def test_what_is_gone_is_told_in_one_sentence(self) -> None:
+    def test_removed_apis_raise_a_one_sentence_error(self) -> None:
         without = importlib.util.find_spec("tf_keras") is None
         said = run(ASKS + (WITHOUT_KERAS_2 if without else "")).splitlines()
         for line in said[:3]:

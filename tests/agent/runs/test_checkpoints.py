@@ -97,7 +97,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.arena.close()
 
 
-def test_it_is_stored_and_said_with_its_digest(desk: Desk) -> None:
+def test_a_stored_state_is_reported_with_its_digest(desk: Desk) -> None:
     ref = Ref(0, 4, 1)
     desk.keep(ref, always=True)
     (sealed,) = desk.hear(1)
@@ -142,7 +142,7 @@ def test_no_more_than_one_a_second_of_a_trial(desk: Desk, monkeypatch: pytest.Mo
     assert desk.puts == [Ref(0, 1, 1), Ref(0, 3, 3)]
 
 
-def test_what_is_released_is_not_stored_unless_an_epochs_end(desk: Desk) -> None:
+def test_released_states_are_stored_only_at_epoch_ends(desk: Desk) -> None:
     desk.gate.clear()
     busy = desk.keep(Ref(9, 1, 1), always=True)
     desk.until(lambda: bool(desk.puts))
@@ -174,13 +174,13 @@ def test_flush_stores_at_once(desk: Desk) -> None:
     assert desk.store.refs() == {Ref(0, 1, 1)}
 
 
-def test_no_room_is_said(desk: Desk) -> None:
+def test_no_space_is_reported(desk: Desk) -> None:
     desk.error = ResourceError("no room for State 0-4-1")
     desk.keep(Ref(0, 4, 1), always=True)
     assert desk.hear(1) == [NoRoom(0, "no room for State 0-4-1", "store")]
 
 
-def test_an_error_that_nobody_expects_is_not_said_to_be_want_of_room(
+def test_an_unexpected_error_is_not_called_lack_of_space(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: it ended the run with "make room"."""
@@ -223,7 +223,7 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     assert len(desk.puts) >= 2
 
 
-def test_a_short_hiccup_of_the_store_is_not_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_outage_of_the_store_is_not_reported(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "PATIENCE", 60.0)
     desk.error = TimeoutError()
     desk.keep(Ref(0, 4, 1), always=True)
@@ -243,7 +243,7 @@ def test_a_worker_ends_though_the_store_is_away(tmp_path: Path) -> None:
     desk.arena.close()
 
 
-def test_what_others_wait_for_goes_first_and_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_state_is_stored_first_and_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "PAUSE", 60.0)
     desk.keep(Ref(0, 1, 1))
     desk.hear(1)
@@ -258,7 +258,7 @@ def test_what_others_wait_for_goes_first_and_at_once(desk: Desk, monkeypatch: py
     assert desk.puts[2:] == [Ref(0, 2, 2), Ref(1, 4, 8)]
 
 
-def test_what_others_wait_for_and_is_not_here_any_longer_is_said(desk: Desk) -> None:
+def test_a_missing_state_that_others_wait_for_is_reported(desk: Desk) -> None:
     where = desk.keep(Ref(0, 4, 1), always=True)
     desk.hear(1)
     desk.checkpoints.store_next(Ref(0, 4, 1), where)  # it is stored: its Durable was said
@@ -266,14 +266,14 @@ def test_what_others_wait_for_and_is_not_here_any_longer_is_said(desk: Desk) -> 
     assert desk.hear(2)[1:] == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
 
 
-def test_what_was_stored_at_once_is_not_said_to_be_gone(desk: Desk) -> None:
+def test_a_state_stored_at_once_is_not_reported_missing(desk: Desk) -> None:
     desk.checkpoints.flush(Ref(0, 1, 1), memoryview(b"abc"))
     desk.checkpoints.store_next(Ref(0, 1, 1), "")
     desk.checkpoints.store_next(Ref(0, 5, 2), "")
     assert desk.hear(1) == [Forgotten(at=0.0, slot=0, ref=Ref(0, 5, 2))]
 
 
-def test_what_lies_here_and_was_not_to_be_stored_is_stored_when_others_wait_for_it(desk: Desk) -> None:
+def test_a_state_kept_in_memory_is_stored_on_request(desk: Desk) -> None:
     where = desk.lay(Ref(0, 5, 2))
     desk.checkpoints.store_next(Ref(0, 5, 2), where)
     (sealed,) = desk.hear(1)
@@ -297,7 +297,7 @@ def test_close_stores_epochs_ends_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_who_waits_for_another_state_than_the_one_at_this_place_hears_that_it_is_gone(desk: Desk, busy: bool) -> None:
+def test_a_request_for_a_replaced_state_is_answered_with_forgotten(desk: Desk, busy: bool) -> None:
     if busy:
         desk.gate.clear()
     where = desk.keep(Ref(0, 3, 4))
@@ -324,7 +324,7 @@ def test_a_store_that_blocks_and_raises_nothing_is_away(tmp_path: Path, monkeypa
     desk.arena.close()
 
 
-def test_who_reads_from_a_store_that_blocks_says_so_and_makes_progress(
+def test_reading_from_a_blocked_store_is_reported_as_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted
 ) -> None:
     """Bug: it was silent, counted as hung, and its unit was poison in the end."""
@@ -349,7 +349,7 @@ def test_who_reads_from_a_store_that_blocks_says_so_and_makes_progress(
     desk.arena.close()
 
 
-def test_who_is_hung_soon_says_sooner_that_the_store_is_away(tmp_path: Path) -> None:
+def test_a_short_hang_timeout_reports_an_absent_store_sooner(tmp_path: Path) -> None:
     desk = Desk(tmp_path, stall=0.4)
     with desk.checkpoints.watched(Ref(0, 4, 1)):
         assert isinstance(desk.hear(1)[0], StoreAway)
@@ -397,7 +397,7 @@ def counted() -> Iterator[Counted]:
     meter.count_with(None)
 
 
-def test_who_waits_for_a_store_that_is_away_makes_progress_all_the_time(
+def test_waiting_for_an_absent_store_counts_as_progress(
     desk: Desk, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "SLICE", 0.05)

@@ -69,7 +69,7 @@ def test_tensorflows_errors_of_libraries_beneath_it() -> None:
     assert blame(internal(f"{trace}cuDNN has another version"), accelerated=True).fault == "user"
 
 
-def test_what_an_error_was_raised_from_counts_for_memory() -> None:
+def test_a_memory_error_is_found_in_the_chain_of_causes() -> None:
     error = ValueError("while training")
     error.__cause__ = MemoryError()
     assert blame(error, accelerated=False).fault == "memory"

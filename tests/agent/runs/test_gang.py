@@ -34,7 +34,7 @@ def test_a_unit_that_was_given_up_is_not_begun(member, sent):
     assert sent == []
 
 
-def test_who_has_left_says_so(member, sent):
+def test_a_member_that_left_is_reported(member, sent):
     member.enter(place(5), 5)
     member.leave(5, well=True)
     assert sent == []
@@ -42,14 +42,14 @@ def test_who_has_left_says_so(member, sent):
     assert sent == [Broken(3, 5)]
 
 
-def test_who_ends_well_meanwhile_says_so(member, sent):
+def test_a_member_that_ends_meanwhile_is_reported(member, sent):
     member.enter(place(5), 5)
     member.give_up(GiveUpUnit(5, 5))
     member.leave(5, well=True)
     assert sent == [Broken(3, 5)]
 
 
-def test_who_waits_for_a_peer_is_woken(member, sent):
+def test_waiting_for_a_peer_is_woken(member, sent):
     exchange = member.enter(place(7), 7)
     errors = []
 
@@ -78,7 +78,7 @@ def test_a_group_serves_unit_after_unit_and_not_after_it_broke(member):
     assert member.enter(place(7), 7) is not first
 
 
-def test_what_was_published_before_the_unit_began_is_there(member):
+def test_addresses_published_before_the_unit_are_available(member):
     member.published(Published(9, "here/0", b"x"))
     assert member._board.get(9, "here/0") == b"x"
 
@@ -94,7 +94,7 @@ def test_values_of_a_closed_group_are_dropped():
 
 
 @pytest.mark.parametrize(("gang", "most"), [(Gang(2, "parameters", every=7), 6), (Gang(3, "parameters", every=5), 4)])
-def test_rounds_longer_than_partitions_are_told(gang, most):
+def test_rounds_longer_than_partitions_are_reported(gang, most):
     assert f"the largest has {most} batches of {gang.size} × 8 rows" in short_rounds(gang, 8, [20, 90])
 
 

@@ -24,13 +24,13 @@ def raised(function: Any, *arguments: Any) -> BaseException:
     raise AssertionError
 
 
-def test_one_sentence_names_the_line_of_the_user() -> None:
+def test_the_error_names_the_users_line() -> None:
     text = summary(raised(recipe, {}), recipe)
     assert text.startswith("JSONDecodeError: Expecting property name")
     assert text.endswith(", in recipe)") and "(test_tracebacks.py, line " in text
 
 
-def test_where_no_line_is_the_users_the_recipe_is_named() -> None:
+def test_the_recipe_is_named_where_no_line_is_the_users() -> None:
     error = raised(json.loads, "{")
     error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None  # as if a library called it
     assert summary(error, recipe).endswith(f"; the model is from {of_function(recipe)})")
@@ -51,7 +51,7 @@ def test_a_debugger_in_a_worker_is_explained() -> None:
     assert text.startswith("BdbQuit: ") and "engine=hy.Inline()" in text
 
 
-def test_what_argparse_printed_is_told() -> None:
+def test_argparse_output_is_part_of_the_error() -> None:
     """Bug: "SystemExit: 2" and no more."""
 
     def parses(*words: str) -> None:

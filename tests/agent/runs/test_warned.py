@@ -36,7 +36,7 @@ def watched(watch: WarningWatch, trial: int, *calls: Any) -> list[Warned]:
     return news
 
 
-def test_a_line_is_told_once_for_each_trial_and_shown_once(shown: list[Any]) -> None:
+def test_a_line_is_reported_once_per_trial_and_shown_once(shown: list[Any]) -> None:
     watch = WarningWatch("nobody")
     (first,) = watched(watch, 0, odd, odd)
     assert first.text == "UserWarning: odd shapes"
@@ -46,7 +46,7 @@ def test_a_line_is_told_once_for_each_trial_and_shown_once(shown: list[Any]) -> 
     assert [str(warning.message) for warning in shown] == ["odd shapes"]
 
 
-def test_categories_of_one_line_are_told_each(shown: list[Any]) -> None:
+def test_every_warning_category_of_a_line_is_reported(shown: list[Any]) -> None:
     def both() -> None:
         for category in (UserWarning, DeprecationWarning, UserWarning):
             warnings.warn_explicit("odd", category, "train.py", 3)
@@ -55,7 +55,7 @@ def test_categories_of_one_line_are_told_each(shown: list[Any]) -> None:
     assert [warning.text for warning in told] == ["UserWarning: odd", "DeprecationWarning: odd"]
 
 
-def test_a_librarys_line_is_told_with_the_users_that_led_to_it(shown: list[Any]) -> None:
+def test_a_warning_in_a_library_names_the_users_line(shown: list[Any]) -> None:
     def loss() -> None:
         warnings.warn_explicit("a target size", UserWarning, "/usr/lib/python/site-packages/torch/loss.py", 535)
 
@@ -68,7 +68,7 @@ def test_a_warning_below_no_line_of_the_users_names_the_recipe(shown: list[Any])
     assert warned.place.startswith(f"{of_function(recipe)}; from test_warned.py, line ")
 
 
-def test_what_the_user_has_silenced_stays_silent(shown: list[Any]) -> None:
+def test_silenced_warnings_stay_silent(shown: list[Any]) -> None:
     def quiet() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -88,7 +88,7 @@ def test_other_threads_warn_on_their_own_account(shown: list[Any]) -> None:
     assert len(shown) == 1
 
 
-def test_one_trial_tells_of_so_many_lines(shown: list[Any]) -> None:
+def test_warnings_per_trial_are_limited(shown: list[Any]) -> None:
     def each() -> None:
         for line in range(2 * MOST):
             warnings.warn_explicit("one of many", UserWarning, "train.py", line)
@@ -97,7 +97,7 @@ def test_one_trial_tells_of_so_many_lines(shown: list[Any]) -> None:
     assert len(shown) == 2 * MOST
 
 
-def test_what_is_told_can_be_shown(shown: list[Any]) -> None:
+def test_a_reported_warning_is_printable_and_short(shown: list[Any]) -> None:
     def warn() -> None:
         odd("cl\x1b[2Jear" + "!" * 999)
 

@@ -137,7 +137,7 @@ def test_rows_that_a_unit_fetched_before_it_failed_are_in_the_next_answer(
     assert it.train(4, 2).fetched_bytes == 0
 
 
-def test_memory_is_told_where_it_has_grown(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_growth_is_reported(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     it = bench()
     assert it.train(1, 0).peak_bytes == 0, "the process is the driver's"
     monkeypatch.setattr(it.worker, "_costs", CostCounter(it.plan.manifest, own_process=True))
@@ -366,7 +366,7 @@ def test_a_loss_that_is_not_finite_ends_the_unit(bench: Callable[..., Bench]) ->
     assert not failed.trace  # bug: reports had a traceback of our own lines for each such trial
 
 
-def test_what_a_failed_unit_left_in_memory_is_not_used(bench: Callable[..., Bench], tmp_path: Path) -> None:
+def test_memory_of_a_failed_unit_is_not_used(bench: Callable[..., Bench], tmp_path: Path) -> None:
     once = str(tmp_path / "once")
     it, plain = bench(troubled), bench(slot=1)
     failed = it.train(1, 0, config={**CONFIG, "at": 2, "do": "raise", "once": once})

@@ -33,7 +33,7 @@ def test_any_mixture_of_attempts_takes_each_block_once(turns: list[int], blocks:
 
 
 @pytest.mark.parametrize("again", [[b"a", b"x"], [b"b", b"a"], [b"a"], [b"a", b"b", b"c"]])
-def test_another_attempt_with_other_blocks_is_told(again: list[bytes]) -> None:
+def test_another_attempt_with_other_blocks_is_reported(again: list[bytes]) -> None:
     ledger = DeliveryLedger("train")
     for number, digest in enumerate([b"a", b"b"]):
         send(ledger, 3, number, digest)

@@ -7,7 +7,7 @@ import pytest
 from hopyard.core.programs.feed_progress import Count, FeedProgress
 
 
-def test_all_is_taken_when_each_has_said_so() -> None:
+def test_all_rows_are_taken_once_every_task_answered() -> None:
     progress = FeedProgress("allow")
     assert not progress.all_taken([]) and not progress.all_taken([0, 1])
     progress.take(0, 10, False, progress.question)
@@ -40,7 +40,7 @@ def test_how_far_uneven_workers_may_go() -> None:
     assert progress.count(0, Count(1, False), [0, 1]) is None
 
 
-def test_who_joins_is_told_nothing() -> None:
+def test_a_joining_task_gets_no_question() -> None:
     assert FeedProgress("allow").count(0, Count(9, True), [0]) is None
 
 

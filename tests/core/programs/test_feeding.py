@@ -301,7 +301,7 @@ def test_a_source_that_fails_by_itself() -> None:
     assert play(now=NEW, after=60.0) == ["cancel A", "warn", "opened>34", "send A as 3"]
 
 
-def test_who_takes_nothing_is_named() -> None:
+def test_a_task_that_takes_no_rows_is_named() -> None:
     play = Played()
     play(fed("A", timeout=2.0))
     for _ in range(4):
@@ -314,7 +314,7 @@ def test_who_takes_nothing_is_named() -> None:
     assert re.search(r"worker 0 .*no row for 2 seconds, .*\(3 taken", fail)
 
 
-def test_nobody_stalls_while_the_program_comes_up() -> None:
+def test_no_stall_is_reported_while_the_program_starts() -> None:
     play = Played()
     play(fed("A", timeout=0.1))
     play.takes(3, waiting=True)
@@ -332,7 +332,7 @@ def test_a_call_that_is_interrupted() -> None:
 
 
 @pytest.mark.parametrize("how", ["stalled", "interrupted", "the source fails"])
-def test_who_is_started_again_after_a_last_call_that_failed_gets_its_rows_before_the_end(how: str) -> None:
+def test_a_task_restarted_after_a_failed_last_call_gets_its_rows(how: str) -> None:
     play = Played()
     play(fed("A", end=True, timeout=1.0))
     play(EpochSent(1, 5))
@@ -352,7 +352,7 @@ def test_who_is_started_again_after_a_last_call_that_failed_gets_its_rows_before
     assert play(EpochSent(play.machine.epochs, 5)) == ["ended>67", "answer 0"]
 
 
-def test_tasks_that_catch_up_hear_why_their_rows_do_not_come() -> None:
+def test_tasks_that_catch_up_get_the_feeds_error() -> None:
     play = Played()
     play(fed("A"))
     play(EpochSent(1, 5))

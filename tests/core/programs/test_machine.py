@@ -111,7 +111,7 @@ def test_the_end_of_the_chief_is_the_end_and_a_ps_that_never_exits_is_ended() ->
     assert [type(line).__name__ for line in play.lines[-4:]] == ["Ended", "Closing", "Ended", "Over"]
 
 
-def test_ranks_of_one_host_are_told_of_the_gpus_of_all() -> None:
+def test_ranks_of_one_host_know_the_gpus_of_all() -> None:
     """LOCAL_RANK counts per host, and is the number of a GPU to scripts for torchrun."""
     places = {n: place(n, "ab"[n // 2], (str(4 + n % 2),)) for n in range(3)}
     tasks = assign(roles_of({"worker": Role(3, gpus=1)}), list(places.values()))
@@ -121,7 +121,7 @@ def test_ranks_of_one_host_are_told_of_the_gpus_of_all() -> None:
     assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "0"]
 
 
-def test_what_fails_when_the_program_is_done_is_told() -> None:
+def test_a_failure_after_the_end_is_reported() -> None:
     play = Play({"chief": 1, "worker": 2, "ps": 1}, grace=3.0)
     play.up()
     play.end("chief 0")
@@ -147,7 +147,7 @@ def test_agents_of_one_slot_that_end_before_the_program_begins() -> None:
     assert play.machine.status == "failed" and "3 agents of slot 2" in play.machine.cause
 
 
-def test_what_does_not_end_by_itself_has_a_grace_time_and_the_servers_go_first() -> None:
+def test_tasks_get_a_grace_time_and_servers_end_first() -> None:
     play = Play({"worker": 2, "ps": 2, "chief": 1, "evaluator": 1}, grace=3.0)
     play.up()
     play.end("chief 0")
@@ -356,7 +356,7 @@ def test_a_program_that_may_not_be_started_again_does_not_grow() -> None:
     assert play.tell(Tick(at=0), 10 * ELASTIC) == []
 
 
-def test_one_that_does_not_begin() -> None:
+def test_a_task_that_does_not_begin() -> None:
     play = Play({"worker": 2}, start_timeout=10.0)
     for slot in (0, 1):
         play.tell(Reserved(at=0, place=place(slot)))
@@ -547,7 +547,7 @@ class TestMaxTime:
         assert play.machine.status == "failed" and not play.machine.no_slots
         assert play.machine.cause.endswith("it waited for slots, and there were 1 of the 2 that it needs")
 
-    def test_a_failure_of_the_same_moment_is_told_first(self) -> None:
+    def test_a_simultaneous_failure_is_shown_first(self) -> None:
         play = Play({"worker": 1}, max_time=10.0)
         play.up()
         play.tell(Tick(at=0), 9.9)

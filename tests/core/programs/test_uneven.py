@@ -34,7 +34,7 @@ def test_all_go_on_for_as_long_as_the_one_with_most(counts: list[tuple[int, bool
 
 
 @pytest.mark.parametrize("rule", ["min", "cycle"])
-def test_what_was_allowed_stays_allowed(rule: str) -> None:
+def test_an_allowance_is_not_withdrawn(rule: str) -> None:
     seen = [Count(0, False), Count(0, False)]
     last = 0
     for worker, batches, ended in [(0, 3, False), (1, 2, False), (1, 5, False), (0, 4, True), (1, 7, True)]:

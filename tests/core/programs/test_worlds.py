@@ -13,7 +13,7 @@ from program_worlds import World
 from snapshots import program_fold, program_snapshot
 
 
-def test_nothing_is_decided_before_a_time_out_is_over() -> None:
+def test_no_decision_precedes_a_timeout() -> None:
     for seed in range(100):
         world = World(seed)
         for _ in world.run():

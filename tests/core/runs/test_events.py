@@ -116,12 +116,12 @@ def test_nan_and_infinities_of_metrics():
         b"\xff\xfe",
     ],
 )
-def test_what_is_no_fact_is_refused_in_words(text):
+def test_a_line_that_is_no_fact_is_refused(text):
     with pytest.raises(JournalError, match="no fact of format 1"):
         decode(text)
 
 
-def test_a_newer_version_may_add_fields_and_is_told_by_its_format():
+def test_newer_fields_are_ignored_and_newer_formats_refused():
     line = decode(b'{"type":"Tick","at":1.0,"moon":"full"}')
     assert line == Tick(at=1.0)
     newer = decode(encode(Began(at=0.0, spec=SPEC, format=2)))
@@ -185,7 +185,7 @@ def unit_bytes(lease, partition, **costs):
     return sum(len(encode(line)) + 1 for line in lines)
 
 
-def test_what_a_unit_cost_is_short():
+def test_the_costs_of_a_unit_are_short():
     """A gang exchanges in each unit; a worker fetches each partition once, and its memory grows at first."""
     assert unit_bytes(1279, 3, exchanged_bytes=123_456_789) <= 500
     peak = {"peak_bytes": 1_234_567_890, "others": ((234_567_890, 1_234_567_890),) * 3}

@@ -144,7 +144,7 @@ def test_a_wait_does_not_hold_up_who_resumes():
     assert dispatched(run.join(7)) == [(7, 0, "train", 0, (0,))]
 
 
-def test_who_waits_for_the_store_is_woken_when_it_is_back():
+def test_trials_waiting_for_the_store_resume_when_it_is_back():
     run = Run(trials=2)
     for _ in range(6):
         run.give(StoreAway(at=run.at, slot=0, error="FSTimeoutError"))
@@ -214,7 +214,7 @@ def test_a_state_that_its_maker_has_lost_as_well_is_made_again():
     assert run.machine.trials[0].strikes == {} and run.machine.trials[0].step == 0
 
 
-def test_what_became_durable_on_the_way_is_taken_from_the_store_at_once():
+def test_a_state_stored_meanwhile_is_taken_from_the_store():
     run = hops()
     run.durable(0, 0, 1, 1)
     (again,) = of(Dispatch, run.missed(1))
@@ -316,7 +316,7 @@ def test_a_validation_from_a_state_that_cannot_be_taken_is_parked_and_training_g
 # -------------------------------------------------------------------------------- memory
 
 
-def test_who_runs_out_of_memory_gets_a_new_worker_while_the_others_rest():
+def test_an_out_of_memory_trial_gets_a_new_worker_while_others_rest():
     run = Run(trials=3, slots=3, partitions=4, epochs=2)
     assert [run.unit(slot).trial for slot in range(3)] == [0, 1, 2]
     out = run.failed(0, "memory")
@@ -556,7 +556,7 @@ def test_a_worker_that_stores_no_state_of_a_failed_trial_is_replaced():
     assert of(Replace, out)[0].fault == "store" and of(Finish, out) == [Finish("failed")]
 
 
-def test_what_the_user_asks_for_at_once_is_decided_at_once():
+def test_a_retry_by_the_user_is_decided_at_once():
     """Bug: the run was over, and its status decided, after the first of several trials that it was to try again."""
     run = Run(trials=2, slots=2, partitions=1, retries=0, max_time=10.0, metric="loss", mode="min")
     for slot in (0, 1):
@@ -658,7 +658,7 @@ def test_preflight_checks_the_recipe_that_is_new():
     assert run.join(1) == [Check(at=0.0, slot=1, trial=2)]
 
 
-def test_another_recipe_that_is_not_fit_is_told_when_nobody_is_left():
+def test_an_unfit_recipe_is_reported_when_no_trial_is_left():
     run = ended("user")
     run.give(Resumed(at=1.0))
     run.give(Retried(at=1.0, trial=0, recipe="abc"))

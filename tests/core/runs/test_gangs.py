@@ -52,7 +52,7 @@ def test_workers_of_one_host_are_grouped_first():
     assert grouped(slots[:1], 2) == []
 
 
-def test_who_has_states_comes_first():
+def test_a_worker_with_states_is_the_first_member():
     assert grouped([free(0), free(1, has_states=True)], 2) == [(1, 0)]
 
 
@@ -93,7 +93,7 @@ def test_a_gang_validates_where_nobody_else_can():
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_who_is_left_is_free_at_once(gone):
+def test_remaining_members_are_free_at_once(gone):
     run = run_of(3, slots=3)
     left = tuple(number for number in range(3) if number != gone)
     commands = lost(run, gone)
@@ -105,7 +105,7 @@ def test_who_is_left_is_free_at_once(gone):
     assert dispatched(commands) == [(left[0], 0, "train", 0, (0,))]
 
 
-def test_what_the_first_member_has_in_memory_stays():
+def test_memory_of_the_first_member_stays():
     run = run_of()
     run.done(0)
     lost(run, 1)
@@ -114,7 +114,7 @@ def test_what_the_first_member_has_in_memory_stays():
     assert unit.memory_key == "m1"
 
 
-def test_what_the_first_member_has_in_memory_is_lost_with_it():
+def test_memory_of_the_first_member_is_lost_with_it():
     run = run_of()
     run.done(0)
     lost(run, 0)
@@ -151,7 +151,7 @@ def test_the_failure_of_any_member_is_the_units():
     assert run.machine.slots[0].members == (0, 1, 2) and run.machine.slots[0].group == 0
 
 
-def test_who_answers_for_a_unit_that_counts_no_longer_is_not_heard():
+def test_answers_for_a_revoked_unit_are_ignored():
     run = run_of(3, slots=3)
     lost(run, 1)
     assert run.done(0, lease=1, partitions=(0,)) == [Release(0, "m1")]

@@ -65,7 +65,7 @@ def test_a_slot_is_spare_when_it_had_nothing_to_do_and_nothing_that_only_it_has(
     assert run.durable(0, 0, 2, 2) == [Delete(Ref(0, 1, 1)), Finish("completed")]
 
 
-def test_one_slot_stays():
+def test_the_last_slot_is_not_spare():
     run = Run(trials=1, slots=3)
     assert run.machine.spare(1.0, 0.0) == [1, 2]
     for slot in (1, 2):
@@ -116,7 +116,7 @@ def test_a_trial_hops_where_another_would_decide_the_end_of_the_run():
     assert any(set(slots) == {0, 1} for slots in slots_of.values())
 
 
-def test_what_a_recipe_gives_is_told_to_all_who_get_its_units():
+def test_model_info_goes_to_all_workers_of_a_trial():
     model = ModelInfo("alike", 8)
     run = Run(slots=2, partitions=3)
     assert run.unit(0).model is None
@@ -483,7 +483,7 @@ def test_preflight_tries_three_trials_and_tells_all_faults_once():
     assert run.give(Finished(at=0.0, status="failed")) == []
 
 
-def test_a_fault_of_several_trials_is_told_once_with_its_trials():
+def test_a_fault_of_several_trials_is_reported_once_with_its_trials():
     run = Run(trials=5, checked=False)
     for trial in range(3):
         run.give(Checked(at=0.0, slot=0, trial=trial, faults=("no label",), names=(), trace=f"Traceback {trial}"))
@@ -505,7 +505,7 @@ def test_warnings_are_kept_by_place_and_category_with_their_trials():
     assert fold(run.lines).warnings == run.machine.warnings
 
 
-def test_what_preflight_says_is_kept_too():
+def test_notes_of_preflight_are_journaled():
     run = Run(trials=2, checked=False)
     notes, advice = ("drawn", "counted"), ("rounds are longer than partitions",)
     out = run.give(Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",), notes=notes, advice=advice))
@@ -514,7 +514,7 @@ def test_what_preflight_says_is_kept_too():
     assert fold(run.lines).warnings == {("preflight", text.partition(":")[0]): (text, {0}) for text in texts}
 
 
-def test_finish_is_told_once():
+def test_finish_is_commanded_once():
     """Bug: each event between Finish and Finished told it again."""
     run = Run(partitions=1)
     run.done(0)
@@ -522,14 +522,14 @@ def test_finish_is_told_once():
     assert run.join(7) == []
 
 
-def test_a_killed_driver_is_told_to_finish_again():
+def test_a_killed_driver_finishes_again():
     run = Run(partitions=1)
     run.done(0)
     run.durable(0, 0, 1, 1)
     assert fold(run.lines).handle(Resumed(at=1.0)) == [Finish("completed")]
 
 
-def test_one_trial_that_is_fit_is_enough():
+def test_preflight_passes_with_one_fit_trial():
     run = Run(trials=2, checked=False)
     run.give(faulty(0, 0))
     out = run.give(Checked(at=0.0, slot=0, trial=1, faults=(), names=("loss",)))
@@ -664,7 +664,7 @@ def test_a_state_in_the_middle_of_an_epoch_need_not_be_stored():
     assert run.machine.earliest() is None
 
 
-def test_nobody_is_replaced_while_the_store_is_away():
+def test_no_slot_is_replaced_while_the_store_is_away():
     run = stored_late()
     run.give(StoreAway(at=30.0, slot=0, error="it does not answer"))
     assert run.machine.earliest() is None

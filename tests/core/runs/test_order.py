@@ -44,7 +44,7 @@ def test_fractions_are_uniform():
     assert max(abs(value - n / 4000) for n, value in enumerate(values)) < 0.03  # Kolmogorov, p < 0.001
 
 
-def test_nothing_global_is_touched():
+def test_order_leaves_global_random_state_alone():
     random.seed(5)
     first = random.random()
     random.seed(5)

@@ -197,7 +197,7 @@ def test_training_rows_without_any_value(tmp_path: Path) -> None:
         ({"features": ["age"], "label": "city"}, r"encode\['city'\] .* 'city' is a label"),
     ],
 )
-def test_what_is_refused_and_how(options: dict[str, Any], said: str) -> None:
+def test_refusals_of_impute_and_encode(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         Dataset.pandas(frame(16), **{**OPTIONS, **options})
 
@@ -244,7 +244,7 @@ def test_a_label_is_never_filled(tmp_path: Path) -> None:
     assert "impute=" not in str(caught.value)
 
 
-def test_bad_values_are_told_with_what_fills_them(tmp_path: Path) -> None:
+def test_bad_values_are_reported_with_what_fills_them(tmp_path: Path) -> None:
     rows = pa.table(
         {"a": [1.0, None], "n": [None, 2], "b": ["x", None], "c": [None, 3], "k": [1, None], "y": [0.0, None]}
     )
@@ -288,7 +288,7 @@ def test_text_is_never_a_number_in_predict(tmp_path: Path, rows: Any, others: An
         apply(manifest, others, targets=False)
 
 
-def test_an_unknown_label_is_not_told_of_categories(tmp_path: Path) -> None:
+def test_an_unknown_label_does_not_mention_categories(tmp_path: Path) -> None:
     options: dict[str, Any] = {"encode": {"kind": "index"}, "partitions": 1}
     manifest = Dataset.arrow(TEXTS, features=["y"], label="kind", **options).prepare(tmp_path)
     with pytest.raises(DataError, match="'9' is not among the 3 values") as caught:

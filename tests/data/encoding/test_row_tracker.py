@@ -134,7 +134,7 @@ def test_each_row_is_found_again(name: str, data: str, manifest: Manifest, caplo
 
 
 @pytest.mark.parametrize("name", TRUSTED)
-def test_where_the_numbers_are_lost_order_is_trusted_and_said_once(
+def test_lost_row_numbers_fall_back_to_order_with_one_warning(
     name: str, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = RowTracker(TRUSTED[name])
@@ -200,7 +200,7 @@ def test_rows_of_other_values_are_not_taken_for_rows_that_move(
 
 
 @pytest.mark.parametrize("name", TRUSTED)
-def test_where_the_numbers_are_lost_no_row_may_be(
+def test_rows_may_not_be_lost_with_their_numbers(
     name: str, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     def transform(batch: Any) -> Any:
@@ -282,7 +282,7 @@ def test_the_rows_of_a_dataset_are_those_of_its_source(manifest: Manifest) -> No
     assert np.array_equal(made.targets, LEFT % 2)
 
 
-def test_a_bad_value_is_told_before_lost_numbers(manifest: Manifest) -> None:
+def test_a_bad_value_is_reported_before_lost_row_numbers(manifest: Manifest) -> None:
     table = TABLE.set_column(0, "a", pa.array(np.where(np.arange(ROWS) == 6, np.nan, A)))
     with pytest.raises(DataError, match=r"'a': 1 of its rows.*\n?.*row 4 .counted after the transform"):
         apply(manifest, table, lambda batch: batch.filter(pc.not_equal(batch["a"], -2)).slice(1), targets=False)

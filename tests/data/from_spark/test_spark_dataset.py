@@ -131,7 +131,7 @@ def test_a_key_gives_the_same_from_spark_files_and_memory(
         assert same(mine, other.prepare())
 
 
-def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Path, tmp_path: Path) -> None:
+def test_partitionby_columns_are_read(spark: Any, store: Path, tmp_path: Path) -> None:
     kind = F.when(F.col("n") % 4 == 0, "a b/c=1").when(F.col("n") % 4 == 1, "é%")
     df = numbered(spark, 200).withColumn("year", 2010 + (F.col("n") % 3).cast("int")).withColumn("kind", kind)
     df.write.partitionBy("year", "kind").parquet(str(tmp_path / "hive"))
@@ -154,7 +154,7 @@ def test_what_partition_by_writes_is_read_with_its_columns(spark: Any, store: Pa
             assert all((mine.inputs[name] == theirs.inputs[name]).all() for name in ("numbers", "year"))
 
 
-def test_few_groups_of_features_are_told(spark: Any, store: Path, caplog: Any) -> None:
+def test_few_groups_of_features_are_reported(spark: Any, store: Path, caplog: Any) -> None:
     df = spark.range(0, 3000, 1, 2).selectExpr("id % 200 AS x", "id", "(id DIV 200) % 6 AS label")
     for key, is_told in (("id", False), (None, True)):
         caplog.clear()
@@ -303,7 +303,7 @@ def test_rows_that_differ_between_two_passes_are_refused(spark: Any, store: Path
     assert caplog.text.count("the DataFrame is not deterministic, as Spark says") == 1
 
 
-def test_what_is_deterministic(spark: Any) -> None:
+def test_deterministic_frames_are_recognized(spark: Any) -> None:
     """Bug: any VectorAssembler was called not deterministic: Spark marks it so, for its optimizer."""
     from pyspark.ml.feature import VectorAssembler
     from pyspark.sql.types import DoubleType
@@ -513,7 +513,7 @@ def test_a_transform_sees_all_columns_and_its_values_are_found(spark: Any, store
     assert in_order(manifest).tolist() == [[2 * n, n % 2, (n + 1) % 2] for n in range(60)]
 
 
-def test_one_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_spark_job_and_no_rows_through_the_driver(spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     whole = tasks.collected  # type: ignore[attr-defined]
 
@@ -632,7 +632,7 @@ def test_any_name_of_a_column(spark: Any, store: Path) -> None:
         hy.Dataset.spark(twins, features=["x"], partitions=1, path=store)
 
 
-def test_times_and_null_vectors_are_told_as_what_they_are(spark: Any, store: Path) -> None:
+def test_times_and_null_vectors_are_named_in_errors(spark: Any, store: Path) -> None:
     df = spark.sql("select timestamp'2020-01-01' t, 1 y")
     with pytest.raises(DataError, match=r"column 't' .* has type timestamp"):
         hy.Dataset.spark(df, features=["t"], label="y", partitions=1, path=store)
@@ -776,7 +776,7 @@ def test_a_bad_second_frame(spark: Any, store: Path) -> None:
     assert left(store) == []
 
 
-def test_what_is_no_batch_frame_is_refused(spark: Any, store: Path) -> None:
+def test_a_streaming_frame_is_refused(spark: Any, store: Path) -> None:
     for given in (5, pa.table({"x": [1.0]})):
         with pytest.raises(SpecError, match=rf"df must be .*, got {type(given).__name__}"):
             hy.Dataset.spark(given, features="x", path=store)
@@ -872,7 +872,7 @@ def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("campaign", [False, pytest.param(True, marks=pytest.mark.campaign)])
-def test_one_script_on_any_number_of_executors(spark: Any, tmp_path: Path, campaign: bool) -> None:
+def test_one_script_runs_on_any_number_of_executors(spark: Any, tmp_path: Path, campaign: bool) -> None:
     """On the two of this process's session, and in sessions of other settings, which are stopped at last."""
     forms = spark_fits.FORMS if campaign else ["as it is", "join"]
     rng = np.random.default_rng(0)

@@ -211,7 +211,7 @@ def test_tags_of_other_file_systems_count(monkeypatch: pytest.MonkeyPatch, tag: 
     assert files_room.stamp("s3://bucket/a") != first
 
 
-def test_a_file_of_which_only_the_size_is_told_is_never_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_only_a_size_gets_a_new_stamp_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_room, "open_url", lambda path: (Tagged({"mtime": None}), path))
     assert files_room.stamp("odd://a") != files_room.stamp("odd://a")
 
@@ -355,7 +355,7 @@ def test_the_oldest_entries_go_first(cache: Path) -> None:
     assert not (cache / "locks" / f"{keys[1]}.use").exists()
 
 
-def test_what_is_held_stays(cache: Path) -> None:
+def test_held_entries_stay(cache: Path) -> None:
     held, opened, loose = arrays(0).prepare(cache), arrays(1).prepare(cache), arrays(2).prepare(cache)
     data = open_partition(opened, "train", 0)
     keys = {held.key, opened.key}
@@ -627,7 +627,7 @@ class Counter:
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_maker_advances_as_it_does(cache: Path) -> None:
+def test_waiting_for_a_maker_counts_as_its_progress(cache: Path) -> None:
     """Else who waits for a partition that another worker of the host brings would look hung."""
     counter = Counter()
     writes, stands, ends = threading.Event(), threading.Event(), threading.Event()

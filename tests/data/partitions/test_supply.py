@@ -61,7 +61,9 @@ def test_a_partition_is_brought_once(manifest: Manifest, tmp_path: Path, monkeyp
     assert number not in SUPPLIES
 
 
-def test_what_cannot_be_brought(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_cannot_be_fetched(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = elsewhere(manifest, monkeypatch, tmp_path)
 
     def gone(name: str) -> memoryview:

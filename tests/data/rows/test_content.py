@@ -68,7 +68,7 @@ def test_batches_and_slices_do_not_matter_and_each_value_does(name: str) -> None
         assert of(pa.table({"x": pa.concat_arrays([array.slice(0, 39), pa.nulls(1, array.type)])})) != whole
 
 
-def test_what_stands_in_the_place_of_a_null_does_not_matter() -> None:
+def test_bytes_under_a_null_do_not_matter() -> None:
     def made(value: int) -> pa.Table:
         valid = pa.array([True, False, True]).buffers()[1]
         return pa.table({"x": pa.Array.from_buffers(pa.int64(), 3, [valid, pa.array([1, value, 3]).buffers()[1]])})
@@ -77,7 +77,7 @@ def test_what_stands_in_the_place_of_a_null_does_not_matter() -> None:
     assert of(made(2)) == of(made(9)) != of(pa.table({"x": [1, 0, 3]}))
 
 
-def test_types_that_print_alike_are_told_apart() -> None:
+def test_types_that_print_alike_are_distinguished() -> None:
     n = pa.array(range(5))
     kinds = [
         n, n.cast(pa.int32()), n.cast(pa.uint64()), n.cast(pa.float64()), n.cast(pa.timestamp("us")),

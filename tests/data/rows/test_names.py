@@ -134,7 +134,7 @@ def _microseconds(kind: Any) -> Any:
     return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
 
 
-def test_columns_are_told_apart_by_name_and_not_by_place() -> None:
+def test_columns_match_by_name_and_not_by_position() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1.0, 2.0], "b": [2.0, 1.0]})
     first, second = row_hashes(batch, ["a", "b"], "t").tolist()
     assert first != second

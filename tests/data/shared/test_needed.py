@@ -50,7 +50,7 @@ def test_by_age_and_by_size(cache: Path) -> None:
     assert keys(cache) == [third.key]
 
 
-def test_what_a_run_needs_stays_until_it_ends_or_is_removed(cache: Path, tmp_path: Path) -> None:
+def test_rows_of_a_run_stay_until_it_ends_or_is_removed(cache: Path, tmp_path: Path) -> None:
     first, second = made(cache, 1), made(cache, 2)
     runs = [tmp_path / "runs" / name for name in "ab"]
     for manifest, run in zip((first, second), runs, strict=True):
@@ -107,7 +107,7 @@ def test_a_run_of_this_host_counts_whatever_the_age_of_its_note(cache: Path, tmp
     assert needed(manifest.path) == [str(tmp_path)]
 
 
-def test_nothing_is_said_where_nothing_can_be_written(cache: Path, tmp_path: Path) -> None:
+def test_a_read_only_place_gets_no_mark(cache: Path, tmp_path: Path) -> None:
     manifest = made(cache, 1)
     manifest.path = str(tmp_path / "gone")
     need(manifest, tmp_path)
@@ -130,7 +130,7 @@ def test_folders_of_rows_are_found_and_removed(tmp_path: Path, remote: bool) -> 
 
 
 @pytest.mark.parametrize("victim", ["run", "web", "notes", "spark-3.5.1-bin-hadoop3", NAME.format(7)])
-def test_what_somebody_else_put_there_is_not_touched(tmp_path: Path, victim: str) -> None:
+def test_foreign_files_are_not_touched(tmp_path: Path, victim: str) -> None:
     """A run directory has the manifest of its rows; a browser's app a file of that name; a download Spark's name."""
     rows = Path(spark_rows(str(tmp_path / "rows")))
     folder = tmp_path / victim
@@ -174,7 +174,7 @@ def test_partitions_that_this_host_fetched_go_too(cache: Path, tmp_path: Path, m
     assert keys(cache) == [other.key]
 
 
-def test_what_is_held_is_not_removed(cache: Path) -> None:
+def test_held_rows_are_not_removed(cache: Path) -> None:
     x = np.ones((10, 2))
     held: Any = Dataset.numpy(x, x[:, 0], partitions=2).prepare(cache)
     (entry,) = entries(cache)

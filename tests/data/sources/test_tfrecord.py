@@ -291,7 +291,7 @@ class TestFind:
         with pytest.raises(DataError, match=r"no records.*_SUCCESS"):
             find(tmp_path)
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_no_tfrecord_files(self, tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "x", tmp_path / "x*"):
             with pytest.raises(DataError, match="no TFRecord file matches"):
                 find(path)

@@ -109,7 +109,7 @@ class TestFeed:
         )
         assert script.stdout.strip() == "45.0", script.stderr
 
-    def test_min_of_none_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_min_of_none_is_refused(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         program = launch(tmp_path, programs.collects)
         program.feed([{"a": 1}], uneven="min")
         assert program.wait(60).status == "completed"
@@ -207,7 +207,7 @@ class TestFeed:
         with pytest.raises(hy.ProgramFailed, match=r"worker 1 failed: .* was stopped \(SIGSTOP\)"):
             program.feed(pa.table({"a": np.zeros(4096 * 2000, np.int8)}), uneven="cycle")
 
-    def test_it_may_stay_open(self, tmp_path: Path) -> None:
+    def test_a_feed_may_stay_open(self, tmp_path: Path) -> None:
         program = launch(tmp_path)
         for start in range(0, 1000, 100):
             program.feed(ROWS[start : start + 100], end=False)
@@ -233,7 +233,7 @@ class TestFeed:
         assert (sum(programs.values(program, "train")), sum(programs.values(program, "valid"))) == (1000, 300)
 
     @pytest.mark.parametrize("kind", ["dataset", "pandas", "arrow", "objects"])
-    def test_what_can_be_fed(self, tmp_path: Path, kind: str) -> None:
+    def test_sources_of_a_feed(self, tmp_path: Path, kind: str) -> None:
         def main(args: Any, ctx: Any) -> None:
             rows = sum(len(batch) for batch in ctx.feed().rows(50))
             ctx.report({"rows": rows})
@@ -376,7 +376,7 @@ def test_tensorboard_comes_and_goes(tmp_path: Path, real: bool) -> None:
         urlopen(url, timeout=2)
 
 
-def test_a_tensorboard_that_does_not_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tensorboard_that_does_not_start_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("tensorboard")
     broken = tmp_path / "broken" / "tensorboard"
     broken.mkdir(parents=True)

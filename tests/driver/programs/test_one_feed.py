@@ -142,7 +142,7 @@ def test_started_again_while_all_is_sent_and_not_yet_taken(loop: ProgramLoop, tm
     assert "ended" not in said[said.index("again") : len(said) - said[::-1].index("A")]
 
 
-def test_an_end_that_is_said_while_rows_go_again_comes_after_them(loop: ProgramLoop, tmp_path: Path) -> None:
+def test_an_end_during_a_resend_follows_the_rows(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     slow = Rows(loop, "A")
     call(feeds, slow, end=False)
@@ -157,14 +157,14 @@ def test_an_end_that_is_said_while_rows_go_again_comes_after_them(loop: ProgramL
     assert settled(loop)[:4] == ["A", "again", "A", "ended"]
 
 
-def test_an_end_without_rows_is_said_again(loop: ProgramLoop, tmp_path: Path) -> None:
+def test_an_end_without_rows_is_resent(loop: ProgramLoop, tmp_path: Path) -> None:
     feeds = feeding(loop, tmp_path)
     feeds.end("valid")
     loop.start_again(*ALL_NEW)
     assert settled(loop) == ["ended", "again", "ended"]
 
 
-def test_an_end_before_anybody_is_there_is_said_when_they_come(loop: ProgramLoop, tmp_path: Path) -> None:
+def test_an_early_end_is_sent_to_late_joiners(loop: ProgramLoop, tmp_path: Path) -> None:
     there = loop.status.tasks
     loop.stands(phase="reserving", tasks=())
     feeds = feeding(loop, tmp_path)
@@ -271,7 +271,7 @@ def test_an_inference_does_not_wait_for_a_feed_of_its_name(loop: ProgramLoop, tm
 
 
 @pytest.mark.parametrize("when", ["sending", "waiting", "later"])
-def test_one_task_by_itself_makes_it_fail(loop: ProgramLoop, tmp_path: Path, when: str) -> None:
+def test_one_failing_task_fails_the_feed(loop: ProgramLoop, tmp_path: Path, when: str) -> None:
     loop.spec.restart_scope = "task"
     feeds = feeding(loop, tmp_path)
     one = 1, 5
@@ -323,7 +323,7 @@ def test_a_feed_that_has_ended_takes_no_more(loop: ProgramLoop, tmp_path: Path) 
     assert call(feeds, Rows(loop, "B"), end=True, name="other") == 5
 
 
-def test_what_dead_tasks_counted_is_forgotten(loop: ProgramLoop, tmp_path: Path) -> None:
+def test_counts_of_dead_tasks_are_forgotten(loop: ProgramLoop, tmp_path: Path) -> None:
     machine = FeedMachine("train", "min", "program")
     feed = FeedSession(machine, loop, Layout(tmp_path), "token", lambda spark: nullcontext())  # type: ignore[arg-type]
     feed.feed(Rows(loop, "A"), 1, False, None)

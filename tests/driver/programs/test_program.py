@@ -96,7 +96,7 @@ class TestItsLife:
             wait_for_notes(tmp_path, 2)
         assert program.status == "stopped"
 
-    def test_it_may_end_by_itself_when_it_is_asked_to(self, tmp_path: Path) -> None:
+    def test_a_program_may_end_by_itself_when_asked(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import os
             import time
@@ -134,7 +134,7 @@ class TestItsLife:
         assert program.wait(60).status == "completed"
         assert len(program.logs()) >= 10 << 20
 
-    def test_what_tasks_print_is_streamed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_output_of_tasks_is_streamed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         def main(args: Any, ctx: Any) -> None:
             import time
 
@@ -159,7 +159,7 @@ class TestItsLife:
         with pytest.raises(hy.SpecError, match=r"wait\(stream=\) must be True or False, got 1"):
             program.wait(stream=1)  # type: ignore[arg-type]
 
-    def test_what_tasks_print_is_streamed_while_rows_go(self, tmp_path: Path, capsys: Any) -> None:
+    def test_output_of_tasks_is_streamed_while_rows_go(self, tmp_path: Path, capsys: Any) -> None:
         def main(args: Any, ctx: Any) -> None:
             for batch in ctx.feed().batches(4):
                 print("took", len(batch["x"]))
@@ -318,7 +318,7 @@ class TestFailures:
             ("sys.exit", ["sys.exit('no more')"]),
         ],
     )
-    def test_the_first_cause_is_told(self, tmp_path: Path, how: str, words: list[str]) -> None:
+    def test_the_first_cause_is_reported(self, tmp_path: Path, how: str, words: list[str]) -> None:
         program = launch(
             tmp_path, programs.misbehaves, {"who": ("worker", 1), "how": how}, roles={"worker": 2, "ps": 1}
         )
@@ -403,7 +403,7 @@ class TestFailures:
             program.wait(60)
         assert "after 1 restart(s)" in str(caught.value)
 
-    def test_one_that_hangs_while_it_is_loaded(self, tmp_path: Path) -> None:
+    def test_a_program_that_hangs_while_loading(self, tmp_path: Path) -> None:
         class Hangs:
             def __reduce__(self) -> Any:
                 import time
@@ -485,7 +485,7 @@ class TestBadInput:
         with pytest.raises(hy.SpecError, match=r"main must be .* two arguments, .*<function .*<lambda>"):
             launch(tmp_path, main)
 
-    def test_what_runs_nothing_when_it_is_called(self, tmp_path: Path) -> None:
+    def test_a_main_that_runs_nothing_is_refused(self, tmp_path: Path) -> None:
         async def soon(args: Any, ctx: Any) -> None:
             raise ValueError
 
@@ -585,7 +585,7 @@ class TestOddPrograms:
             launch(tmp_path, main, roles={"worker": 1}).wait(60)
         assert gone([int(path.read_text()) for path in (tmp_path / "program").glob("stray-*")])
 
-    def test_what_is_registered_at_exit_runs(self, tmp_path: Path) -> None:
+    def test_atexit_handlers_run(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import atexit
             import time
@@ -627,7 +627,7 @@ class TestOddPrograms:
         assert len([*(tmp_path / "program").glob("thread-*"), *(tmp_path / "program").glob("pool-*")]) == 4
         assert "threads end: uploads" in program.logs()
 
-    def test_an_evaluator_is_told_before_it_is_ended(self, tmp_path: Path) -> None:
+    def test_an_evaluator_is_asked_to_stop_before_it_is_ended(self, tmp_path: Path) -> None:
         def main(args: Any, ctx: Any) -> None:
             import time
 

@@ -199,7 +199,7 @@ def test_the_loop_waits_until_a_time_out_is_over(turns: Callable[..., Turns]) ->
     assert it.machine.phase == "closing"
 
 
-def test_nothing_is_told_before_it_is_on_disk(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_before_it_is_on_disk(turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr("hopyard.store.journal.os.fdatasync", lambda file: told.append(len(it.link.sent) if it else 0))
     it: Any = None

@@ -62,7 +62,7 @@ def test_another_recipe_is_for_those_whose_recipe_may_be_to_blame(caplog: pytest
     )
 
 
-def test_it_is_for_all_that_have_nothing_to_lose(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_recipe_serves_all_trials_with_nothing_to_lose(caplog: pytest.LogCaptureFixture) -> None:
     """Where a network that cannot be reached is named in the recipe, for example."""
     assert asked("system", "data", recipe=mended, safe=0) == ([], [1, 2])
     (said,) = caplog.messages
@@ -79,7 +79,7 @@ def test_a_recipe_that_nobody_takes(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("recipe", [None, mended])
-def test_where_no_trial_has_failed(caplog: pytest.LogCaptureFixture, recipe: Any) -> None:
+def test_a_retry_without_failed_trials(caplog: pytest.LogCaptureFixture, recipe: Any) -> None:
     """Bug: nothing was said."""
     assert asked(recipe=recipe) == ([], [])
     (said,) = caplog.messages

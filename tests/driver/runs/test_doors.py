@@ -124,7 +124,7 @@ def tame(config: dict[str, Any]) -> Any:
     ids=["random", "grid", "function", "tpe-function", "tpe", "optuna"],
 )
 @pytest.mark.filterwarnings("ignore:.*ExperimentalWarning")
-def test_what_user_code_does_to_its_arguments_changes_nothing(tmp_path: Path, search: Any, space: Any) -> None:
+def test_user_code_changing_its_arguments_changes_nothing(tmp_path: Path, search: Any, space: Any) -> None:
     first = {"lr": 0.1, "sizes": [8], "late": [1], "deep": [[1, 2]]} if space is SPACE else {"lr": 0.1, "sizes": [8]}
     mine = [dict(first, sizes=[8])]
     runs = [
@@ -139,7 +139,7 @@ def test_what_user_code_does_to_its_arguments_changes_nothing(tmp_path: Path, se
     assert "ruined" not in str(proposed(runs[1])) and mine == [first]
 
 
-def test_what_the_user_does_to_lists_it_gave_changes_nothing(tmp_path: Path) -> None:
+def test_changing_lists_given_to_select_changes_nothing(tmp_path: Path) -> None:
     configs, values, constant = [{"lr": 0.1, "sizes": [8]}], [[8], [16]], [1]
     listed, space = hy.Configs(configs), hy.Space(lr=0.1, sizes=hy.choice(values), c=constant)
     for value in (configs, values, constant):
@@ -178,7 +178,7 @@ def snapshot_of(run: hy.Run) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alive", [False, True], ids=["read", "driven here"])
-def test_what_the_user_does_to_what_a_run_gives_changes_nothing(tmp_path: Path, alive: bool) -> None:
+def test_changing_values_of_a_run_changes_nothing(tmp_path: Path, alive: bool) -> None:
     data = hy.Dataset.pandas(
         table(), features=["a", "b"], label="mood", encode={"mood": "index"}, validation=0.25, partitions=2
     )

@@ -152,7 +152,7 @@ def test_failed_trials_stay_or_are_tried_again(tmp_path: Path) -> None:
         ({"engine": hy.Local}, "engine must be .*, got <class"),
     ],
 )
-def test_what_adds_nothing_is_refused(ended: Path, more: dict[str, Any], words: str) -> None:
+def test_an_extension_that_adds_nothing_is_refused(ended: Path, more: dict[str, Any], words: str) -> None:
     before = {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()}
     with pytest.raises(SpecError, match=words):
         hy.resume(ended, **more)
@@ -180,7 +180,7 @@ def test_a_run_whose_every_trial_failed(tmp_path: Path) -> None:
         hy.resume(tmp_path / "run", epochs=3)
 
 
-def test_what_failed_is_tried_again_for_longer(tmp_path: Path) -> None:
+def test_failed_trials_are_retried_in_an_extension(tmp_path: Path) -> None:
     """Also where every trial failed: then nothing is open before it is tried again."""
     configs = [{"lr": 0.1, "at": 5, "do": "raise", "once": str(tmp_path / name)} for name in "ab"]
     with pytest.raises(hy.RunFailed):
@@ -214,7 +214,7 @@ def told(config: dict[str, Any], ctx: Any) -> Any:
     return linear({"lr": config["lr"] / ctx.epochs})
 
 
-def test_a_recipe_that_was_told_the_epochs(tmp_path: Path) -> None:
+def test_a_recipe_that_read_the_number_of_epochs(tmp_path: Path) -> None:
     select(tmp_path / "run", told, CONFIGS[:2])
     with pytest.raises(SpecError, match=r"epochs = 3: the recipe of trial 0 of .* read ctx\.epochs, which was 2"):
         hy.resume(tmp_path / "run", epochs=3)

@@ -84,14 +84,14 @@ def test_a_broken_exchange_is_no_failure_while_somebody_may_know_why(gangs, wire
     assert len(wire.sent) == 2
 
 
-def test_where_nobody_knows_why_it_is_the_network(gangs):
+def test_an_unexplained_failure_is_put_to_the_network(gangs):
     gangs.broken(Broken(1, 1), 5.0)
     gangs.broken(Broken(0, 1, "closed"), 5.0)
     (failed,) = gangs.broken(Broken(2, 1), 6.0)
     assert failed == Failed(at=6.0, slot=0, lease=1, fault="system", error="closed")
 
 
-def test_what_comes_after_the_cause_is_not_heard(gangs, machine, wire):
+def test_failures_after_the_first_cause_are_ignored(gangs, machine, wire):
     gangs.broken(Broken(0, 1), 5.0)
     commands = machine.handle(Failed(at=5.0, slot=1, lease=1, fault="user", error="no"))
     (given_up,) = [command for command in commands if isinstance(command, GiveUp)]
@@ -101,7 +101,7 @@ def test_what_comes_after_the_cause_is_not_heard(gangs, machine, wire):
     assert [gangs.broken(Broken(number, 1), 5.0) for number in (0, 2)] == [[], []]
 
 
-def test_members_of_a_unit_that_counts_no_longer_are_told_once(gangs, machine, wire):
+def test_members_of_a_revoked_unit_are_told_once_to_stop(gangs, machine, wire):
     """Bug: each was told again whenever another one was out, for ever, and the slot was never idle."""
     machine.leases.revoke(1)
     assert [gangs.broken(Broken(number, 1, "closed"), 5.0) for number in (1, 0)] == [[], []]

@@ -106,7 +106,7 @@ assert digests(one) == digests(two) and one.status == "completed"
         assert hy.load(tmp_path / name).best.model().weights.shape == (6, 2)
 
 
-def test_nothing_is_left_of_a_run_that_ended_well(tmp_path: Path) -> None:
+def test_a_completed_run_leaves_nothing_behind(tmp_path: Path) -> None:
     run = select(tmp_path / "run", engine=hy.Local(2, devices=None))
     assert gone(agents(run.directory))
     assert not memory(tmp_path)

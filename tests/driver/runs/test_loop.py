@@ -170,7 +170,9 @@ def test_a_run_from_its_first_agent_to_its_end(stage: Callable[..., Stage]) -> N
     it.journal.close()
 
 
-def test_it_is_on_disk_before_it_has_an_effect(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_are_on_disk_before_their_effects(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
     it = stage([READY], [FIT])
     send = it.link.send
 
@@ -301,7 +303,7 @@ def test_agents_that_are_killed_before_they_are_ready_do_not_end_a_run_that_had_
     assert it.machine.status == "completed"
 
 
-def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage]) -> None:
+def test_a_ready_worker_resets_the_count_of_failed_starts(stage: Callable[..., Stage]) -> None:
     gone = [[Gone(slot, "x")] for slot in (0, 1)]
     it = stage(*gone, [Ready(2, "here", 1)], [Gone(2, "x")], [Gone(3, "x")], [Gone(4, "x")])
     with pytest.raises(KeyboardInterrupt):
@@ -309,7 +311,7 @@ def test_one_that_was_ready_in_between_breaks_the_row(stage: Callable[..., Stage
     assert it.link.started == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_no_worker_can_start_with_is_a_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+def test_an_import_that_fails_everywhere_fails_preflight(stage: Callable[..., Stage]) -> None:
     it = stage([Unfit(0, "the recipe does not load there: ModuleNotFoundError: No module named 'flights'")])
     with pytest.raises(PreflightError, match=r"cannot start: .*ModuleNotFound"):
         it.loop.run()
@@ -339,7 +341,7 @@ def test_no_host_where_a_worker_can_start_is_a_fault_of_preflight(stage: Callabl
         it.loop.run()
 
 
-def test_one_worker_that_cannot_start_when_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
+def test_a_worker_that_cannot_start_where_others_could_is_replaced(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], [Gone(0, "x")], [Unfit(1, "MemoryError: ")], [Gone(1, "ended with exit code 0")])
     it.link.receives.append([Ready(2, "here", 12)])
     it.link.receives += [answer(it, 2), answer(it, 2)]
@@ -359,7 +361,7 @@ def test_faults_of_all_trials_are_reported_together(stage: Callable[..., Stage])
     assert it.lines()[-1] == Finished(at=it.lines()[-1].at, status="failed")
 
 
-def test_what_failed_after_preflight_is_no_fault_of_preflight(stage: Callable[..., Stage]) -> None:
+def test_a_failure_after_preflight_is_not_preflights(stage: Callable[..., Stage]) -> None:
     """The first trial cannot be built, the second can, and then fails in training: something was trained."""
     it = stage([READY], configs=2)
     it.link.receives.append([Checked(at=0.0, slot=0, trial=0, faults=("no",), names=())])
@@ -391,7 +393,7 @@ def test_a_durable_that_overtakes_its_answer_waits_for_it(stage: Callable[..., S
     assert it.machine.status == "completed"
 
 
-def test_memory_to_be_used_again_is_said_with_the_next_unit(stage: Callable[..., Stage]) -> None:
+def test_freed_memory_is_sent_with_the_next_unit(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT], configs=2)
     it.link.receives += [answer(it, where=f"0-aaaaaaaa-{n}") for n in range(4)]
     it.loop.run()
@@ -498,7 +500,7 @@ def test_exact_does_not_go_on_after_a_defect(stage: Callable[..., Stage]) -> Non
     assert [type(line) for line in it.lines()[-2:]] == [Durable, Interrupted]
 
 
-def test_a_defect_is_said_loudly(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_logged_as_an_error(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
     it = defective(stage, exact="warn")
     with caplog.at_level(logging.ERROR):
         it.loop.run()
@@ -567,7 +569,7 @@ def test_a_search_that_never_ends_is_asked_as_it_is_needed(stage: Callable[..., 
     assert list(again.trials) == list(range(search.asked)) and not again.exhausted
 
 
-def test_a_search_that_ends_without_having_said_when(stage: Callable[..., Stage]) -> None:
+def test_a_search_that_ends_unannounced(stage: Callable[..., Stage]) -> None:
     it = stage([READY], [FIT])
     it.loop._proposer = Proposer(it.machine, Endless(13), 1)
     it.link.receives += [answer(it)] * 200
@@ -631,7 +633,7 @@ def test_a_worker_that_was_killed_for_memory_is_journaled_as_such(stage: Callabl
     assert it.machine.status == "completed"
 
 
-def test_a_death_that_is_told_twice_starts_one_successor(stage: Callable[..., Stage]) -> None:
+def test_a_death_reported_twice_starts_one_replacement(stage: Callable[..., Stage]) -> None:
     """Bug: a worker that ran out of memory and ended before that was dealt with got two."""
     it = stage([READY], [FIT])
     starved = Failed(at=0.0, slot=0, lease=1, fault="memory", error="MemoryError")
@@ -666,7 +668,7 @@ def test_times_never_run_back_where_a_state_is_durable_before_its_answer_came(st
     assert times == sorted(times)
 
 
-def test_what_became_durable_before_its_slot_was_lost_is_deleted(stage: Callable[..., Stage]) -> None:
+def test_states_stored_before_their_slot_was_lost_are_deleted(stage: Callable[..., Stage]) -> None:
     """Bug: it was kept for its answer for ever, and its State was there until the last sweep."""
     it = stage([READY], [FIT])
     early: list[Ref] = []
@@ -706,9 +708,7 @@ def test_a_store_that_cannot_delete_does_not_end_the_run(
     assert it.machine.status == "completed" and asked
 
 
-def test_what_could_not_be_deleted_is_deleted_later(
-    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_deletions_are_repeated(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions, "AGAIN_SECONDS", 0.01)
     it = stage([READY], [FIT])
     asked: list[Ref] = []
@@ -777,7 +777,7 @@ def test_a_store_that_stalls_when_it_is_listed_does_not_stop_the_run(
     assert deleted == [], "the run is over: another driver may have it"
 
 
-def test_what_this_driver_s_workers_store_is_not_swept_at_the_start(
+def test_states_of_this_driver_are_not_swept_at_the_start(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing may come late, when a State is stored and its worker has not said so."""
@@ -871,7 +871,7 @@ def test_the_store_that_is_away_is_journaled_and_logged(
     assert "nobody answers" in caplog.text
 
 
-def test_a_wait_is_journaled_and_said_once_for_each_reason(
+def test_a_wait_is_journaled_and_logged_once_per_reason(
     stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
     it = stage([READY], [FIT], configs=2)

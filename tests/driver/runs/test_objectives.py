@@ -108,7 +108,7 @@ def test_seconds_are_those_of_the_workers_and_the_journal_has_them(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["TPE", "GP", pytest.param("NSGAIISampler", marks=pytest.mark.long)])
-def test_what_is_proposed_for_several_follows_from_the_journal_alone(tmp_path: Path, sampler: str) -> None:
+def test_proposals_for_several_objectives_follow_from_the_journal(tmp_path: Path, sampler: str) -> None:
     import optuna
 
     many = 24
@@ -157,7 +157,7 @@ def test_lists_that_say_nothing_are_refused(tmp_path: Path, metric: Any, mode: A
     assert not (tmp_path / "run").exists()
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_objectives_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Inexact, match='objective "seconds"'):
         search(tmp_path / "run", metric=["val_loss", "seconds"], exact=True)
     with pytest.raises(SpecError, match=r"hy\.CMA .*metric= has 2"):

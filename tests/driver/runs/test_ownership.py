@@ -80,7 +80,7 @@ def test_of_two_starts_at_once_one_raises_and_changes_nothing(
     assert again.best.model().steps > 0
 
 
-def test_who_is_refused_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_driver_changes_nothing(tmp_path: Path) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1])
     before = contents(run.directory)
     with pytest.raises(hy.RunDirectoryError, match="exists: give another"):
@@ -124,7 +124,7 @@ def test_a_start_that_was_killed_while_it_read_the_data_leaves_the_directory_fre
     assert select(tmp_path / "run", configs=CONFIGS[:1]).status == "completed"
 
 
-def test_what_killed_writers_left_is_swept(interrupted: Callable[..., Path]) -> None:
+def test_leftovers_of_killed_writers_are_swept(interrupted: Callable[..., Path]) -> None:
     run = interrupted()
     (run / ".part-123-run.json").write_bytes(b"half")
     (run / ".mine.txt").touch()
@@ -574,7 +574,7 @@ def test_a_state_of_a_run_that_ended_is_made_again(
     assert "nothing was trained" in caplog.text
 
 
-def test_a_run_that_ended_is_told_of_without_its_store(tmp_path: Path, caplog: Any) -> None:
+def test_an_ended_run_is_described_without_its_store(tmp_path: Path, caplog: Any) -> None:
     run = select(tmp_path / "run", configs=CONFIGS[:1], store=tmp_path / "store")
     shutil.rmtree(tmp_path / "store")
     (tmp_path / "store").touch()
@@ -749,7 +749,7 @@ def test_a_run_that_had_ended_says_that_nothing_was_trained(tmp_path: Path, capl
     assert journal(run.directory) == before
 
 
-def test_where_it_cannot_be_told_it_is_said_and_nothing_refused(
+def test_an_unknown_owner_is_warned_of_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
@@ -770,7 +770,7 @@ def test_a_digest_that_does_not_survive_its_pickle_refuses_nothing(
     assert "the space was edited" in caplog.text
 
 
-def test_another_number_of_threads_is_said(
+def test_another_number_of_threads_is_reported(
     interrupted: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = interrupted()

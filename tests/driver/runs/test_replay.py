@@ -71,7 +71,7 @@ def test_states_of_a_recipe_that_was_replaced_are_not_compared(tmp_path: Path) -
     assert _digests(tmp_path) == {(0, 4): "new", (1, 2): "kept"}
 
 
-def test_what_completed_then_and_fails_now_is_a_difference(tmp_path: Path) -> None:
+def test_a_trial_that_completed_and_now_fails_is_a_difference(tmp_path: Path) -> None:
     once = tmp_path / "once"
     once.touch()
     configs = [CONFIGS[0], {**CONFIGS[1], "at": 3, "do": "raise", "once": str(once)}]

@@ -103,7 +103,7 @@ def test_the_best_trial_and_epoch(mode: str, values: Any, best: tuple[int, int])
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_nothing_but_nan_never_wins(mode: str) -> None:
+def test_a_trial_with_only_nan_never_wins(mode: str) -> None:
     run = told(mode, [NAN, math.inf], [-math.inf, NAN])
     with pytest.raises(hy.RunFailed, match=r"no trial has a finite val_loss.*checkpoint=.last"):
         run.best  # noqa: B018
@@ -163,7 +163,7 @@ def test_the_order_of_columns_does_not_depend_on_trials_that_failed(tmp_path: Pa
     assert list(run.history(config=True)) == ["trial", "epoch", "seconds", "lr", "width", *metrics]
 
 
-def test_equal_errors_are_told_once_with_their_trials() -> None:
+def test_equal_errors_are_reported_once_with_their_trials() -> None:
     run = machines.Run(trials=16, partitions=1)
     for number in range(16):
         error = "no label" if number < 12 else f"error {number}"
@@ -831,7 +831,7 @@ def test_a_run_without_a_finite_metric_has_failed(tmp_path: Path) -> None:
     assert hy.fit(recipe, directory=tmp_path / "any", **one).status == "completed"  # it has no metric to compare by
 
 
-def test_epoch_ends_are_told(tmp_path: Path) -> None:
+def test_epoch_ends_are_reported(tmp_path: Path) -> None:
     class Told(Linear):
         def end_epoch(self) -> None:
             self.lr *= 0.5

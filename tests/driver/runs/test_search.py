@@ -185,7 +185,7 @@ def _proposes_the_same(lines: list[Any], search: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [hy.TPE, hy.GP, hy.CMA])
-def test_what_is_proposed_follows_from_the_journal_alone(tmp_path: Path, kind: Any) -> None:
+def test_proposals_follow_from_the_journal(tmp_path: Path, kind: Any) -> None:
     run = search(tmp_path / "run", None, search=kind(14), epochs=1)
     _proposes_the_same(journal(run.directory), kind(14))
     lines = journal(run.directory)
@@ -289,7 +289,7 @@ def test_a_function_that_raises_lets_that_trial_go_on_and_every_view_says_where(
     assert granted.reason.startswith(f"stop= raised {text} ({place}")
 
 
-def test_what_is_no_answer_is_not_taken_for_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_of_a_wrong_type_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = search(tmp_path / "run", lambda trial, history: "no", search=hy.Random(2), epochs=2)
     assert [trial.status for trial in run.trials] == ["completed", "completed"]
     text = "what the function of stop= returns must be True or False, got 'no'"
@@ -378,7 +378,7 @@ def test_steps_of_integers_take_integers() -> None:
         enqueued(hy.Random(1), stepped, [{"rate": 0.3, "width": 48.0}])
 
 
-def test_what_the_space_has_beside_the_parameters_need_not_be_enqueued() -> None:
+def test_constants_of_a_space_need_not_be_enqueued() -> None:
     """Bug: a parameter that is not asked for in this configuration had to be in it."""
     space = hy.Space(kind=hy.choice(["sgd", "adam"]), net="small",
                      momentum=lambda c: hy.uniform(0, 1) if c["kind"] == "sgd" else None)  # fmt: skip
@@ -461,7 +461,7 @@ def test_a_search_that_raises_ends_the_search_and_not_the_run(tmp_path: Path, ca
         ({"goal": 0.1}, "goal=0.1 depends on time"),
     ],
 )
-def test_what_depends_on_time_is_refused_or_said_once(
+def test_time_dependence_is_refused_or_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Inexact) as raised:
@@ -555,7 +555,7 @@ def test_a_sampler_of_another_space_is_refused_with_its_reason(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:The value `128` is out of range")
-def test_a_sampler_that_knows_choices_by_value_is_told_of_their_numbers() -> None:
+def test_a_sampler_that_knows_choices_by_value_gets_their_indices() -> None:
     """Bug: it was said that 'sgd' is not in (0, 1)."""
     import optuna
 
@@ -699,7 +699,7 @@ def test_another_rule_is_another_run(tmp_path: Path) -> None:
     assert again.status == "completed"
 
 
-def test_few_trials_for_hyperband_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_trials_for_hyperband_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     search(tmp_path / "run", hy.Hyperband(2), search=hy.Random(3))
     assert "has 3 brackets of 10 trials" in caplog.text
 

@@ -74,7 +74,7 @@ WARNING = line_of('warnings.warn("Using a target size", UserWarning, stacklevel=
 
 
 @pytest.mark.slow
-def test_a_recipe_that_cannot_be_built_is_told_once_with_the_line_of_the_user(
+def test_a_recipe_that_cannot_be_built_is_reported_once_with_its_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(hy.PreflightError) as caught:
@@ -202,7 +202,7 @@ def test_warnings_are_counted_and_shown_once_with_their_place(
         (None, 3, (1, 1, 1), ""),
     ],
 )
-def test_partitions_that_do_not_divide_by_the_workers_are_said(
+def test_partitions_not_divisible_by_workers_are_reported(
     caplog: pytest.LogCaptureFixture, copies: int | None, workers: int, by_host: tuple[int, ...], message: str
 ) -> None:
     spec = RunSpec(epochs=1, partitions=8, validation=0, copies=copies)

@@ -71,7 +71,7 @@ def test_there_and_back() -> None:
         (np.array([["a"]]), r"'x' has shape \(1, 1\) and dtype <U1"),
     ],
 )
-def test_what_spark_lacks(values: Any, match: str) -> None:
+def test_types_that_spark_lacks(values: Any, match: str) -> None:
     with pytest.raises(DataError, match=match):
         to_column(values, "x")
 
@@ -126,7 +126,7 @@ class TestLazyColumns:
         with pytest.raises(KeyError):
             lazy["c"]
 
-    def test_it_may_be_changed_like_a_dict(self, lazy: LazyColumns, made: list[str]) -> None:
+    def test_a_row_may_be_changed_like_a_dict(self, lazy: LazyColumns, made: list[str]) -> None:
         del lazy["bad"]
         assert lazy.pop("a").tolist() == [1, 2]
         lazy["c"] = np.array([5])

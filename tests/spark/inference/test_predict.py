@@ -142,7 +142,7 @@ class TestPredict:
         with pytest.raises(DataError, match=r"has 2 columns named 'row': rename all but one"):
             predict(run, spread(spark, frame()).select("*", "row"))
 
-    def test_one_number_is_a_double(self, spark: Any, tmp_path: Path) -> None:
+    def test_a_single_number_is_a_double(self, spark: Any, tmp_path: Path) -> None:
         run = fit(numbers, tmp_path / "run", data("v"))
         df = predict(run.best, spread(spark, frame()), checkpoint="last")
         assert df.schema["prediction"].dataType.simpleString() == "double"

@@ -118,7 +118,7 @@ class TestRowsThatCannotBeEncoded:
         np.testing.assert_allclose(np.array(rest["p"].to_pylist()), expected[~np.isnan(expected[:, 0])])
         assert np.isnan(expected[:, 0]).sum() == 5
 
-    def test_what_the_encoding_fills_or_keeps_is_no_fault(self, tmp_path: Path) -> None:
+    def test_values_that_the_encoding_fills_are_no_fault(self, tmp_path: Path) -> None:
         run = trained(tmp_path / "run", encode={"kind": hy.Categories("one-hot")}, impute={"a": "mean"}, width=7)
         batch, _ = holed()
         bad = [3, 6, 8, 9]  # infinity; a category that is missing; lists without a value

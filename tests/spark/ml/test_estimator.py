@@ -251,7 +251,7 @@ class TestWhatIsWritten:
             next(each)
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_a_run_needs_stays(self, prepared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_files_of_a_run_stay(self, prepared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         for name in "ab":
             prepared.get(Rows({"name": name}))
         (tmp_path / "run").mkdir()
@@ -337,9 +337,7 @@ class TestFiles:
         ):
             HopyardEstimator.load(str(tmp_path / "model"))
 
-    def test_what_others_may_write_is_read_by_who_trusts_them(
-        self, spark: Any, df: Any, make: Any, tmp_path: Path
-    ) -> None:
+    def test_a_model_in_a_shared_directory_needs_trust(self, spark: Any, df: Any, make: Any, tmp_path: Path) -> None:
         path = tmp_path / "a model"
         make().fit(df).save(str(path))
         file = next((path / "files").glob("part-*"))
@@ -437,7 +435,7 @@ class TestOverwritten:
                 assert HopyardModel.load(path).uid in (models[0].uid, models[1].uid)
             writes.result()
 
-    def test_what_somebody_else_wrote_is_replaced_as_pyspark_does(self, df: Any, make: Any, tmp_path: Path) -> None:
+    def test_overwriting_foreign_files_follows_pyspark(self, df: Any, make: Any, tmp_path: Path) -> None:
         from pyspark.ml.feature import StandardScaler
 
         path = str(tmp_path / "model")
@@ -556,7 +554,7 @@ class Lookup(Linear):
 
 class TestMeaning:
     @pytest.mark.parametrize("kind", ["long", "double"])
-    def test_told_by_rows_of_the_data(self, spark: Any, make: Any, kind: str) -> None:
+    def test_meaning_is_inferred_from_rows_of_the_data(self, spark: Any, make: Any, kind: str) -> None:
         df = spark.range(30).selectExpr(f"cast(id % 3 as {kind}) code", "cast(id % 3 = 2 as int) label")
         recipe = {
             "recipe": lambda config: Lookup(1, 2, lr=0.1, batch_size=16),
@@ -569,7 +567,7 @@ class TestMeaning:
         assert accuracy(model.transform(df)) == 1.0
 
     @pytest.mark.parametrize("lost", [True, False], ids=["query", "values"])
-    def test_told_by_made_up_rows_where_those_of_the_data_fail(
+    def test_meaning_is_inferred_from_generated_rows_where_real_ones_fail(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
     ) -> None:
         class Few:
@@ -595,7 +593,7 @@ class TestMeaning:
         assert infer_meaning(np.array([[np.nan, 0.5], [0.25, 0.75]]), 2) == "probabilities"
         assert infer_meaning(np.full((4, 1), np.nan), 2) == "logits"
 
-    def test_told_by_made_up_rows(self) -> None:
+    def test_meaning_is_inferred_from_generated_rows(self) -> None:
         rng = np.random.default_rng(0)
         logits = rng.standard_normal((64, 3))
         shares = probabilities("logits", logits)

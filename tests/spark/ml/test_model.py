@@ -112,11 +112,11 @@ def test_rows_that_cannot_be_encoded(spark: Any, df: Any, make: Any) -> None:
 
 class TestNewColumns:
     @pytest.mark.parametrize("param", ["predictionCol", "probabilityCol", "rawPredictionCol"])
-    def test_that_are_features_are_refused_when_it_is_trained(self, df: Any, make: Any, param: str) -> None:
+    def test_output_columns_that_are_features_are_refused(self, df: Any, make: Any, param: str) -> None:
         with pytest.raises(SpecError, match=f"{param} = 'B' is the feature column 'b' to Spark"):
             make(**{param: "B"}).fit(df)
 
-    def test_that_have_one_name_are_refused(self, df: Any, make: Any) -> None:
+    def test_output_columns_with_one_name_are_refused(self, df: Any, make: Any) -> None:
         with pytest.raises(SpecError, match="predictionCol = 'p' is probabilityCol = 'p' to Spark"):
             make(predictionCol="p", probabilityCol="p").fit(df)
         model = make().fit(df).setPredictionCol("probability")

@@ -63,7 +63,7 @@ def test_thresholds_that_are_refused(value: Any) -> None:
         HopyardEstimator(thresholds=value)
 
 
-def test_what_handle_invalid_takes() -> None:
+def test_values_of_handle_invalid() -> None:
     with pytest.raises(SpecError, match=r"handleInvalid must be .*, got 'drop'"):
         HopyardEstimator().setHandleInvalid("drop")  # type: ignore[attr-defined]
 

@@ -108,7 +108,7 @@ def test_damage_is_seen(server: Server, client: Client, monkeypatch: pytest.Monk
     assert client.ask(server.address, Ask("echo", REF), MANY) == MANY
 
 
-def test_what_moves_is_told(server: Server, credentials: Credentials) -> None:
+def test_bytes_moved_are_reported(server: Server, credentials: Credentials) -> None:
     moved: list[int] = []
     client = Client(credentials, moved.append)
     client.ask(server.address, Ask("echo", REF), MANY)
@@ -116,7 +116,7 @@ def test_what_moves_is_told(server: Server, credentials: Credentials) -> None:
     client.close()
 
 
-def test_who_waits_hears_that_the_server_is_at_work(
+def test_a_waiting_client_sees_the_servers_heartbeat(
     credentials: Credentials, encrypt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_server, "PULSE_SECONDS", 0.05)
@@ -140,7 +140,7 @@ def test_who_waits_hears_that_the_server_is_at_work(
 
 
 @ENCRYPTED
-def test_what_is_slow_goes_on_as_long_as_bytes_move(
+def test_a_slow_transfer_goes_on_while_bytes_move(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time-out is for a step without progress: in all it takes three times as long."""
@@ -223,7 +223,7 @@ def test_a_port_that_is_taken() -> None:
         Server("127.0.0.1", Credentials("t"), SERVICES, port=taken.getsockname()[1])
 
 
-def test_it_listens_at_the_address_that_was_asked_for(credentials: Credentials, encrypt: bool) -> None:
+def test_the_server_listens_at_the_given_address(credentials: Credentials, encrypt: bool) -> None:
     server = Server("127.0.0.2", credentials, SERVICES, encrypt=encrypt)
     port = int(server.address.rpartition(":")[2])
     socket.create_connection(("127.0.0.2", port)).close()
@@ -254,7 +254,7 @@ def test_a_server_that_closes_answers_what_it_began(credentials: Credentials, en
     assert found == [b"done"]
 
 
-def test_who_closes_a_client_wakes_who_asks(credentials: Credentials, encrypt: bool) -> None:
+def test_closing_a_client_wakes_its_requests(credentials: Credentials, encrypt: bool) -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def slow(ask: Ask, data: memoryview) -> bytes:

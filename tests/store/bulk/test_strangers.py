@@ -71,7 +71,7 @@ def threads() -> int:
 # ------------------------------------------------------------------------------------------ who gets in
 
 
-def test_who_does_not_know_the_token_gets_nothing(
+def test_a_client_without_the_token_gets_nothing(
     server: Server, friend: Callable[[], None], pem: str, encrypt: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -103,7 +103,7 @@ def test_the_token_never_travels(encrypt: bool) -> None:
     assert len(heard) == 48 and b"token" not in heard
 
 
-def test_what_one_said_lets_no_other_in(server: Server, credentials: Credentials, friend: Callable[[], None]) -> None:
+def test_a_proof_cannot_be_reused(server: Server, credentials: Credentials, friend: Callable[[], None]) -> None:
     one, other = Credentials("the token", credentials.certificate), Credentials("the token", credentials.certificate)
     proofs: list[bytes] = []
     mac = one.mac
@@ -141,14 +141,14 @@ def test_of_another_certificate_neither_end_wants_to_know(pem: str) -> None:
     server.close()
 
 
-def test_it_is_exactly_this_certificate(pem: str) -> None:
+def test_the_certificate_is_pinned(pem: str) -> None:
     prove_same(ssl.PEM_cert_to_DER_cert(certificate._public(pem)), pem)
     for other in (b"", ssl.PEM_cert_to_DER_cert(certificate._public(make_certificate()))):
         with pytest.raises(ConnectionError, match="not this run's"):
             prove_same(other, pem)
 
 
-def test_a_client_in_clear_is_not_heard_by_a_server_with_tls(pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tls_server_ignores_a_plaintext_client(pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.5)
     server = Server("127.0.0.1", Credentials("the token", pem), SERVICES, encrypt=True)
     refused(server.address.replace("tls", "tcp"), Credentials("the token"), "connection ended|reset")
@@ -237,7 +237,7 @@ def test_a_frame_that_is_too_large_is_not_read(
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["bytes", "as TLS"])
-def test_who_is_slow_on_purpose_has_one_deadline(
+def test_a_deliberately_slow_client_has_one_deadline(
     server: Server, friend: Callable[[], None], monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """A byte now and then, each sooner than any time-out for a single read."""
@@ -264,7 +264,7 @@ def test_who_is_slow_on_purpose_has_one_deadline(
     until(lambda: threads() <= 1)
 
 
-def test_nothing_is_read_behind_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_byte_is_read_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each byte of a stranger would give it a little more time."""
     clock = iter([0.0, connection.HANDSHAKE_SECONDS])
     monkeypatch.setattr(connection, "monotonic", lambda: next(clock))

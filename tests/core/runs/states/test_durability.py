@@ -35,7 +35,7 @@ def test_a_slot_is_late_after_the_timeout() -> None:
     assert it.earliest() is None and it.expired(1e9) == [] and not len(it)
 
 
-def test_nobody_is_late_while_the_store_is_away() -> None:
+def test_no_slot_is_late_while_the_store_is_away() -> None:
     it = Durability(10.0)
     it.expect(ref(1), 0, 100.0)
     it.expect(ref(2), 1, 100.0)
@@ -70,7 +70,7 @@ def test_a_slot_that_alone_does_not_reach_the_store_is_late() -> None:
     assert it.expired(710.9) == [] and it.expired(711.0) == [(0, ref(1))]
 
 
-def test_nobody_is_late_when_the_store_comes_back_for_one_after_the_other() -> None:
+def test_a_store_that_returns_slot_by_slot_makes_none_late() -> None:
     it = Durability(30.0)
     for slot in range(3):
         it.expect(ref(slot), slot, 0.0)
@@ -84,7 +84,7 @@ def test_nobody_is_late_when_the_store_comes_back_for_one_after_the_other() -> N
     assert it.expired(9150.0) == [(1, ref(1)), (2, ref(2))]
 
 
-def test_what_a_slot_makes_while_it_is_cut_off_has_its_time() -> None:
+def test_states_of_a_cut_off_slot_get_their_time() -> None:
     it = Durability(600.0)
     it.away(0, 0.0)
     it.stored(1, 5.0)
@@ -95,7 +95,7 @@ def test_what_a_slot_makes_while_it_is_cut_off_has_its_time() -> None:
     assert it.expired(1300.0) == [(0, ref(1))]
 
 
-def test_what_a_slot_that_is_gone_made_is_not_awaited() -> None:
+def test_states_of_a_lost_slot_are_not_awaited() -> None:
     it = Durability(10.0)
     it.expect(ref(1), 0, 100.0)
     it.away(0, 101.0)
