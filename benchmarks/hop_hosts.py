@@ -1,9 +1,10 @@
 """A hop of a 100 MB State from an agent to one on another host, against one bare TCP copy of as many bytes.
 
 Measured is what a unit waits for that starts from a State in the memory of another host's agent: it asks the maker
-(`agent.runs.storage.Network`), which finds the State in its shared memory and sends it; what comes is compared with its
-seal, and copied into the built model. The bare copy is `sendall` out of one buffer and `recv_into` another, both in
-memory that was used before. Hops in clear, encrypted hops and bare copies take turns, between the same two processes.
+(`agent.runs.transfer.Network`), which finds the State in its shared memory and sends it; what comes is compared with
+its seal, and copied into the built model. The bare copy is `sendall` out of one buffer and `recv_into` another, both
+in memory that was used before. Hops in clear, encrypted hops and bare copies take turns, between the same two
+processes.
 
     python benchmarks/hop_hosts.py [--megabytes 100] [--rounds 15] [--rates 0,10,1]
 
@@ -34,7 +35,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from hop import build  # noqa: E402
-from hopyard.agent.runs.storage import Network  # noqa: E402
+from hopyard.agent.runs.transfer import Network  # noqa: E402
 from hopyard.certificate import make_certificate  # noqa: E402
 from hopyard.core.messages import Bulk, Card  # noqa: E402
 from hopyard.frameworks.torch.runtime import install  # noqa: E402

@@ -40,7 +40,7 @@ INSIDE = {
         {"partitions"},
         {"from_spark"},
         {"dataset"},
-        {"apply"},
+        {"new_rows"},
     ],
     "frameworks": [{"rounds"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
     "agent": [

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
+from hopyard.data.new_rows import apply
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, ResourceError, SpecError
 

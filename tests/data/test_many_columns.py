@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
-from hopyard.data.apply import apply
 from hopyard.data.manifest import file_names
+from hopyard.data.new_rows import apply
 from hopyard.data.options import columns
 
 ROWS = 600

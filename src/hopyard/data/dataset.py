@@ -19,8 +19,8 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
-from hopyard.data.sources import parquet, tfrecord
-from hopyard.data.sources.memory import Arrays, Source, Table
+from hopyard.data.sources import Source, parquet, tfrecord
+from hopyard.data.sources.memory import Arrays, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute

@@ -1,7 +1,7 @@
 """Describes a prepared data set: its partitions, the shape of its columns, and how to encode more rows the same way.
 
 The manifest is one JSON file. Its copies (in run directories, beside saved models) are as good as the first: they
-point at the cache entry, and `data.apply` needs nothing but the manifest.
+point at the cache entry, and `data.new_rows` needs nothing but the manifest.
 """
 
 from __future__ import annotations

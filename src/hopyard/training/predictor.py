@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hopyard.data.apply import WITH_LABEL, apply
 from hopyard.data.columns import Columns
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest
+from hopyard.data.new_rows import WITH_LABEL, apply
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.formats.arrow import Array
@@ -72,7 +72,7 @@ class Predictor:
             return self.outputs(columns)
 
     def encode(self, data: Any, drop_invalid: bool = False) -> Columns:
-        """Return rows as the net sees them: `data.apply.apply` without targets."""
+        """Return rows as the net sees them: `data.new_rows.apply` without targets."""
         return apply(self.manifest, data, self.tracker, targets=False, drop_invalid=drop_invalid)
 
     def outputs(self, columns: Columns, least: int = 1, same_type: bool = False) -> Any:
@@ -123,7 +123,7 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
 
     Args:
         trainable: the model.
-        columns: the result of `data.apply.apply`.
+        columns: the result of `data.new_rows.apply`.
         batch_size: rows of each call of the model.
         same_type: whether the dtype of outputs with several numbers a row must not depend on dropped rows.
 

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from hopyard.core.runs import faults
 from hopyard.core.runs.events import (
     Check,
     Checked,
@@ -25,6 +24,7 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
 )
+from hopyard.core.runs.faults import rules
 from hopyard.core.runs.machine import fold
 from hopyard.core.runs.preflight import CHECKS
 from hopyard.spec import Part, Ref, packed
@@ -238,7 +238,7 @@ def test_a_durable_state_that_the_store_lacks_is_tried_again_and_then_made_again
 
 def damaged(run, slot, ref):
     """Whatever unit starts from this State finds it damaged in the store, until it is given up; else time passes."""
-    for _ in range(4 * faults.UNSTORED):
+    for _ in range(4 * rules.UNSTORED):
         if ref not in run.machine.kept():
             return
         standing = run.machine.leases.standing().values()
@@ -320,8 +320,8 @@ def test_an_out_of_memory_trial_gets_a_new_worker_while_others_rest():
     run = Run(trials=3, slots=3, partitions=4, epochs=2)
     assert [run.unit(slot).trial for slot in range(3)] == [0, 1, 2]
     out = run.failed(0, "memory")
-    assert of(Replace, out) == [Replace(0, faults.OUT_OF_MEMORY)]
-    assert deferred(out) == [(0, faults.FRESH, "memory")]
+    assert of(Replace, out) == [Replace(0, rules.OUT_OF_MEMORY)]
+    assert deferred(out) == [(0, rules.FRESH, "memory")]
     assert dispatched(run.done(1)) == [(1, 1, "train", 0, (3,))]  # nobody rests before the new one is there
     assert dispatched(run.join(3)) == []
     assert dispatched(run.done(1)) == []  # it takes no new unit
@@ -338,7 +338,7 @@ def test_the_second_time_ends_the_trial_and_says_what_to_do():
     out = run.join(1)
     assert dispatched(out) == [(1, 0, "train", 0, (0,))]
     out = run.failed(1, "memory")
-    assert of(Replace, out) == [Replace(1, faults.OUT_OF_MEMORY)]
+    assert of(Replace, out) == [Replace(1, rules.OUT_OF_MEMORY)]
     trial = run.machine.trials[0]
     assert (trial.status, trial.fault) == ("failed", "memory")
     assert "smaller batch_size" in trial.error and "fewer workers" in trial.error
@@ -347,7 +347,7 @@ def test_the_second_time_ends_the_trial_and_says_what_to_do():
 
 def test_a_worker_that_the_system_killed_for_memory_counts_as_such():
     run = Run(slots=1)
-    assert deferred(run.lost(0, "memory")) == [(0, faults.FRESH, "memory")]
+    assert deferred(run.lost(0, "memory")) == [(0, rules.FRESH, "memory")]
     run.join(1)
     run.lost(1, "memory")
     assert run.machine.trials[0].fault == "memory"
@@ -389,7 +389,7 @@ def test_when_no_new_worker_comes_any_other_tries_it():
 def test_memory_that_runs_out_in_preflight_is_tried_in_a_new_worker():
     run = Run(trials=1, slots=1, checked=False)
     out = run.give(Checked(at=0.0, slot=0, trial=0, faults=("MemoryError",), names=(), fault="memory"))
-    assert of(Replace, out) == [Replace(0, faults.OUT_OF_MEMORY)]
+    assert of(Replace, out) == [Replace(0, rules.OUT_OF_MEMORY)]
     assert run.join(1) == [Check(at=0.0, slot=1, trial=0)]
     out = run.give(Checked(at=0.0, slot=1, trial=0, faults=("MemoryError",), names=(), fault="memory"))
     assert Finish("failed") in out and run.machine.trials[0].fault == "memory"

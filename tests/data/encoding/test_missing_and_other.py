@@ -13,9 +13,9 @@ import pytest
 
 import hopyard as hy
 from holed_rows import OPTIONS, ROWS, frame
-from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
+from hopyard.data.new_rows import apply
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.errors import DataError, SpecError
 

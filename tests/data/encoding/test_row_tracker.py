@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from hopyard.data.apply import apply
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import NAME, RowTracker
 from hopyard.data.manifest import Manifest
+from hopyard.data.new_rows import apply
 from hopyard.errors import DataError
 
 ROWS = 40
@@ -144,7 +144,7 @@ def test_lost_row_numbers_fall_back_to_order_with_one_warning(
         b = np.full(ROWS, 4) if name == "sums over all columns" else np.arange(ROWS) % 7
         assert made.inputs.tolist() == np.column_stack([A, b]).tolist()  # what the model would see without a number
     (record,) = caplog.records
-    assert (record.levelno, record.name) == (logging.WARNING, "hopyard.data.apply")
+    assert (record.levelno, record.name) == (logging.WARNING, "hopyard.data.new_rows")
     assert "column that numbers" in record.getMessage()
     assert "stand in the order" in record.getMessage()
 

@@ -13,7 +13,7 @@ import pytest
 
 import hopyard as hy
 from holed_rows import OPTIONS, ROWS, frame
-from hopyard.data.apply import apply
+from hopyard.data.new_rows import apply
 from hopyard.errors import DataError
 
 pytest.importorskip("pyspark")

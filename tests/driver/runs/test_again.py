@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.runs.faults import POISON
+from hopyard.core.runs.faults.rules import POISON
 from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.runs.changes import trials_to_retry
 from hopyard.store.layout import Layout

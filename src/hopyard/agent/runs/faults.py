@@ -1,4 +1,4 @@
-"""Decides whose fault an error was that ended a unit. `core/runs/faults.py` decides what follows from it.
+"""Decides whose fault an error was that ended a unit. `core/runs/faults/` decides what follows from it.
 
 The worker wraps errors of its own work (States, rows) in Hopyard's own classes, so all other errors are the recipe's
 and are judged by their class. Frameworks are not imported for that: their classes are recognized by name.

@@ -17,7 +17,7 @@ from hopyard.agent.progress import Progress
 from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
 from hopyard.agent.runs.gang import GangMember
-from hopyard.agent.runs.storage import Network, reach
+from hopyard.agent.runs.transfer import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.code.pickling import loads
 from hopyard.core.messages import (

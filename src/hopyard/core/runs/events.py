@@ -154,7 +154,7 @@ class Durable(Fact, frozen=True):
 
 
 class Failed(Fact, frozen=True):
-    """A unit ended badly. "user" and "data" faults end the trial, others are tried again (`core/runs/faults.py`).
+    """A unit ended badly. "user" and "data" faults end the trial, others are tried again (`core/runs/faults/`).
     `slot`: the worker where it did; in a gang any of its members."""
 
     slot: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from hopyard.core.runs import faults, order
+from hopyard.core.runs import order
 from hopyard.core.runs.events import Closed, Delete, Exhausted, Extended, Granted, Keep, Paused, Proposed, Stopped
+from hopyard.core.runs.faults import rules
 from hopyard.core.runs.records import TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
@@ -175,7 +176,7 @@ def stop(run: RunRecord, line: Stopped) -> None:
     for epoch in trial.epochs:
         run.scheduler.withdraw_fold(trial.id, epoch)
     trial.epochs.clear()
-    faults.cleared(trial)
+    rules.cleared(trial)
     trial.queue_version += 1
     trial.stopped, trial.paused, trial.reason = True, False, line.reason
     if not trial.lease:
@@ -217,7 +218,7 @@ def fail(run: RunRecord, trial: TrialRecord, fault: Fault, error: str, trace: st
     trial.validation_leases.clear()
     for epoch in trial.epochs:
         run.scheduler.withdraw_fold(trial.id, epoch)
-    faults.cleared(trial)
+    rules.cleared(trial)
     _end(run, trial)
     trial.storing = True
     _settle(run, trial)
@@ -232,7 +233,7 @@ def try_again(run: RunRecord, trial: TrialRecord, recipe: str) -> None:
     run.open += trial.ended and not trial.storing
     trial.ended = trial.storing = False
     trial.error = trial.fault = trial.trace = ""
-    faults.cleared(trial)
+    rules.cleared(trial)
     if recipe:
         if trial.states:  # else the last attempt left no model, and the one before it still gives the trial's
             trial.earlier = msgspec.structs.replace(trial)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from hopyard.core.facts import Lost, Tick
-from hopyard.core.runs import epochs, faults, lifecycle
+from hopyard.core.runs import epochs, lifecycle
 from hopyard.core.runs.events import (
     Began,
     Check,
@@ -61,10 +61,11 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
 )
+from hopyard.core.runs.faults import rules
+from hopyard.core.runs.faults.retries import Retries
 from hopyard.core.runs.gangs import Gangs
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
-from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord, RunStatus
 from hopyard.core.runs.scheduling.scheduler import Assignment
 from hopyard.core.runs.slots import Slots
@@ -239,7 +240,7 @@ class Machine:
         if self.status == "running":
             self.places.start(event.at)
         if event.faults and event.fault == "memory":
-            self._slots.replace(event.slot, faults.OUT_OF_MEMORY)
+            self._slots.replace(event.slot, rules.OUT_OF_MEMORY)
         inexact = ("not exact: " + "; ".join(event.notes),) if event.notes else ()
         for text in (*inexact, *event.advice):
             self._run.warned(event.trial, (Warned(text, "preflight"),))
@@ -304,7 +305,7 @@ class Machine:
             self._trained(trial, slot, unit, event)
         else:
             trial.validation_leases.discard(unit.lease)
-            faults.well(trial, unit, slot.id)
+            rules.well(trial, unit, slot.id)
             if unit.kind == "validate":
                 slot.step = unit.step
                 epochs.validated(self._run, trial, unit.epoch, event.parts)
@@ -319,7 +320,7 @@ class Machine:
         previous_step = trial.step
         step = trial.step = slot.step = previous_step + len(event.parts)
         trial.lease = 0
-        faults.well(trial, unit, slot.id)
+        rules.well(trial, unit, slot.id)
         ref = Ref(trial.id, step, unit.lease)
         trial.states[step] = StateRecord(ref, slot.id, event.memory_key)
         if step % partitions == 0:
@@ -340,7 +341,7 @@ class Machine:
             self._retries.missing(trial, unit, event.missing, event.error)
         elif event.fault == "memory":
             self._retries.out_of_memory(trial, unit, event.error, event.trace, event.device)
-            self._slots.replace(event.slot, faults.OUT_OF_MEMORY)
+            self._slots.replace(event.slot, rules.OUT_OF_MEMORY)
         elif event.fault in ("system", "store"):
             self._retries.retry(trial, unit, event.fault, event.error, event.trace)
         else:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hopyard.core.runs import faults, lifecycle
+from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Check, Checked
+from hopyard.core.runs.faults import rules
+from hopyard.core.runs.faults.retries import Retries
 from hopyard.core.runs.records import TrialRecord
-from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord, RunStatus
 from hopyard.spec import Fault
 from hopyard.text import escaped
@@ -87,12 +88,12 @@ class Preflight:
         trial = self._run.trials[event.trial]
         if trial.ended:  # the run was closed meanwhile
             return
-        if event.faults and event.fault in faults.TRANSIENT:
+        if event.faults and event.fault in rules.TRANSIENT:
             self._again(trial, event.fault, "; ".join(event.faults), event.device, event.trace)
         elif event.faults:
             self._refuse(trial, event.fault, list(event.faults), event.trace)
         else:
-            faults.cleared(trial)
+            rules.cleared(trial)
             trial.model = event.model
             self.names = event.names
             self._set_status("running")
@@ -105,8 +106,8 @@ class Preflight:
         self._checking = None
         if fault == "memory":
             self._again(trial, "memory", reason, False, "")
-        elif fault == "system" and faults.ends("lost", faults.strike(trial, ("lost", "check", 0, 0)), spec):
-            text = f"{faults.POISON}building trial {trial.id} ended {spec.strikes} workers, the last one so: {reason}"
+        elif fault == "system" and rules.ends("lost", rules.strike(trial, ("lost", "check", 0, 0)), spec):
+            text = f"{rules.POISON}building trial {trial.id} ended {spec.strikes} workers, the last one so: {reason}"
             self._refuse(trial, "system", [text])
 
     def begin_anew(self, recipe: str) -> None:
@@ -122,11 +123,11 @@ class Preflight:
 
     def _again(self, trial: TrialRecord, fault: Fault, error: str, on_device: bool, trace: str) -> None:
         """Retry or refuse a trial that could not be checked, which may be no fault of its own."""
-        count = faults.strike(trial, (fault, "check", 0, 0))
-        if not faults.ends(fault, count, self._run.spec):
+        count = rules.strike(trial, (fault, "check", 0, 0))
+        if not rules.ends(fault, count, self._run.spec):
             self._retries.delay(trial, fault, error)
             return
-        text = faults.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
+        text = rules.out_of_memory(error, on_device) if fault == "memory" else f"{error} (tried {count} times)"
         self._refuse(trial, fault, [text], trace)
 
     def _refuse(self, trial: TrialRecord, fault: Fault, errors: list[str], trace: str = "") -> None:

@@ -8,10 +8,10 @@ import msgspec
 
 from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Joined, Replace, Resumed
+from hopyard.core.runs.faults.retries import Retries
 from hopyard.core.runs.gangs import Gangs
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord
-from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduling.homes import GRACE
 from hopyard.core.runs.states.durability import Durability

@@ -30,7 +30,7 @@ class PartitionLoader:
     """The rows of `columns` in the order that `shuffle` fixes; a `ports.PartitionBatches`.
 
     Args:
-        columns: from `mapped.open_partition` or `data.apply.apply`.
+        columns: from `mapped.open_partition` or `data.new_rows.apply`.
         batch_size: rows of a batch, at least 1.
         shuffle: seed of the visit order (`core.runs.order.shuffle_seed`); None: as stored.
         seed: the seed in each Batch, for whatever the model draws.

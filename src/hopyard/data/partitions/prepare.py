@@ -25,7 +25,8 @@ from hopyard.data.partitions.builder import LabelledBatch, build
 from hopyard.data.partitions.cache import default_root, find_or_make, making, scratch, usable
 from hopyard.data.rows.content import Content
 from hopyard.data.rows.names import name_rows
-from hopyard.data.sources.memory import BatchReader, Source
+from hopyard.data.sources import Source
+from hopyard.data.sources.memory import BatchReader
 from hopyard.errors import DataError
 from hopyard.formats.arrow import require
 

@@ -1,13 +1,10 @@
-"""Sources of rows, each a stream of Arrow record batches: their protocol; tables, arrays and readers in memory.
-
-A source never holds more than a few batches of what it streams.
-"""
+"""Sources of rows in memory: tables, arrays, and readers of record batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +12,7 @@ import pyarrow as pa
 from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.rows.content import Content
+from hopyard.data.sources import Piece, Source
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, to_arrow
 from hopyard.text import unwritable
@@ -23,38 +21,6 @@ ROWS = 65_536
 """Most rows of a batch."""
 BYTES = 8 << 20
 """About the most bytes of a batch of few columns: a few of them fit the last-level cache."""
-
-Piece = tuple[Any, str, int]
-"""(record batch, name of its origin, number of its first row there)."""
-
-
-class Source(Protocol):
-    """A stream of record batches with an identity."""
-
-    @property
-    def volatile(self) -> bool:
-        """Whether its rows may change while this process lives: then its identity is asked for each time, and its
-        pickle gives the same rows.
-        """
-        ...
-
-    def identity(self) -> str | None:
-        """Equal identities, equal rows. None: known only after all rows were read."""
-        ...
-
-    def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
-        """Yield all rows in order. `names`: the columns to read, if they exist; None: all. `dictionaries`: columns
-        that are best read as Arrow dictionaries.
-        """
-        ...
-
-    def provenance(self) -> list[SourceInfo]:
-        """Return files and row groups with their rows, after `pieces` was exhausted."""
-        ...
-
-    def detached(self, identity: str | None) -> Source:
-        """Return the source that goes into a pickle."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

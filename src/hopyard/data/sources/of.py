@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.data.columns import batch_bytes
-from hopyard.data.sources.memory import BYTES, ROWS, Arrays, BatchReader, Source, Table
+from hopyard.data.sources import Source
+from hopyard.data.sources.memory import BYTES, ROWS, Arrays, BatchReader, Table
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, is_text, masked_at, plain, to_arrow
 from hopyard.text import message_of, sendable, shown, unwritable

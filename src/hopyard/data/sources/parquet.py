@@ -20,8 +20,8 @@ from blake3 import blake3
 
 from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
-from hopyard.data.sources import paths
-from hopyard.data.sources.memory import BYTES, ROWS, Piece
+from hopyard.data.sources import Piece, paths
+from hopyard.data.sources.memory import BYTES, ROWS
 from hopyard.data.sources.paths import FoundFile, opened, read_ahead, reading, stamp
 from hopyard.errors import DataError
 from hopyard.filesystems import names_of

@@ -5,7 +5,7 @@ random, depends on its number and epoch alone, and a search gives each trial its
 
 Failed trials go on from their last durable States, with nothing counted against them, except those that errors of their
 recipe ended: they would only fail again. With another recipe, the trials that a recipe may have made fail begin anew
-(`core.runs.faults.begins_anew`), and the others go on with the one that they have.
+(`core.runs.faults.rules.begins_anew`), and the others go on with the one that they have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hopyard.code.digest import Unseen, digest
 from hopyard.code.pickling import culprit
 from hopyard.core.messages import LIMIT
 from hopyard.core.runs.events import Event, Extended, Retried
-from hopyard.core.runs.faults import begins_anew
+from hopyard.core.runs.faults.rules import begins_anew
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.pickling import RunInputs, dump
 from hopyard.driver.runs.about import About

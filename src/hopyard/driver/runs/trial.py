@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hopyard.checks import one_of, path
 from hopyard.core.runs.records import TrialRecord
-from hopyard.data.apply import WITH_LABEL
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
+from hopyard.data.new_rows import WITH_LABEL
 from hopyard.driver.saved_model import save
 from hopyard.errors import Inexact, SpecError, TrialFailed, UsageError
 from hopyard.frameworks.tree import restore

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from hopyard.checks import column_name, flag, one_of
-from hopyard.data.apply import check_types
+from hopyard.data.new_rows import check_types
 from hopyard.driver.saved_files import TRANSFORM
 from hopyard.errors import SpecError
 from hopyard.formats.vectors import is_vector

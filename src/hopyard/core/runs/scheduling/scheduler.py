@@ -1,7 +1,7 @@
-"""The scheduler: what waits, which slots are idle, and which go together. The choices themselves are `policy`'s.
+"""The scheduler: what waits, which slots are idle, and in what order they take what waits. `policy` has the predicates.
 
 What waits is kept by the block of partitions that it goes over next (`waiting`): a slot takes what is at home on its
-host (`places`).
+host (`homes`).
 
 An event only notes what it changed (`set_idle`, `offer`, `offer_validation`); `assignments` pairs slots and work when
 the event is over. A fold of a journal never asks for assignments: the decisions are in the journal themselves, and

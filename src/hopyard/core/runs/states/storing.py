@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Delete, Durable, Forgotten, StoreAway, StoreBack, Warn
+from hopyard.core.runs.faults.retries import Retries
 from hopyard.core.runs.gangs import Gangs
-from hopyard.core.runs.retries import Retries
 from hopyard.core.runs.run_record import RunRecord
 
 

@@ -1,13 +1,14 @@
 """Units that did not come back, through no fault of their own: they are given out again, at once or after a wait, until
-their trial ends. The rules are in `faults`; whether and how long a trial waits is a decision (`Deferred`).
+their trial ends. The rules are in `rules`; whether and how long a trial waits is a decision (`Deferred`).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from hopyard.core.runs import faults, lifecycle
+from hopyard.core.runs import lifecycle
 from hopyard.core.runs.events import Deferred, Keep, Warn
+from hopyard.core.runs.faults import rules
 from hopyard.core.runs.records import StateRecord, TrialRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.states import retention
@@ -35,9 +36,9 @@ class Retries:
     ) -> None:
         """Give out again a unit, whose lease stands no longer, that did not come back through no fault of its own."""
         run = self._run
-        count = faults.strike(trial, faults.key(fault, unit))
+        count = rules.strike(trial, rules.key(fault, unit))
         lifecycle.requeue(run, trial, unit)
-        if not faults.ends(fault, count, run.spec):
+        if not rules.ends(fault, count, run.spec):
             if fault != "lost":
                 self.delay(trial, fault, error)
             lifecycle.repair(run, trial)
@@ -45,7 +46,7 @@ class Retries:
         where = f", {numbered('partition', unit.partitions)}" if unit.partitions else ""
         text = f"its unit ({unit.kind}, epoch {unit.epoch + 1}{where}) failed {count} times, the last one so: {error}"
         if fault == "lost":
-            text = f"{faults.POISON}{text}; `hopyard logs` shows where it was"
+            text = f"{rules.POISON}{text}; `hopyard logs` shows where it was"
         lifecycle.fail(run, trial, "system", text, trace)
 
     def lost(self, unit: Unit | None, reason: str, fault: Literal["system", "memory", "data", "store"]) -> None:
@@ -64,10 +65,10 @@ class Retries:
     def out_of_memory(self, trial: TrialRecord, unit: Unit, error: str, trace: str, on_device: bool) -> None:
         """Handle a unit that ran out of memory, of the device or of the host; its slot is gone, or will be."""
         run = self._run
-        count = faults.strike(trial, faults.key("memory", unit))
+        count = rules.strike(trial, rules.key("memory", unit))
         lifecycle.requeue(run, trial, unit)
-        if faults.ends("memory", count, run.spec):
-            lifecycle.fail(run, trial, "memory", faults.out_of_memory(error, on_device), trace)
+        if rules.ends("memory", count, run.spec):
+            lifecycle.fail(run, trial, "memory", rules.out_of_memory(error, on_device), trace)
             return
         if unit.kind != "fold":
             trial.isolated, trial.refuge = unit.kind, -1
@@ -86,7 +87,7 @@ class Retries:
                 run.scheduler.offer(trial)  # for units that do not start from it
                 run.commands.append(Keep(state.maker, ref, state.memory_key))
             elif state.digest and unit.lease > state.sealed:  # it was stored before the unit was given out
-                if faults.strike(trial, ("gone", "", ref.step, ref.attempt)) >= faults.UNSTORED:
+                if rules.strike(trial, ("gone", "", ref.step, ref.attempt)) >= rules.UNSTORED:
                     run.commands.append(Warn(f"{error}; trial {trial.id} makes it again from the State before it"))
                     lifecycle.lose_states(run, trial, {ref})
                     return
@@ -103,7 +104,7 @@ class Retries:
         """Count a slot that was replaced because it owed a State of this trial. If that repeats, it is not the slots:
         States are large, or the store is slow, and none would ever be stored."""
         trial.unstored += 1
-        if trial.unstored >= faults.UNSTORED and not trial.ended:
+        if trial.unstored >= rules.UNSTORED and not trial.ended:
             timeout = self._run.spec.timeouts.durable_timeout
             text = (
                 f"{trial.unstored} workers in a row stored nothing for durable_timeout={timeout:g} seconds; if the "
@@ -124,8 +125,8 @@ class Retries:
         run = self._run
         for trial, fault, error in self.delayed:
             if not trial.ended:
-                wait = faults.FRESH if fault == "memory" else faults.pause(trial.troubles)
-                reason = faults.brief(error)
+                wait = rules.FRESH if fault == "memory" else rules.pause(trial.troubles)
+                reason = rules.brief(error)
                 line = Deferred(at=run.at, trial=trial.id, until=run.at + wait, fault=fault, reason=reason)
                 self.defer(line)
                 run.commands.append(line)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hopyard.agent.runs import storage as reach_module
-from hopyard.agent.runs.storage import Reach, StoreOpener, reach
+from hopyard.agent.runs import transfer as reach_module
+from hopyard.agent.runs.transfer import Reach, StoreOpener, reach
 from hopyard.core.messages import Bulk, Card, Setup
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.arena import Arena, Taken
@@ -41,7 +41,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def make(host: str = "driver", store: Path = states) -> Reach:
         root = tmp_path / "memory" if host == "driver" else tmp_path / "nowhere"
-        monkeypatch.setattr("hopyard.agent.runs.storage.memory_root", lambda fallback: tmp_path / host)
+        monkeypatch.setattr("hopyard.agent.runs.transfer.memory_root", lambda fallback: tmp_path / host)
         spec = RunSpec(epochs=1, partitions=1, validation=0)
         bulk = Bulk(depot.address, "token")
         setup = Setup(spec, b"", b"", str(store), str(root), "run", 1, "cpu", bulk)
@@ -126,7 +126,7 @@ def test_a_store_that_is_back_is_used_without_the_driver(
 ) -> None:
     """Bug: all States of an agent whose store was away at first went through the driver for the rest of the run."""
     one, now = agent("alpha"), time.monotonic()
-    monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: now)
+    monkeypatch.setattr("hopyard.agent.runs.transfer.time.monotonic", lambda: now)
     there, away = tmp_path / "states", tmp_path / "away"
     there.rename(away)
     assert isinstance(one.store.open(), RemoteStore)
@@ -142,7 +142,7 @@ def test_a_store_that_is_back_is_used_without_the_driver(
 
 def test_a_store_that_hangs_when_it_is_asked_again_holds_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     detour, now, asked, free = RemoteStore(None, ""), 0.0, threading.Event(), threading.Event()  # type: ignore[arg-type]
-    monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: now)
+    monkeypatch.setattr("hopyard.agent.runs.transfer.time.monotonic", lambda: now)
 
     def open_it() -> Any:
         if now:
@@ -208,7 +208,7 @@ def test_a_peer_that_could_not_be_dialled_is_asked_again_later(
     monkeypatch.setattr("hopyard.store.bulk.client.dial", dialled)
     assert two.network.take(one.network.peer, where, REF) is None
     later = time.monotonic() + 61.0
-    monkeypatch.setattr("hopyard.agent.runs.storage.time.monotonic", lambda: later)
+    monkeypatch.setattr("hopyard.agent.runs.transfer.time.monotonic", lambda: later)
     assert two.network.take(one.network.peer, where, REF) is not None
 
 

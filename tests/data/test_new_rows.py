@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from hopyard.data.apply import apply, check_types
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest
+from hopyard.data.new_rows import apply, check_types
 from hopyard.errors import DataError
 from rows import is_aligned
 

@@ -18,8 +18,8 @@ from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
-from hopyard.data.sources import parquet
-from hopyard.data.sources.memory import Arrays, BatchReader, Source, Table
+from hopyard.data.sources import Source, parquet
+from hopyard.data.sources.memory import Arrays, BatchReader, Table
 from hopyard.data.sources.of import as_array, is_pandas, table_of
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require

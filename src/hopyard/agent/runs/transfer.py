@@ -1,4 +1,4 @@
-"""What an agent can reach: the driver's memory and disk where it shares them, a network where it does not.
+"""How States come to an agent, and go to others: by the memory and disk that hosts share, else by network.
 
 It finds out by looking: the run's folder in shared memory has the driver's lock, and the store has the driver's mark.
 """
