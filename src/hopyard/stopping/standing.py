@@ -14,9 +14,15 @@ validations run; more, and trials are proposed before results are known."""
 
 
 class StoppingRule(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
-    """The base of all rules: a value that a journal holds under the name of its class."""
+    """The base of all rules: a value that a journal holds under the name of its class. Each also has `sync`, whether
+    its decisions do not depend on time."""
 
     compares: ClassVar[bool] = False
+    """Whether it compares trials with each other."""
+
+    def judge(self, course: Course) -> Judge:
+        """Return what decides during one run."""
+        raise NotImplementedError
 
     def check(self, epochs: int, metric: str) -> None:
         """Raise SpecError unless it fits a run. By default any does, even one too short for a trial to be stopped."""
