@@ -1,4 +1,8 @@
-"""Finds and deletes States that nobody needs any more, in a thread: a store that stalls must not stop the run."""
+"""Finds and deletes States that nobody needs any more, in a thread: a store that stalls must not stop the run.
+
+Only the driver that `driver/runs/ownership.py` has found to be the owner of the folder deletes there. What is needed no
+longer is decided by `core/runs/states/retention.py`, and, of States that no journal names, by the sweep of the loop.
+"""
 
 from __future__ import annotations
 

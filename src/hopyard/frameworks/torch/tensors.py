@@ -1,4 +1,4 @@
-"""Converts torch tensors to NumPy arrays and back, without a copy where none is needed."""
+"""Tensors of batches and of States: from NumPy arrays and back, without a copy where none is needed."""
 
 from __future__ import annotations
 

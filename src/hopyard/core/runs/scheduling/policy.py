@@ -1,6 +1,6 @@
-"""Which ready unit goes to which idle slot.
+"""The order of work, and the predicates and sizes that it rests on. `scheduler` has the queues, and pairs slots and work.
 
-Pure choices over the work that waits; `scheduler` has the queues. An idle slot takes
+An idle slot takes
 
 1. a fold (milliseconds, and it ends an epoch),
 2. the validation of the State that it has in memory,
