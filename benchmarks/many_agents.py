@@ -46,7 +46,7 @@ from hopyard.agent.connection import DriverConnection, dial
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs import service
 from hopyard.core.messages import Beat, Card, Hello, Setup, pack
-from hopyard.core.runs.events import CODEC, Dispatch, Done, Joined, Lost
+from hopyard.core.runs.events import CODEC, Checked, Dispatch, Done, Finish, Joined, Lost
 from hopyard.driver.router import Router
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers
@@ -227,7 +227,7 @@ class Watch:
         self._count(Router, "_heartbeat", "heartbeats")
         self._count(Router, "_numbered", "from agents")
         self._count(Router, "_write", "to agents")
-        ready, fact, finished = Workers.ready, RunLoop._fact, RunLoop._finished
+        ready, events, carry_out = Workers.ready, RunLoop._events, RunLoop._do
 
         def on_ready(workers: Workers, message: Any, now: float) -> Joined:
             self._left -= 1
@@ -235,19 +235,17 @@ class Watch:
                 self.mark("up")
             return ready(workers, message, now)
 
-        def on_fact(loop: RunLoop, message: Any, now: float) -> Any:
-            self.mark("checked")
-            return fact(loop, message, now)
+        def on_message(loop: RunLoop, message: Any) -> Any:
+            if isinstance(message, Checked):
+                self.mark("checked")
+            return events(loop, message)
 
-        def on_finish(loop: RunLoop, command: Any) -> None:
-            self.mark("finished")
-            finished(loop, command)
+        def on_command(loop: RunLoop, command: Any) -> None:
+            if isinstance(command, Finish):
+                self.mark("finished")
+            carry_out(loop, command)
 
-        Workers.ready, RunLoop._fact, RunLoop._finished = on_ready, on_fact, on_finish  # type: ignore[method-assign]
-        from hopyard.driver.runs import loop
-
-        loop._CARRY_OUT[loop.Finish] = on_finish
-        loop._RECEIVED[loop.Checked] = on_fact
+        Workers.ready, RunLoop._events, RunLoop._do = on_ready, on_message, on_command  # type: ignore[method-assign]
 
     def mark(self, name: str) -> None:
         self.marks[name] = Mark(time.monotonic(), time.process_time(), dict(self.messages))

@@ -440,7 +440,7 @@ def test_a_trial_that_its_recipe_ended_begins_anew_with_another(
     assert [trial.status for trial in run.trials] == ["completed", "failed", "completed", "completed"]
     first = digests(run)
     run = hy.resume(directory, failed=True)
-    assert run.status == "partial" and "trial 1 was ended" in caplog.text
+    assert run.status == "partial" and "trial 1: left as before" in caplog.text
     run = hy.resume(directory, failed=True, recipe=mended)
     assert run.status == "completed"
     wanted = clean(tmp_path)

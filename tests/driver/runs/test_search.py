@@ -89,17 +89,17 @@ def test_a_driver_that_is_killed_in_the_middle_of_asha_goes_on(tmp_path: Path) -
     """No decision is taken a second time, and the search proposes what it would have proposed."""
     body = """
 from hopyard.core.runs.events import Granted
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 import os, signal
 
-commit = Loop._commit
+commit = RunLoop._commit
 
 def dies(self, events):
     commit(self, events)
     if sum(trial.target > 4 for trial in self.machine.trials.values()) >= 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Loop._commit = dies
+RunLoop._commit = dies
 hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search=hy.TPE(12), epochs=4, metric="val_loss",
           mode="min", stop=hy.ASHA(2), engine=hy.Local(workers=2, devices=None), directory="run", exact=False)
 """
@@ -139,10 +139,10 @@ def test_a_driver_that_is_killed_in_the_middle_changes_nothing(
 ) -> None:
     """A synchronous search resumes to what an undisturbed run gives, bit by bit."""
     body = f"""
-from hopyard.driver.runs.loop import Loop
+from hopyard.driver.runs.loop import RunLoop
 import os, signal
 
-commit = Loop._commit
+commit = RunLoop._commit
 
 def dies(self, events):
     commit(self, events)
@@ -150,7 +150,7 @@ def dies(self, events):
     if {reached} and not self.machine.ended:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Loop._commit = dies
+RunLoop._commit = dies
 hy.select(linear, hy.Space(lr=hy.loguniform(1e-3, 1.0)), dataset(), search={kind}, epochs=4, metric="val_loss",
           mode="min", stop={stop}, engine=hy.Local(workers=2, devices=None), directory="run", exact=True)
 """

@@ -1,4 +1,4 @@
-"""The order of work, and the predicates and sizes that it rests on. `scheduler` has the queues, and pairs slots and work.
+"""The order of work, and its predicates and sizes. `scheduler` has the queues, and pairs slots with work.
 
 An idle slot takes
 
