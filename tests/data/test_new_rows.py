@@ -89,6 +89,16 @@ def test_rows_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
     assert made.places is None and made.inputs.tobytes() == whole[:8].tobytes()
 
 
+def test_a_row_that_is_dropped_may_hold_what_raises_otherwise(cache: Path) -> None:
+    rows = pa.table({"a": [0.5, None, 1.5, math.inf], "b": [1, 2**60, 3, 2**60]})
+    manifest = Dataset.arrow(rows.take([0, 2]), features=["a", "b"], partitions=1).prepare(cache)
+    for some in (rows, rows.slice(2)):
+        made = apply(manifest, some, targets=False, drop_invalid=True)
+        assert made.inputs[-1].tolist() == [1.5, 3] and (made.rows, made.source_rows) == (len(some) // 2, len(some))
+    with pytest.raises(DataError, match=r"'b', row 0 .* is beyond 2\*\*53"):
+        apply(manifest, pa.table({"a": [0.5], "b": [2**60]}), targets=False, drop_invalid=True)
+
+
 def test_rows_that_a_transform_leaves_and_that_cannot_be_encoded(cache: Path, table: pa.Table) -> None:
     def clean(batch: Any) -> Any:
         return batch.filter(pc.greater(batch["a"], 0)).sort_by([("a", "descending")])

@@ -245,7 +245,8 @@ class Encoder:
         fields: one for each array.
         vocabularies: column of categories → its values.
         strict: whether columns must keep the type that they were planned with (`predict` takes what can be cast).
-        drops: whether a value that a fixed vocabulary lacks is a fault, not an error, as the caller drops such rows.
+        drops: whether the caller drops rows that have faults, and encodes the others again. Then a value that a fixed
+            vocabulary lacks is a fault too, and nothing is raised as long as there are faults.
     """
 
     def __init__(
@@ -270,26 +271,36 @@ class Encoder:
         self._counted.clear()
         self._missing.clear()
         self.refused = np.zeros(batch.num_rows, np.bool_)
+        arrays: list[Array | None] = []
+        error: DataError | None = None
         with np.errstate(over="ignore", invalid="ignore"):
-            arrays = [self._raw(field, batch, origin) for field in self.fields]
+            for field in self.fields:
+                try:
+                    arrays.append(self._raw(field, batch, origin))
+                except DataError as caught:
+                    error = error or caught
+        if error is not None and not (self._drops and self.faults):  # else it may be of a row that is dropped
+            raise error
         return [] if self.faults else [array for array in arrays if array is not None]
 
     def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
         parts = [self._values(column, batch, origin) for column in field.columns]
         if field.role == "inputs" and field.raw in FLOATS:
-            for column, values in zip(field.columns, parts, strict=True):
-                _exact(column, values, origin)
+            try:
+                for column, values in zip(field.columns, parts, strict=True):
+                    _exact(column, values, origin)
+            except DataError:
+                self._count_all_bad(field, parts, origin)  # the row may be one of those that are dropped
+                raise
         good = [part for part in parts if part is not None]
         if len(good) < len(parts):
-            for column, values in zip(field.columns, parts, strict=True):
-                if values is not None:
-                    self._count_bad(column, values, origin)
+            self._count_all_bad(field, parts, origin)
             return None
         if not field.matrix:
             (values,), (column,) = good, field.columns
             array = values if values.dtype == field.raw else _cast(values, field.raw, column, origin)
             if field.raw in FLOATS and not _fine(array):
-                self._count_bad(column, values, origin)
+                self._count_all_bad(field, parts, origin)
                 return None
             if field.role == "weights" and (values < 0).any():  # not of the cast ones: -1e-300 becomes -0
                 row = int(np.argmax(values < 0))
@@ -317,8 +328,7 @@ class Encoder:
                     array[missing, at] = np.nan
                 at += math.prod(column.shape)
             return array
-        for column, values in zip(field.columns, flat, strict=True):
-            self._count_bad(column, values, origin)
+        self._count_all_bad(field, parts, origin)
         return None
 
     def _values(self, column: Column, batch: Any, origin: RowOrigin) -> Array | None:
@@ -404,9 +414,13 @@ class Encoder:
             return None
         return codes
 
-    def _count_bad(self, column: Column, values: Array, origin: RowOrigin) -> None:
-        if not column.encode and values.dtype.name in FLOATS and (bad := _bad(values)).any():
-            self._add_fault(column, bad, origin)
+    def _count_all_bad(self, field: Field, parts: list[Array | None], origin: RowOrigin) -> None:
+        """Counts the bad numbers in those columns of a field whose values are there."""
+        for column, values in zip(field.columns, parts, strict=True):
+            if values is None or column.encode or values.dtype.name not in FLOATS:
+                continue
+            if (bad := _bad(values)).any():
+                self._add_fault(column, bad, origin)
 
     def _add_fault(self, column: Column, bad: Array, origin: RowOrigin) -> None:
         """Counts the `bad` rows of a column: once a batch, even if two fields use the column."""
