@@ -24,7 +24,7 @@ def is_aligned(array: np.ndarray[Any, Any]) -> bool:
 
 
 class Rows:
-    """A `ports.PartitionBatches` over given arrays."""
+    """A `ports.training.PartitionBatches` over given arrays."""
 
     def __init__(
         self, inputs: Any, targets: Any, size: int, seed: int | None = 0, weights: Any = None, poison: bool = True

@@ -1,4 +1,4 @@
-"""`ports.Runtime`: what every framework does to the process that it trains in, and takes back."""
+"""`ports.frameworks.Runtime`: what every framework does to the process that it trains in, and takes back."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class SlotTimers:
 
     def expired(self, now: float, waits: Callable[[int], bool]) -> Iterator[tuple[int, str]]:
         """Yield (slot, why it is lost) for each slot whose agent may have begun; "": it is not lost. The time of one
-        that waits, for a place or for what it imports (`ports.Agents.waits`), has not begun."""
+        that waits, for a place or for what it imports (`ports.engines.Agents.waits`), has not begun."""
         limit = self._stall_timeout
         for slot, last in list(self._last_message_at.items()):
             if waits(slot):

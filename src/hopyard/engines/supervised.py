@@ -66,11 +66,11 @@ class Placement(Protocol):
         return
 
     def release_cores(self, slots: Collection[int]) -> None:
-        """See `ports.ReleasesCores`. Nothing is released where others have no use for the cores."""
+        """See `ports.engines.ReleasesCores`. Nothing is released where others have no use for the cores."""
         return
 
     def reacquire_cores(self) -> None:
-        """See `ports.ReleasesCores`."""
+        """See `ports.engines.ReleasesCores`."""
         return
 
     @property

@@ -28,7 +28,7 @@ SHOWN = 200
 
 
 class GangExchange:
-    """A member's exchange with the others; a `ports.Exchange`.
+    """A member's exchange with the others; a `ports.training.Exchange`.
 
     Args:
         gang: how they train together.

@@ -24,7 +24,7 @@ from hopyard.ports.frameworks import FrameworkModel, ModelFile, Runtime
 from hopyard.ports.training import Trainable
 
 FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
-"""Each has a module `runtime` with a `ports.Runtime`, named RUNTIME."""
+"""Each has a module `runtime` with a `ports.frameworks.Runtime`, named RUNTIME."""
 
 
 def imported() -> list[str]:

@@ -56,13 +56,13 @@ _MEMORY_KEY = re.compile(r"(\d+-[0-9a-f]{8}-\d+)\.(\d+)")
 are used again, keys never: a late message about a State does not touch the one that lies in its file by then."""
 
 _NO_ROOM = (*FULL, errno.ENOMEM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
-"""Errors for which a State goes by the store alone. ENOENT: the folder was swept, the run is over."""
+"""Errors for which a State goes by the store alone. ENOENT: the folder was removed, as it is at the end of a run."""
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Writable(Protocol):
-    """What can be laid, for example a `tree.Layout`."""
+    """What can be laid, for example a `tree.StateLayout`."""
 
     @property
     def total(self) -> int:
@@ -321,7 +321,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def take(directory: Path, memory_key: str, ref: Ref) -> Taken | None:
-    """Call `ArenaReader.take` of the one Reader of this process."""
+    """Call `ArenaReader.take` of the one reader of this process."""
     return _reader.take(directory, memory_key, ref)
 
 

@@ -63,7 +63,7 @@ class Built:
 
     @property
     def sharing_key(self) -> str | None:
-        """The key of `ports.SupportsSharing`; None when the model does not support sharing."""
+        """The key of `ports.training.SupportsSharing`; None when the model does not support sharing."""
         return self.trainable.sharing_key if isinstance(self.trainable, SupportsSharing) else None
 
     def end_epoch(self) -> None:

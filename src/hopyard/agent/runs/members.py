@@ -25,7 +25,7 @@ class Share(msgspec.Struct, frozen=True):
 
     parts: list[Part]
     state: bytes = b""
-    """What it has of its own (`ports.SupportsAveraging`), as the codec of States writes it."""
+    """What it has of its own (`ports.training.SupportsAveraging`), as the codec of States writes it."""
     costs: Costs = (0, 0)
 
 

@@ -27,7 +27,7 @@ def sizes(rows: int, batch_size: int) -> list[int]:
 
 
 class PartitionLoader:
-    """The rows of `columns` in the order that `shuffle` fixes; a `ports.PartitionBatches`.
+    """The rows of `columns` in the order that `shuffle` fixes; a `ports.training.PartitionBatches`.
 
     Args:
         columns: from `mapped.open_partition` or `data.new_rows.apply`.

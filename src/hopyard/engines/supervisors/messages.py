@@ -40,7 +40,7 @@ class Prepare(SupervisorMessage, frozen=True):
     threads: int
     env: Mapping[str, str]
     frameworks: tuple[str, ...] = ()
-    """What agents import before they are ready, see `ports.LaunchInfo`."""
+    """What agents import before they are ready, see `ports.engines.LaunchInfo`."""
     warm: bool = False
     """Whether agents are forks of a template that the supervisor keeps."""
 
