@@ -488,7 +488,7 @@ def test_heartbeats_are_as_frequent_as_the_timeouts_want(
 
 @pytest.mark.slow
 def test_the_largest_message_arrives_both_ways(wire: Callable[..., Wire]) -> None:
-    """Head and encryption stand on top of what `pack` allows: a frame that the other end refuses breaks the
+    """Header and encryption stand on top of what `pack` allows: a frame that the other end refuses breaks the
     connection, again and again."""
     it = wire()
     it.router.start(0)

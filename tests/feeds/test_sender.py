@@ -15,7 +15,7 @@ import pytest
 from feed_servers import TOKEN, feed_server, later, numbers
 from hopyard.core.programs.messages import Endpoint
 from hopyard.errors import DataError
-from hopyard.feeds import sender as feed_session
+from hopyard.feeds import sender
 from hopyard.feeds.protocol import ARROW, PICKLE, SCHEMA, machine
 from hopyard.feeds.reader import Feed
 from hopyard.feeds.receiver import FeedServer
@@ -56,9 +56,9 @@ def test_a_partition_goes_to_a_worker_of_its_machine(machines: list[str], expect
 
 def test_a_partition_goes_to_a_worker_of_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = [Endpoint(HERE, "path", executor=f"host-{number // 2}") for number in range(4)]
-    monkeypatch.setattr(feed_session, "executor", lambda: "host-1")
+    monkeypatch.setattr(sender, "executor", lambda: "host-1")
     assert [choose_worker(servers, partition) for partition in range(4)] == [2, 3, 2, 3]
-    monkeypatch.setattr(feed_session, "executor", lambda: "host-7")
+    monkeypatch.setattr(sender, "executor", lambda: "host-7")
     assert [choose_worker(servers, partition) for partition in range(4)] == [0, 1, 2, 3]
 
 
@@ -67,7 +67,7 @@ def test_large_batches_go_in_pieces() -> None:
     assert [kind for kind, _, _ in frames].count(SCHEMA) == 1
     sizes = [(memoryview(body).nbytes, rows) for kind, body, rows in frames if kind == ARROW]
     assert sum(rows for _, rows in sizes) == 100_010
-    assert max(size for size, _ in sizes) < 1.01 * feed_session.PIECE
+    assert max(size for size, _ in sizes) < 1.01 * sender.PIECE
 
 
 def test_a_schema_goes_again_when_it_changes() -> None:
