@@ -56,6 +56,26 @@ def test_a_module_that_is_imported_first_by_its_own_name_is_not_run_twice() -> N
     assert said(INSTALL + code) == "True"
 
 
+def test_threads_that_import_one_module_at_once_all_get_the_whole_of_it() -> None:
+    code = """
+import importlib, threading, time
+ours, reached = importlib.import_module, threading.Event()
+def slow(name):
+    reached.set()
+    time.sleep(0.2)
+    return ours(name)
+def first():
+    import tensorflowonspark.gpu_info
+import tensorflowonspark
+importlib.import_module = slow
+threading.Thread(target=first).start()
+reached.wait()
+from tensorflowonspark.gpu_info import get_gpus
+print(get_gpus.__module__)
+"""
+    assert said(INSTALL + code) == "hopyard.compat.tensorflowonspark.gpu_info"
+
+
 def test_a_module_that_is_not_there_is_named_as_it_was_asked_for() -> None:
     done = run(INSTALL + "import tensorflowonspark.reservation")
     assert "No module named 'tensorflowonspark.reservation'" in done.stderr

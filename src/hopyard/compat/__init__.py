@@ -77,6 +77,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package = spec.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)
 
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return Hopyard's module, whole, as other threads that import the same name may get it from now on. Keep its
+        spec, which the import in progress overwrites."""
+        module = importlib.import_module(f"{__name__}.{spec.name}")
+        spec.loader_state = module.__spec__
+        return module
+
     def exec_module(self, module: ModuleType) -> None:
-        """Put Hopyard's module in the place of the empty one that Python has made; the import returns it."""
-        sys.modules[module.__name__] = importlib.import_module(f"{__name__}.{module.__name__}")
+        """Put back the module's own spec; the module has been run already."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
