@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_of_parents: list[object] = []
+"""What processes above this one keep. It is never freed here: that would close sockets and processes of theirs."""
+
 
 class Standby(Generic[T]):
     """Owner of what one engine keeps. Any thread may use it. A copy or a pickle has nothing, and is not started.
@@ -54,7 +57,7 @@ class Standby(Generic[T]):
     def _leave_to_parent(self) -> None:
         """Where this is a fork of the process to which it belongs: forget all, and belong to this one."""
         if self._process != os.getpid():
-            self._of_parent = self._items  # held, as their ends must not be closed here
+            _of_parents.append(self._items)
             self._belong_here()  # with another lock: a thread of the other process may have held this one
 
     def start(self) -> None:

@@ -159,59 +159,67 @@ class Chart:
             self._begun, self.began, before = True, line.at, line.at
         if self.first is not None and 0 < len(self._active) < self._trainers() and not isinstance(line, Resumed):
             self.thin += line.at - before
-        if isinstance(line, Dispatch):
-            self._dispatch(line)
-        elif isinstance(line, Done):
-            return self._done(line)
-        elif isinstance(line, Began):
-            self._steps, self._partitions = line.spec.steps, line.spec.partitions
-        elif isinstance(line, (Proposed, Granted, Retried)):
-            self._active.add(line.trial)
-        elif isinstance(line, (Paused, Stopped)):
-            self._active.discard(line.trial)
-        elif isinstance(line, Extended):
-            self._steps = line.epochs * self._partitions
-        elif isinstance(line, Durable):
-            self._durable(line)
-        elif isinstance(line, Failed):
-            span = self.open.get(self._gangs.get(line.slot, (line.slot,))[0])
-            if span is None or span.lease != line.lease:
-                return -1
-            self._end(span, line.at, "failed", line.error)
-            if line.fault == "user":
-                self._active.discard(span.trial)
-            text = f"trial {span.trial} failed on worker {line.slot} ({line.fault}): {line.error}"
-            self.marks.append(Mark(line.at, span.lane, "failed", text, line.slot, span.trial))
-            return span.trial
-        elif isinstance(line, Joined):
-            self._joined(line)
-        elif isinstance(line, Formed):
-            self._gangs |= dict.fromkeys(line.members, line.members)
-        elif isinstance(line, Lost):
-            return self._gone(line.slot, line.at, line.reason)
-        elif isinstance(line, Left):
-            self._gone(line.slot, line.at, line.reason, mark=False)
-        elif isinstance(line, Check):
-            lane = self._present[line.slot].lane if line.slot in self._present else -1
-            self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, line.partitions)
-        elif isinstance(line, Checked):
-            return self._checked(line)
-        elif isinstance(line, Resumed):
-            for slot in list(self._present):
-                self._gone(slot, before, "its driver was gone", mark=False)
-            self.gaps.append((before, line.at))
-            self._over = False
-            self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
-        elif isinstance(line, Shrunk):
-            text = f"the engine has no more workers: gangs have {line.members} from now on, and other bits than before"
-            self.marks.append(Mark(line.at, -1, "shrunk", text))
-        elif isinstance(line, Interrupted):
-            self._over = True
-            self.marks.append(Mark(line.at, -1, "stopped" if line.stopped else "interrupted", line.reason))
-        elif isinstance(line, Finished):
-            self._over = True
-            self.marks.append(Mark(line.at, -1, "finished", line.status))
+        match line:
+            case Dispatch():
+                self._dispatch(line)
+            case Done():
+                return self._done(line)
+            case Began():
+                self._steps, self._partitions = line.spec.steps, line.spec.partitions
+            case Proposed() | Granted() | Retried():
+                self._active.add(line.trial)
+            case Paused() | Stopped():
+                self._active.discard(line.trial)
+            case Extended():
+                self._steps = line.epochs * self._partitions
+            case Durable():
+                self._durable(line)
+            case Failed():
+                return self._failed(line)
+            case Joined():
+                self._joined(line)
+            case Formed():
+                self._gangs |= dict.fromkeys(line.members, line.members)
+            case Lost():
+                return self._gone(line.slot, line.at, line.reason)
+            case Left():
+                self._gone(line.slot, line.at, line.reason, mark=False)
+            case Check():
+                lane = self._present[line.slot].lane if line.slot in self._present else -1
+                self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, line.partitions)
+            case Checked():
+                return self._checked(line)
+            case Resumed():
+                for slot in list(self._present):
+                    self._gone(slot, before, "its driver was gone", mark=False)
+                self.gaps.append((before, line.at))
+                self._over = False
+                self.marks.append(Mark(line.at, -1, "resumed", "another driver took over"))
+            case Shrunk():
+                text = (
+                    f"the engine has no more workers: gangs have {line.members} from now on, and other bits than before"
+                )
+                self.marks.append(Mark(line.at, -1, "shrunk", text))
+            case Interrupted():
+                self._over = True
+                self.marks.append(Mark(line.at, -1, "stopped" if line.stopped else "interrupted", line.reason))
+            case Finished():
+                self._over = True
+                self.marks.append(Mark(line.at, -1, "finished", line.status))
+            case _:
+                pass
         return -1
+
+    def _failed(self, line: Failed) -> int:
+        span = self.open.get(self._gangs.get(line.slot, (line.slot,))[0])
+        if span is None or span.lease != line.lease:
+            return -1
+        self._end(span, line.at, "failed", line.error)
+        if line.fault == "user":
+            self._active.discard(span.trial)
+        text = f"trial {span.trial} failed on worker {line.slot} ({line.fault}): {line.error}"
+        self.marks.append(Mark(line.at, span.lane, "failed", text, line.slot, span.trial))
+        return span.trial
 
     def _gone(self, slot: int, at: float, reason: str, mark: bool = True) -> int:
         """Remove a slot that is gone. Returns the trial that it worked on, or -1."""
