@@ -167,6 +167,10 @@ MOVING: dict[str, Transform] = {
     "the last row first": lambda batch: batch.select(["a", "b", "y"]).take(
         pa.array(np.roll(np.arange(batch.num_rows), 1))
     ),
+    "reverse": lambda batch: batch.select(["a", "b", "y"]).take(pa.array(np.arange(batch.num_rows)[::-1])),
+    "halves": lambda batch: batch.select(["a", "b", "y"]).take(
+        pa.array(np.roll(np.arange(batch.num_rows), batch.num_rows // 2))
+    ),
 }
 """What loses the numbers, and gives rows in another order."""
 
