@@ -96,6 +96,10 @@ def drive(cluster: Cluster, folder: Path, body: str, **settings: str) -> str:
     """Run a driver to its end; what it printed."""
     whole = HEAD.format(url=cluster.url, host=cluster.host, more=settings) + body + "\nspark.stop()\n"
     process = driver([str(script(folder / "job.py", whole))], folder)
-    _, err = process.communicate(timeout=200)
+    try:
+        _, err = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, err = process.communicate()
     assert process.returncode == 0, err
     return err

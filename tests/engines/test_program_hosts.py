@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from clusters import Cluster, drive
 from hosts import NAMES, Network, may_unshare
 
-pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.long, pytest.mark.xdist_group("clusters")]
 
 MAINS = """
 import json, socket, os

@@ -17,7 +17,7 @@ from hopyard.data.manifest import read_manifest
 from hosts import FIVE, NAMES, may_unshare
 from jobs import CONFIGS, agents, digests, gone, journal, select
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("clusters")]  # one cluster at a time
 pytest.importorskip("pyspark")
 
 
