@@ -177,6 +177,15 @@ def test_two_options_state_how_they_combine(cache: Path) -> None:
         apply(manifest, (x, x[:, 0]))
 
 
+def test_a_column_of_a_frame_that_no_model_reads_may_be_of_any_type(cache: Path, table: pa.Table) -> None:
+    manifest = Dataset.arrow(table, features=["a", "b"], label="late", encode={"late": "index"}).prepare(cache)
+    frame = table.select(["a", "b"]).to_pandas()
+    expected = apply(manifest, frame).inputs
+    assert np.array_equal(apply(manifest, frame.assign(other=[{1: 2}] * len(frame))).inputs, expected)
+    with pytest.raises(DataError, match="no column 'a'"):
+        apply(manifest, pd.DataFrame({"other": [{1: 2}], "b": [1.0]}))
+
+
 def test_a_column_of_a_dict_that_no_model_reads_may_be_of_any_type(cache: Path) -> None:
     """Such a column is of one type in its first rows and of another later, or has no value for long."""
     rows = 70_001

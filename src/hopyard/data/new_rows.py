@@ -227,16 +227,20 @@ def _fields(manifest: Manifest, schema: pa.Schema, source_label: str, targets: b
 def _pieces(manifest: Manifest, data: Any, all_columns: bool) -> Iterator[tuple[Any, RowOrigin]]:
     """Yield the rows before any transform. `all_columns`: read all, not only those that a model needs."""
     names, encoded = None, []
-    if isinstance(data, Dataset) and not all_columns:
+    if not all_columns:
         columns = [column for field in manifest.fields for column in field.columns]
         names = list(dict.fromkeys(column.name for column in columns))
         encoded = [column.name for column in columns if column.encode]
-    source = data.rows.source if isinstance(data, Dataset) else _source(manifest, data)
-    for batch, name, first in source.pieces(names, encoded):
+    if isinstance(data, Dataset):
+        pieces = data.rows.source.pieces(names, encoded)
+    else:
+        pieces = _source(manifest, data, names).pieces(None, [])
+    for batch, name, first in pieces:
         yield batch, RowOrigin(name, first)
 
 
-def _source(manifest: Manifest, data: Any) -> Source:
+def _source(manifest: Manifest, data: Any, names: list[str] | None) -> Source:
+    """Return the source of rows that are no Dataset. `names`: the columns that a model may read, if not all."""
     if isinstance(data, (str, os.PathLike)):
         return parquet.ParquetFiles(parquet.find(data))
     if isinstance(data, pa.RecordBatchReader):
@@ -245,6 +249,8 @@ def _source(manifest: Manifest, data: Any) -> Source:
         return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if is_pandas(data) and (array := _unnamed(manifest, data)) is not None:
         return Arrays(_split(manifest, array), "the data frame")
+    if is_pandas(data) and names is not None and any(read := [name in names for name in data.columns]):
+        data = data.loc[:, read]  # a column that no model reads may hold anything
     if (table := table_of(data)) is not None:
         return Table(table, "the data frame" if is_pandas(data) else "the table")
     try:
