@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hopyard.core.runs.events import CODEC, Began, Exhausted, Interrupted, Line, Proposed, encode
-from hopyard.errors import JournalError, ResourceError
+from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store.journal import Journal, read, retire, whole_bytes, write_whole
 from jobs import fill
@@ -276,3 +276,13 @@ def test_a_retired_journal_takes_a_name_that_never_was(tmp_path: Path) -> None:
     assert retire(path) == tmp_path / "program-3.jsonl"
     assert [(tmp_path / f"program-{number}.jsonl").read_text() for number in (2, 3)] == ["2", "3"]
     assert not path.exists()
+
+
+def test_a_journal_that_was_removed_takes_no_more_lines(tmp_path: Path) -> None:
+    """Bug: a run whose directory was removed trained to its end, and then waited for its store for ever."""
+    journal = Journal(tmp_path / "journal.jsonl", CODEC)
+    journal.append(LINES[:1])
+    journal.path.unlink()
+    with pytest.raises(RunDirectoryError, match="was removed while its driver lives"):
+        journal.append(LINES[1:])
+    journal.close()

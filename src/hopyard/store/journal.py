@@ -17,7 +17,7 @@ from typing import Generic
 import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Line
-from hopyard.errors import JournalError, ResourceError
+from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.system.files import FULL, open_regular, replacing, sync_directory
 
 _CHUNK = 1 << 16
@@ -151,6 +151,7 @@ class Journal(Generic[Line]):
 
         Raises:
             ResourceError: there is no room. None of them is there then, whatever is raised.
+            RunDirectoryError: the file was removed.
         """
         data = b"".join([self._codec.encode(line) + b"\n" for line in lines])
         if not data:
@@ -170,6 +171,10 @@ class Journal(Generic[Line]):
                 f"{self.path}: no room for the journal ({error.strerror}). Nothing is lost: make room, then {next_step}"
             ) from error
         self._size += len(data)
+        if not os.fstat(self._file).st_nlink:
+            raise RunDirectoryError(
+                f"{self.path} was removed while its driver lives: nothing that happens from now on is kept; start again"
+            )
 
     @property
     def begun(self) -> bool:

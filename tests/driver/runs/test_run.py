@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -618,6 +619,15 @@ def test_objects_that_raise_are_refused_and_not_raised(tmp_path: Path) -> None:
         hy.Dataset.numpy(*table(), standardize=[Rude()])  # type: ignore[list-item]
     with pytest.raises(hy.SpecError, match=r"metric = .*Rude.* needs"):
         select(tmp_path / "run", metric=[Rude()])
+
+
+def test_a_run_whose_directory_is_removed_ends(tmp_path: Path) -> None:
+    def removing(config: dict[str, Any]) -> Any:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return linear(config)
+
+    with pytest.raises(hy.RunDirectoryError, match="was removed while its driver lives"):
+        select(tmp_path / "run", removing, engine=hy.Local(1, devices=None))
 
 
 def test_paths_that_cannot_be_are_refused(run: hy.Run, tmp_path: Path) -> None:

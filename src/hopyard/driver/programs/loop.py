@@ -228,7 +228,7 @@ class ProgramLoop:
             if self._link is not None and self._journal.begun:
                 try:
                     self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
-                except (ResourceError, OSError) as append_error:  # the lock, which is free then, says as much
+                except (HopyardError, OSError) as append_error:  # the lock, which is free then, says as much
                     log.warning("the journal does not say that the program failed: %s", append_error)
         finally:
             self._close(error)

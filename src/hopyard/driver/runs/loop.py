@@ -191,7 +191,7 @@ class RunLoop:
         try:
             if self._journal.begun:  # else there is no room for the line that every journal begins with
                 self._journal.append([line])
-        except (ResourceError, OSError) as append_error:  # the lock, which is free then, says as much
+        except (HopyardError, OSError) as append_error:  # the lock, which is free then, says as much
             log.warning("the journal does not say that the run was interrupted: %s", append_error)
         self._show(lambda view: view.see([line], self.machine))
 
