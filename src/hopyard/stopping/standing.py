@@ -14,8 +14,10 @@ validations run; more, and trials are proposed before results are known."""
 
 
 class StoppingRule(msgspec.Struct, frozen=True, tag=True, tag_field="rule", repr_omit_defaults=True):
-    """The base of all rules: a value that a journal holds under the name of its class. Each also has `sync`, whether
-    its decisions do not depend on time."""
+    """The base of all rules: a value that a journal holds under the name of its class.
+
+    Each rule also has `sync`, which is true if its decisions do not depend on time.
+    """
 
     compares: ClassVar[bool] = False
     """Whether it compares trials with each other."""

@@ -173,7 +173,7 @@ class Journal(Generic[Line]):
         self._size += len(data)
         if not os.fstat(self._file).st_nlink:
             raise RunDirectoryError(
-                f"{self.path} was removed while its driver lives: nothing that happens from now on is kept; start again"
+                f"{self.path} was removed while its driver lives, so nothing is kept from now on; start the run again"
             )
 
     @property

@@ -25,7 +25,7 @@ class Share(msgspec.Struct, frozen=True):
 
     parts: list[Part]
     state: bytes = b""
-    """What it has of its own (`ports.training.SupportsAveraging`), as the codec of States writes it."""
+    """The member's own values (`ports.training.SupportsAveraging`), encoded as in a State."""
     costs: Costs = (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""What a worker's answers report: the sums of its model's metrics, which are checked, and its costs to its host."""
+"""The contents of a worker's answers: checked sums of metrics, and the bytes and memory that a unit took."""
 
 from __future__ import annotations
 

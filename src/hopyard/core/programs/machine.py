@@ -70,7 +70,7 @@ class TaskRecord(msgspec.Struct, eq=False):
     values: dict[str, float] = {}
     step: int | None = None
     up: bool = True
-    """Whether its `main` runs, or is about to."""
+    """Whether its `main` is running or starting."""
 
 
 class _Failure(msgspec.Struct, frozen=True):

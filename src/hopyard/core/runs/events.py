@@ -474,7 +474,7 @@ def decode(text: bytes) -> Line:
 
 
 def _all_finite(line: Done) -> bool:
-    """Whether all metrics of a line are finite; an Array may hold any number."""
+    """Whether all metrics of a line are finite. Arrays are not checked."""
     for part in line.parts:
         for total, rows in part.sums.values():
             if not math.isfinite(rows) or not (isinstance(total, Array) or math.isfinite(total)):

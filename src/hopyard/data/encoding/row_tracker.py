@@ -80,9 +80,11 @@ class RowTracker:
         return plain, None
 
     def _moves_rows(self, batch: Any, plain: Any, read: Collection[str]) -> bool:
-        """Whether the shuffled batch becomes the same rows, but not shuffled alike. False where values depend on the
-        other rows, or are random. Any regular order, such as the reverse one, would miss transforms that commute with
-        it; of two rows there is no other."""
+        """Whether the transform reorders rows: a shuffled batch gives the same rows, but not in the shuffled order.
+
+        False where values depend on other rows, or are random. A regular order, such as the reverse, would miss
+        transforms that commute with it. In a batch of two rows, a swap is not seen.
+        """
         present = set(plain.schema.names)
         names = [name for name in read if name in present]
         if plain.num_rows != batch.num_rows:

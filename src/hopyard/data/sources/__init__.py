@@ -20,8 +20,8 @@ class Source(Protocol):
 
     @property
     def volatile(self) -> bool:
-        """Whether its rows may change while this process lives: then its identity is asked for each time, and its
-        pickle gives the same rows.
+        """Whether the rows may change while this process lives. If so, the identity is computed at each use, and a
+        pickle reads them anew.
         """
         ...
 

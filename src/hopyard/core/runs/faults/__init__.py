@@ -1,1 +1,1 @@
-"""What follows from a fault: `rules` say whether a trial ends or waits, `retries` gives its unit out again."""
+"""Consequences of faults: `rules` decides whether a trial ends or waits, `retries` requeues its units."""

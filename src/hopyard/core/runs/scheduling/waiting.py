@@ -1,4 +1,4 @@
-"""What waits for a slot, by the block of partitions that it goes over next (`homes`).
+"""Work that waits for a slot, keyed by the block of its next partition (`homes`).
 
 Entries are never searched for or removed in the middle; those that are out of date are dropped when they come up. Each
 choice costs O(log n), and O(1) more for each block that a slot may work on.
