@@ -157,7 +157,7 @@ CALLS = {
         hy.Spark,
         {
             "workers": 3,
-            "host": "driver",
+            "address": "driver",
             "port": 77,
             "threads": 2,
             "env": {"A": "b"},

@@ -96,7 +96,7 @@ def examine_hosts(engine: Hosts) -> list[Finding]:
     if not there:
         return findings
     try:
-        host, port = engine.address
+        host, port = engine.endpoint
         faults = unreached(engine.ssh, there, engine.python, host, port)
     except (HopyardError, OSError) as error:
         return [*findings, Finding("reach", False, str(error), "give address= and port=")]

@@ -154,7 +154,7 @@ class Router:
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent whose connection broke is let in again at once
         self._strangers: Strangers | None = None
         try:
-            host, port = engine.address
+            host, port = engine.endpoint
             port = _bound(self._router, host, port)
             self._strangers = Strangers(self._router, port, SOCKETS * engine.workers)
 

@@ -165,7 +165,7 @@ class SupervisedAgents:
 
         def make(lasting: bool) -> Placement:
             card, clear = prepare(lasting), in_clear and not lasting
-            host, port = engine.address
+            host, port = engine.endpoint
             certificate = "" if clear else make_certificate()
             own = ticket or Ticket(host, port and port + 1, secrets.token_hex(16), certificate=certificate)
             supervisors = Supervisors(

@@ -127,7 +127,7 @@ class AgentEngine(Engine, Protocol):
     """An engine whose workers are agents, which are processes of their own."""
 
     @property
-    def address(self) -> tuple[str, int]:
+    def endpoint(self) -> tuple[str, int]:
         """(host by which its agents reach this process, port to listen on; 0: any that is free). Supervisors dial the
         next port; the one after that is for States."""
         ...

@@ -336,7 +336,7 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     with store_errors(job.states.store):
         sign(job.states.store, run)
     stack.callback(unsign, job.states.store, run)
-    host, port = engine.address
+    host, port = engine.endpoint
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
     services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), threading.Semaphore(GETS), largest=0)

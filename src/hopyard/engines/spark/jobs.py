@@ -281,7 +281,7 @@ _STOPPED = (
     "engine=hopyard.Spark(spark, workers=…)) goes on with another session"
 )
 _MEANINGS = {
-    UNREACHED: "an executor {detail}: give hy.Spark(host=…) an address of this machine that executors can dial, and "
+    UNREACHED: "an executor {detail}: give hy.Spark(address=…) an address of this machine that executors can dial, and "
     "port=… where a firewall lets three ports in a row through",
     "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
     "spark.pyspark.python) to the same minor version before the session starts",
