@@ -112,7 +112,7 @@ HEAVY = {
         "cli/programs.py",
     },
     "cryptography": {"certificate.py", "store/bulk/connection.py"},
-    "kubernetes": set(),
+    "kubernetes": {"engines/kubernetes/api.py", "engines/kubernetes/configuration.py"},
     "optuna": {"search/bridge.py"},
     "mlflow": set(),
 }

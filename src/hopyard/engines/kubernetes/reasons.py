@@ -1,0 +1,243 @@
+"""What the API's objects say about pods that do not come, or have ended, as sentences for people.
+
+A sentence names no pod, so that equal reasons of many pods are equal texts. What others wrote, such as the scheduler,
+is quoted in one line, escaped and cut.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hopyard.engines.kubernetes.manifests import CONTAINER, QUEUE
+from hopyard.text import escaped, shown
+
+LONGEST = 300
+"""Characters of what is quoted."""
+UNFIT_CODE = 78
+"""Exit code of a supervisor host that cannot work in its pod; its termination message says why."""
+
+Object = Mapping[str, Any]
+
+_PULLS = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+}
+_STARTS = {"CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"}
+_NO_PYTHON = re.compile(r"python\W.{0,30}not found in \$PATH")
+"""In the words of runc, crun and others."""
+_DISRUPTIONS = {
+    "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
+    "Preempting": ("preempted", "a pod of higher priority took its place"),
+    "EvictionByEvictionAPI": ("evicted", "it was evicted, as from a node that is drained"),
+    "Evicted": ("evicted", "its node evicted it"),
+    "TerminationByKubelet": ("evicted", "its node ended it"),
+    "Terminated": ("evicted", "its node shut down"),
+    "NodeShutdown": ("evicted", "its node shut down"),
+    "Shutdown": ("evicted", "its node shut down"),
+    "DeletionByTaintManager": ("lost", "its node is unreachable or must be left"),
+    "DeletionByDeviceTaintManager": ("lost", "a device of its node must be left"),
+    "DeletionByPodGC": ("lost", "its node is gone"),
+    "NodeLost": ("lost", "its node does not answer"),
+}
+"""Reason, of a pod's status or its condition DisruptionTarget → kind, sentence."""
+
+
+@dataclass(frozen=True)
+class PodEnd:
+    """How a pod ended."""
+
+    sentence: str
+    code: int | None = None
+    """Exit code of its process; None: it is not known, or the process has never run."""
+    out_of_memory: bool = False
+    disruption: str = ""
+    """ "evicted", "preempted", "deleted", "lost" (with its node), "refused" (by its node); "": by itself."""
+    unfit: bool = False
+    """Another pod of this image would end in the same way."""
+
+
+def of_pod(pod: Object) -> str:
+    """Return why a pod does not work, or does not yet; "" where nothing is known, as of one that runs."""
+    status = pod.get("status") or {}
+    if (end := end_of(pod)) is not None:
+        return end.sentence if status.get("phase") == "Failed" else ""
+    if "deletionTimestamp" in pod["metadata"]:
+        _, why = _disruption(pod)
+        return f"the pod is being deleted{f': {why}' if why else ''}"
+    for container, waiting in _states(pod, "waiting"):
+        if sentence := _of_waiting(pod, container, waiting):
+            return sentence
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "SchedulingGated":
+        gates = ", ".join(str(gate.get("name")) for gate in pod.get("spec", {}).get("schedulingGates") or [])
+        return f"the pod is not scheduled before its scheduling gates are removed: {_quoted(gates)}"
+    if scheduled.get("status") == "False":
+        return _of_scheduler(scheduled.get("message"))
+    if status.get("phase") != "Pending":
+        return ""
+    if node := pod.get("spec", {}).get("nodeName"):
+        return f"node {_quoted(node)} is pulling the image, which takes minutes for several GB, or mounting volumes"
+    return f"no scheduler has seen the pod; its scheduler is {_quoted(pod.get('spec', {}).get('schedulerName'))}"
+
+
+def of_event(event: Object) -> str:
+    """Return what a warning about a Job or a pod says; "" for other events."""
+    if event.get("type") == "Normal":
+        return ""
+    reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
+    if reason == "FailedCreate":
+        return _of_refusal(message)
+    if reason == "FailedScheduling":
+        return _of_scheduler(message)
+    if reason in {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}:
+        return f"a volume of the pod cannot be mounted: {_quoted(message)}"
+    if reason == "FailedCreatePodSandBox":
+        return f"the node cannot give the pod a network or a sandbox: {_quoted(message)}"
+    return f"{_quoted(reason)}: {_quoted(message)}"
+
+
+def of_job(job: Object) -> str:
+    """Return why a Job has no pods, or has them no more; "" where nothing is known."""
+    for kind in ("Failed", "FailureTarget"):
+        failed = _condition(job, kind)
+        if failed.get("status") == "True":
+            return f"the Job has failed: {_quoted(failed.get('reason'))}: {_quoted(failed.get('message'))}"
+    if not job.get("spec", {}).get("suspend"):
+        return ""
+    if queue := (job["metadata"].get("labels") or {}).get(QUEUE):
+        return f"Kueue has not admitted the Job from queue {_quoted(queue)}: see `kubectl describe workloads`"
+    return "the Job is suspended, and by whom is not known: see `kubectl describe job`"
+
+
+def end_of(pod: Object) -> PodEnd | None:
+    """Return how a pod ended; None: it has not."""
+    status = pod.get("status") or {}
+    if status.get("phase") not in {"Succeeded", "Failed"}:
+        return None
+    ours = next((state for container, state in _states(pod, "terminated") if container == CONTAINER), {})
+    code, reason, message = ours.get("exitCode"), ours.get("reason"), ours.get("message")
+    if status["phase"] == "Succeeded":
+        return PodEnd("the pod left as it was told", 0 if code is None else code)
+    if code == UNFIT_CODE:
+        said = _quoted(message) if message else "it has left no message: see its log"
+        return PodEnd(f"the pod cannot work: {said}", code, unfit=True)
+    if reason == "OOMKilled":
+        limit = _quoted(_limit(pod))
+        return PodEnd(f"the pod used more than its memory of {limit}: give more memory=", code, out_of_memory=True)
+    kind, why = _disruption(pod)
+    if kind:
+        return PodEnd(f"the pod was {kind}: {why}", code, disruption=kind)
+    if reason in _STARTS:
+        return PodEnd(_of_start(message), None, unfit=True)
+    if reason == "ContainerStatusUnknown":
+        return PodEnd("the pod was lost: its node has forgotten it", None, disruption="lost")
+    if status.get("reason") == "DeadlineExceeded":
+        return PodEnd("the pod exceeded its activeDeadlineSeconds, from pod= or the namespace", code)
+    for container, state in _states(pod, "terminated"):
+        if not code and state.get("exitCode"):
+            said = f"container {shown(container)} of the pod {_exited(state['exitCode'])}"
+            return PodEnd(f"{said}: {_quoted(state.get('message') or state.get('reason'))}", code)
+    if code is None:  # it never ran there
+        said = f"{_quoted(status.get('reason') or 'no reason given')}: {_quoted(status.get('message'))}"
+        return PodEnd(f"the node refused the pod: {said}", None, disruption="refused")
+    return PodEnd(f"the pod's process {_exited(code)}{f': {_quoted(message)}' if message else ''}", code)
+
+
+def _states(pod: Object, kind: str) -> Iterator[tuple[str, Object]]:
+    """Yield the containers that are "waiting" or "terminated", those that start first first, with this state."""
+    for field in ("initContainerStatuses", "containerStatuses"):
+        for each in (pod.get("status") or {}).get(field) or []:
+            if kind in (each.get("state") or {}):
+                yield each.get("name", ""), each["state"][kind] or {}
+
+
+def _condition(item: Object, kind: str) -> Object:
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _disruption(pod: Object) -> tuple[str, str]:
+    """Return which disruption ended a pod, or is ending it, and a sentence about it; "": none."""
+    status, target = pod.get("status") or {}, _condition(pod, "DisruptionTarget")
+    for reason, message in (
+        (status.get("reason"), status.get("message")),
+        (target.get("reason") if target.get("status") == "True" else None, target.get("message")),
+    ):
+        if reason in _DISRUPTIONS:
+            kind, why = _DISRUPTIONS[reason]
+            return kind, f"{why}{f' ({_quoted(message)})' if message else ''}"
+    if target.get("status") == "True":
+        return "evicted", f"{_quoted(target.get('reason'))}: {_quoted(target.get('message'))}"
+    return ("deleted", "somebody deleted it or its Job") if "deletionTimestamp" in pod["metadata"] else ("", "")
+
+
+def _of_waiting(pod: Object, container: str, waiting: Object) -> str:
+    """Return why a container waits; "" where that is how containers begin."""
+    reason, message = waiting.get("reason", ""), _quoted(waiting.get("message"))
+    where = "" if container == CONTAINER else f"container {shown(container)}: "
+    spec = pod.get("spec", {})
+    images = {
+        each.get("name"): each.get("image") for key in ("initContainers", "containers") for each in spec.get(key) or []
+    }
+    image = _quoted(images.get(container))
+    if reason in _PULLS:
+        return f"{where}image {image} cannot be pulled: {message}"
+    if reason == "InvalidImageName":
+        return f"{where}{image} is no name of an image: {message}"
+    if reason == "CreateContainerConfigError":
+        return f"{where}the container cannot be configured: {message}"
+    if reason in _STARTS:
+        return where + _of_start(waiting.get("message"))
+    if reason in {"", "ContainerCreating", "PodInitializing"}:
+        return ""
+    return f"{where}{_quoted(reason)}: {message}"
+
+
+def _of_start(message: Any) -> str:
+    if _NO_PYTHON.search(str(message)):
+        return "the image has no command `python`: take one with Python and Hopyard, or put it on the image's PATH"
+    return f"the container cannot be started: {_quoted(message)}"
+
+
+def _of_scheduler(message: Any) -> str:
+    words = re.split(r",? (?:no new claims to deallocate, )?preemption: ", str(message or ""))[0]
+    return f"no node takes the pod: {_quoted(words)}"
+
+
+def _of_refusal(message: str) -> str:
+    """Return why the API refused a pod of a Job."""
+    words = re.sub(r'^Error creating: |pods? "[^"]*" is forbidden: ', "", message)
+    if quota := re.match(r"exceeded quota: ([^,]+), (requested: .*)", words, re.DOTALL):
+        return f"quota {_quoted(quota[1])} of the namespace leaves no room for the pod: {_quoted(quota[2])}"
+    if level := re.match(r'violates PodSecurity "([^"]+)": (.*)', words, re.DOTALL):
+        return f"the namespace admits no such pod (Pod Security {_quoted(level[1])}): {_quoted(level[2])}"
+    if hook := re.match(r'admission webhook "([^"]+)" denied the request: (.*)', words, re.DOTALL):
+        return f"admission webhook {_quoted(hook[1])} refuses the pod: {_quoted(hook[2])}"
+    return f"the API refuses the pod: {_quoted(words)}"
+
+
+def _exited(code: int) -> str:
+    try:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
+
+
+def _limit(pod: Object) -> Any:
+    containers = pod.get("spec", {}).get("containers") or []
+    ours: Object = next((each for each in containers if each.get("name") == CONTAINER), {})
+    return ((ours.get("resources") or {}).get("limits") or {}).get("memory", "its node")
+
+
+def _quoted(text: Any) -> str:
+    """Return what others wrote, in one line."""
+    line = escaped(" ".join(str(text if text else "?").split()))
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
