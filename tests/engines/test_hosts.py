@@ -23,6 +23,7 @@ from hopyard.cli import app
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Began, Joined, Resumed
 from hopyard.doctor import examine_hosts
+from hopyard.engines import survey
 from hopyard.engines.hosts import ssh as module
 from hopyard.engines.hosts.login import Login
 from hopyard.engines.hosts.reach import PEER
@@ -159,10 +160,10 @@ def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: P
     assert hy.Hosts(["beta"], ssh=str(path), devices=None).workers == 7
 
 
-@pytest.mark.parametrize("code", [module.ASK, PEER])
+@pytest.mark.parametrize("code", [survey.ASK, PEER])
 def test_the_probe_of_a_host_is_one_line(code: str) -> None:
     """Bug: csh as login shell said "Unmatched '"."""
-    line = module.one_line(code)
+    line = survey.one_line(code)
     assert "\n" not in line and "!" not in line
     assert eval(line.removeprefix("exec")) == code
 

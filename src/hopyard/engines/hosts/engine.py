@@ -18,11 +18,12 @@ from hopyard import checks
 from hopyard.checks import one_of, path, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.hosts.login import Login, Logins
-from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, survey, targets
+from hopyard.engines.hosts.ssh import Surveyed, address_for, command_of, survey, targets
 from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.engines.survey import FRAMEWORKS
 from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
 from hopyard.ports.engines import Agents, LaunchInfo

@@ -281,6 +281,15 @@ class Supervisors:
         with self._lock:
             return self._roster.admitted_count
 
+    @property
+    def hosts(self) -> dict[str, bool]:
+        """Host → whether an agent has run there, of the hosts that have a supervisor."""
+        with self._lock:
+            hosts: dict[str, bool] = {}
+            for supervisor in self._roster.supervisors.values():
+                hosts[supervisor.host] = hosts.get(supervisor.host, False) or supervisor.hosted
+            return hosts
+
     def give_up(self, reason: str) -> None:
         """Note that there will be no (more) supervisors, and why: `lost` raises that."""
         with self._lock:
