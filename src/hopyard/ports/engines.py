@@ -18,9 +18,12 @@ class LaunchInfo:
     log: Callable[[int], Path]
     """Slot → the file that receives the output of the agent."""
     frameworks: tuple[str, ...] = ()
-    """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready."""
+    """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready, as far as they are there: code
+    that names a framework may never reach the line."""
     open_ended: bool = False
     """The agents may stay until the user ends them, as those of a program that waits for a feed."""
+    required: tuple[str, ...] = ()
+    """Those of `frameworks` without which no agent can work: the recipe does not load where one is missing."""
 
 
 class OutOfMemory(str):
