@@ -16,10 +16,11 @@ from typing import Literal, Self
 
 from kube.api.access import ADMIN, NODE
 from kube.api.admission import count_quotas
+from kube.api.certificates import server_context
 from kube.api.objects import create
 from kube.api.resources import BY_PLURAL
 from kube.api.routes import Api, Request
-from kube.certificates import server_context
+from kube.api.wire import Listener
 from kube.client import Client
 from kube.control.deletion import collect
 from kube.control.jobs import Jobs
@@ -27,7 +28,6 @@ from kube.control.nodes import Evictions, mark_back, mark_lost, new_node
 from kube.control.scheduler import schedule
 from kube.control.store import Object, Store
 from kube.faults import Faults
-from kube.wire import Listener
 
 Hook = Callable[[Literal["before", "after"], Request], None]
 

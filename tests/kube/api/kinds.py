@@ -27,16 +27,19 @@ QUOTAS = frozenset(
 ) | {"pods", "requests.nvidia.com/gpu"}  # fmt: skip
 
 
-def prepare(kind: str, obj: Object) -> Object:
+def prepare(kind: str, obj: Object, causes: Causes) -> Object:
     """Return a new object as it is stored: with defaults, checked.
+
+    Args:
+        causes: for which it is refused anyway.
 
     Raises:
         Refused: 422, a value is not allowed; 501, a real server would do something here.
     """
     obj = copy.deepcopy(obj)
-    causes = PREPARE[kind](obj) if kind in PREPARE else []
+    causes = [*causes, *(PREPARE[kind](obj) if kind in PREPARE else [])]
     if causes:
-        raise invalid(kind, "batch" if kind == "Job" else "", obj["metadata"]["name"], causes)
+        raise invalid(kind, "batch" if kind == "Job" else "", obj["metadata"]["name"], list(dict.fromkeys(causes)))
     return obj
 
 
@@ -46,20 +49,7 @@ def prepare_update(kind: str, old: Object, new: Object) -> None:
     Raises:
         Refused: 422, a field is immutable, or its new value is not allowed.
     """
-    causes: Causes = []
-    if kind == "Job":
-        causes = _job_update(old["spec"], new["spec"])
-    elif kind == "Pod" and {**old["spec"], "tolerations": 0} != {**new["spec"], "tolerations": 0}:
-        allowed = "`spec.containers[*].image`, `spec.activeDeadlineSeconds`, `spec.tolerations` (only additions)"
-        causes = [("spec", f"Forbidden: pod updates may not change fields other than {allowed}")]
-    elif kind == "Secret":
-        causes = _secret(new)
-        if old.get("immutable") and old.get("data") != new.get("data"):
-            causes.append(("data", "Forbidden: field is immutable when `immutable` is set"))
-        if old.get("type") != new.get("type"):
-            causes.append(("type", f'Invalid value: "{new.get("type")}": field is immutable'))
-    elif kind in PREPARE and kind not in ("Namespace", "Node"):
-        causes = PREPARE[kind](new)
+    causes = UPDATE[kind](old, new) if kind in UPDATE else []
     causes += check_labels("metadata.labels", new["metadata"].get("labels"))
     if causes:
         raise invalid(kind, "batch" if kind == "Job" else "", new["metadata"]["name"], causes)
@@ -254,7 +244,24 @@ def _job_spec(spec: Object) -> Causes:
     return causes + _pod_spec(pod, "spec.template.spec")
 
 
-def _job_update(old: Object, new: Object) -> Causes:
+def _pod_update(old: Object, new: Object) -> Causes:
+    if {**old["spec"], "tolerations": 0} == {**new["spec"], "tolerations": 0}:
+        return []
+    allowed = "`spec.containers[*].image`, `spec.activeDeadlineSeconds`, `spec.tolerations` (only additions)"
+    return [("spec", f"Forbidden: pod updates may not change fields other than {allowed}")]
+
+
+def _secret_update(old: Object, new: Object) -> Causes:
+    causes = _secret(new)
+    if old.get("immutable") and old.get("data") != new.get("data"):
+        causes.append(("data", "Forbidden: field is immutable when `immutable` is set"))
+    if old["type"] != new["type"]:
+        causes.append(("type", f'Invalid value: "{new["type"]}": field is immutable'))
+    return causes
+
+
+def _job_update(old_job: Object, new_job: Object) -> Causes:
+    old, new = old_job["spec"], new_job["spec"]
     causes: Causes = []
     fixed = (
         "template",
@@ -300,4 +307,12 @@ PREPARE: dict[str, Callable[[Object], Causes]] = {
     "ClusterRoleBinding": _role_binding,
     "Secret": _secret,
     "ConfigMap": _generated_name,
+}
+UPDATE: dict[str, Callable[[Object, Object], Causes]] = {
+    "Job": _job_update,
+    "Pod": _pod_update,
+    "ResourceQuota": lambda old, new: _quota(new),
+    "RoleBinding": lambda old, new: _role_binding(new),
+    "ClusterRoleBinding": lambda old, new: _role_binding(new),
+    "Secret": _secret_update,
 }

@@ -60,9 +60,7 @@ def create(store: Store, resource: Resource, namespace: str, obj: Object, *, dry
     if resource.plural in ("pods", "jobs"):
         meta["generation"] = 1
     obj.update(kind=resource.kind, apiVersion=resource.api_version)
-    if causes := check_metadata(meta, resource.group == RBAC):
-        raise invalid(resource.kind, resource.group, meta["name"], causes)
-    obj = prepare(resource.kind, obj)
+    obj = prepare(resource.kind, obj, check_metadata(meta, resource.group == RBAC))
     admit(store, obj)
     if store.get(resource.plural, namespace, meta["name"]) is not None:
         raise already_exists(resource.plural, resource.group, meta["name"])
