@@ -120,6 +120,15 @@ def do(what: str) -> None:
         end = time.monotonic() + 60
         while not Path(what.removeprefix("wait for ")).exists() and time.monotonic() < end:
             time.sleep(0.02)
+    if what.startswith("dial "):  # wait until somebody listens at HOST:PORT
+        host, _, port = what.removeprefix("dial ").rpartition(":")
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
     if what in ("task", "executor"):
         os.kill(above("python" if what == "task" else "java"), signal.SIGKILL)
         time.sleep(60)

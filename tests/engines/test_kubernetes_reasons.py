@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hopyard.engines.kubernetes.reasons import PodEnd, end_of, of_event, of_job, of_pod
+from hopyard.engines.kubernetes.reasons import PodEnd, end_of, of_event, of_job, of_pod, of_start
 
 IMAGE = "registry.example.com/team/hopyard:0.1"
 SPEC = {
@@ -89,14 +89,6 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
             "container 'warm': image busybox:1 cannot be pulled: denied",
         ),
         (
-            pod(
-                spec={"nodeName": "node-7"},
-                conditions=scheduled("True"),
-                containerStatuses=state("waiting", reason="ContainerCreating"),
-            ),
-            "node node-7 is pulling the image, which takes minutes for several GB, or mounting volumes",
-        ),
-        (
             pod(conditions=scheduled("False", "Unschedulable", NO_ROOM)),
             "no node takes the pod: 0/1 nodes are available: 1 Insufficient cpu.",
         ),
@@ -124,7 +116,7 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
             ),
             "the pod is not scheduled before its scheduling gates are removed: kueue.x-k8s.io/topology, b",
         ),
-        (pod(), "no scheduler has seen the pod; its scheduler is default-scheduler"),
+        (pod(), ""),
         (pod("Running", deleting=True), "the pod is being deleted: somebody deleted it or its Job"),
         (
             pod("Running", deleting=True, conditions=disrupted("DeletionByTaintManager", "Taint manager: deleting")),
@@ -136,6 +128,21 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
 )
 def test_pods_that_do_not_come(item: dict[str, Any], sentence: str) -> None:
     assert of_pod(item) == sentence
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (
+            pod(spec={"nodeName": "node-7"}, containerStatuses=state("waiting", reason="ContainerCreating")),
+            "node node-7 is pulling the image, which takes minutes for several GB, or mounting volumes",
+        ),
+        (pod(), "no scheduler has seen the pod; its scheduler is default-scheduler"),
+        (pod("Running", spec={"nodeName": "node-7"}), ""),
+    ],
+)
+def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
+    assert of_start(item) == sentence
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from kube.node_client import Object
 from kube.identities import ConfigError, identity
+from kube.node_client import Object
 from kube.sandbox import SYSTEM_PATH, Container
 from kube.volumes import Fetch, Mount, Volumes
 

@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kube import cgroups, statuses
-from kube.node_client import AWAY, MERGE, Client, Object, RefusedError
 from kube.containers import Image
 from kube.events import Events
 from kube.network import Network
+from kube.node_client import AWAY, MERGE, Client, Object, RefusedError
 from kube.pods import Delays, Node, Pod
 from kube.sandbox import Address, Sandbox, missing
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from kube import cgroups, statuses
 from kube.cgroups import Cgroup
-from kube.node_client import AWAY, Client, Object, RefusedError
 from kube.containers import Image, StartError, container
 from kube.events import Events
 from kube.identities import ConfigError
+from kube.node_client import AWAY, Client, Object, RefusedError
 from kube.sandbox import Address, Container, Sandbox, SandboxError
 from kube.volumes import MountError, Volumes, quantity
 

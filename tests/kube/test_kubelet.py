@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from kube import cgroups
-from kube.node_client import Object
 from kube.kubelet import Delays, Kubelet, Network, missing
 from kube.network import ip_json
+from kube.node_client import Object
 from kube.played_api import PlayedApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]

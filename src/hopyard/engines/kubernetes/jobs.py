@@ -41,6 +41,8 @@ END_SECONDS = 10.0
 """How long the deletion of Jobs may take at the end."""
 INQUIRED = 3
 """Pods whose events are looked at: the others mostly wait for the same."""
+SAY_SECONDS = 2.0
+"""How long a reason must last until people are told: much passes by itself."""
 
 
 class Pods(Placement):
@@ -67,8 +69,10 @@ class Pods(Placement):
         self._checked = False
         """Whether the cluster's version is known to do."""
         self._inquired_at = 0.0
-        self._why: dict[str, str] = {}
-        """Name of a pod or Job, or "" → why nothing comes of it."""
+        self._why: dict[str, tuple[str, float]] = {}
+        """Name of a pod or Job, or "" for the API server → why nothing comes of it, and since when."""
+        self._events: dict[str, str] = {}
+        """Name of a pod that does not start → what its events say."""
         self._said: set[str] = set()
         self._watcher: Watcher | None = None
         self._thread = threading.Thread(target=self._run, name="hopyard-pods", daemon=True)
@@ -147,10 +151,9 @@ class Pods(Placement):
         if self._owned < len(self._owners):
             self._admit()
         pods = self._watcher.objects
-        for host, end in self._places.see(list(pods.values()), now).items():
-            self._why.pop(host, None)
-            if end.sentence:
-                self._say(f"pod {host}: {end.sentence}")
+        for end in self._places.see(list(pods.values()), now).values():
+            if end.code != 0:
+                self._say(end.sentence)
         self._places.hear(self.supervisors.hosts, now)
         due = self.supervisors.due
         if why := self._places.hopeless(due):
@@ -182,6 +185,7 @@ class Pods(Placement):
                 raise
             job = self._api.get("jobs", f"{self.name}-{number}")
         self._places.add(int(job["spec"]["completions"]))
+        self._inquired_at = time.monotonic()
         self._owners.append(manifests.owner(job))
         self._admit()
 
@@ -205,17 +209,17 @@ class Pods(Placement):
 
     def _refused(self, error: ApiError) -> None:
         """Note what the API server refuses; give up where it will go on to, and no worker is there."""
-        self._why[""] = f"the API server {self._api.server} refuses: {error}" if not error.away else str(error)
-        self._say(self._why[""])
+        why = str(error) if error.away else f"the API server {self._api.server} refuses: {error}"
+        self._note("", why, time.monotonic())
         if not error.away and not self.supervisors.admitted_count:
-            self.supervisors.give_up(self._why[""])
+            self.supervisors.give_up(why)
 
     # ---------------------------------------------------------------- reasons
 
     def _reasons(self) -> str:
         """Return why pods do not come, each reason once."""
         fault = self._watcher.fault if self._watcher is not None else ""
-        return "; ".join(dict.fromkeys([*list(self._why.values()), *([fault] if fault else [])]))
+        return "; ".join(dict.fromkeys([*(why for why, _ in list(self._why.values())), *([fault] if fault else [])]))
 
     def _say(self, sentence: str) -> None:
         """Warn, once of each."""
@@ -225,14 +229,14 @@ class Pods(Placement):
 
     def _explain(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Find out why pods are not there, from themselves at each look, from events every few seconds."""
+        if now - self._inquired_at >= INQUIRE_SECONDS:
+            self._inquired_at = now
+            self._inquire(pods, now)
         for name, pod in pods.items():
-            if why := reasons.of_pod(pod):
-                self._note(name, why)
-            else:
-                self._why.pop(name, None)
-        if now - self._inquired_at < INQUIRE_SECONDS:
-            return
-        self._inquired_at = now
+            self._note(name, reasons.of_pod(pod) or self._events.get(name, "") or reasons.of_start(pod), now)
+
+    def _inquire(self, pods: dict[str, dict[str, Any]], now: float) -> None:
+        """Look at events: some reasons are nowhere else."""
         for number in self._places.unseen_jobs():
             name = f"{self.name}-{number}"
             try:
@@ -242,23 +246,24 @@ class Pods(Placement):
                     raise
                 self._places.forget(number, now)
                 continue
-            self._note(name, reasons.of_job(job) or self._of_events("Job", name))
+            self._note(name, reasons.of_job(job) or self._of_events("Job", name), now)
         pending = [name for name, pod in pods.items() if pod["status"].get("phase") == "Pending"]
-        for name in [name for name in pending if name not in self._why][:INQUIRED]:
-            self._note(name, self._of_events("Pod", name))
+        self._events = {name: self._of_events("Pod", name) for name in pending[:INQUIRED]}
 
     def _of_events(self, kind: str, name: str) -> str:
         """Return what the events of an object say."""
         fields = f"involvedObject.kind={kind},involvedObject.name={name}"
         return reasons.of_events(self._api.list("events", fields=fields)["items"])
 
-    def _note(self, name: str, why: str) -> None:
-        """Keep why nothing comes of a pod or Job, and warn of it."""
-        if why:
-            self._why[name] = why
-            self._say(f"{name}: {why}")
-        else:
+    def _note(self, name: str, why: str, now: float) -> None:
+        """Keep why nothing comes of a pod or Job, and warn of what lasts; "": nothing is known."""
+        if not why:
             self._why.pop(name, None)
+            return
+        known, since = self._why.get(name, ("", now))
+        self._why[name] = why, since if why == known else now
+        if now - self._why[name][1] >= SAY_SECONDS:
+            self._say(why)
 
     def _delete(self) -> None:
         """Delete the Jobs, the newest one too whose answer may have been lost."""

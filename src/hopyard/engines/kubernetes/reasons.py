@@ -81,7 +81,12 @@ def of_pod(pod: Object) -> str:
         return f"the pod is not scheduled before its scheduling gates are removed: {_quoted(gates)}"
     if scheduled.get("status") == "False":
         return _of_scheduler(scheduled.get("message"))
-    if status.get("phase") != "Pending":
+    return ""
+
+
+def of_start(pod: Object) -> str:
+    """Return what a pod is about that has not started yet, and says no more of itself."""
+    if (pod.get("status") or {}).get("phase") != "Pending":
         return ""
     if node := pod.get("spec", {}).get("nodeName"):
         return f"node {_quoted(node)} is pulling the image, which takes minutes for several GB, or mounting volumes"

@@ -1,0 +1,186 @@
+"""Runs in pods that share nothing, under an API server that is held to a real one: the digests of `Inline` whatever
+breaks, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import hopyard as hy
+from hopyard.core.runs.events import Done, Durable, Joined
+from jobs import CONFIGS, digests, driver, free_port, gone, journal, losses, script, select, troubled, until
+from kube.kubelet import missing
+from kube.lab import NAMESPACE, Lab
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.xdist_group("kubernetes"),
+]
+LONG = pytest.mark.long
+MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Its controllers' time runs 20 times as fast: finished Jobs are deleted after 30 s."""
+    other = tmp_path_factory.mktemp("other")
+    (other / "hopyard").mkdir()
+    (other / "hopyard" / "__init__.py").write_text("__version__ = '0.0.9'\n")
+    images = {"hopyard:test": {}, "hopyard:other": other}
+    with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kubeconfig of the driver's user; and at the end nothing must be left of it."""
+    monkeypatch.setenv("KUBECONFIG", str(lab.config))
+    yield
+    until(lambda: not lab.left() and not lab.pods(), 90)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return digests(select(tmp_path_factory.mktemp("inline") / "run", configs=MANY, epochs=2))
+
+
+class Gate:
+    """Trials of which the first ones wait, in the middle of their epochs, until it is open."""
+
+    def __init__(self, lab: Lab, trials: int = 2) -> None:
+        self._address = lab.network.gateway, free_port()
+        self.configs = [dict(config) for config in MANY]
+        for config in self.configs[:trials]:
+            config |= {"at": 8, "do": f"dial {self._address[0]}:{self._address[1]}"}
+
+    def open(self) -> closing[socket.socket]:
+        return closing(socket.create_server(self._address, backlog=100))
+
+
+def joined(directory: Path, count: int) -> dict[str, Joined]:
+    """Host → its worker, once so many are there."""
+    return until(lambda: found if len(found := _joined(directory)) >= count else None, 60)
+
+
+def _joined(directory: Path) -> dict[str, Joined]:
+    try:
+        return {line.host: line for line in journal(directory) if isinstance(line, Joined)}
+    except (FileNotFoundError, hy.HopyardError):
+        return {}
+
+
+def pod_of(lab: Lab, host: str) -> str:
+    """Return the name of the pod with this host name."""
+    return next(pod["metadata"]["name"] for pod in lab.objects("pods") if pod["spec"]["hostname"] == host)
+
+
+def process(lab: Lab, pod: str, part: str) -> int:
+    """Return a process of a pod: "agent", "supervisor" or "process 1"."""
+    kubelet = lab.kubelet_of(pod)
+    first = kubelet.pid(pod)
+    if part == "process 1":
+        return first
+    found = kubelet.processes(pod)
+    marks = {"agent": "hopyard.agent", "supervisor": "hopyard.engines.supervisors"}
+    return next(pid for pid, command in found.items() if marks[part] in command and pid != first)
+
+
+@pytest.mark.parametrize("per_pod", [1, 2])
+def test_a_selection_gives_the_same_bits(lab: Lab, tmp_path: Path, expected: list[str], per_pod: int) -> None:
+    run = select(tmp_path / "run", configs=MANY, engine=lab.engine(workers=2 * per_pod, workers_per_pod=per_pod))
+    assert digests(run) == expected and not losses(tmp_path / "run")
+    hosts = [line.host for line in journal(tmp_path / "run") if isinstance(line, Joined)]
+    assert len(set(hosts)) == 2 and len(hosts) == 2 * per_pod
+
+
+DISRUPTIONS: dict[str, Callable[[Lab, str], object]] = {
+    "deleted": lambda lab, pod: lab.admin.delete(f"{PODS}/{pod}"),
+    "evicted": lambda lab, pod: lab.admin.post(
+        f"{PODS}/{pod}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    ),
+    "agent": lambda lab, pod: os.kill(process(lab, pod, "agent"), signal.SIGKILL),
+    "agent, frozen": lambda lab, pod: os.kill(process(lab, pod, "agent"), signal.SIGSTOP),
+    "supervisor": lambda lab, pod: os.kill(process(lab, pod, "supervisor"), signal.SIGKILL),
+    "supervisor, frozen": lambda lab, pod: os.kill(process(lab, pod, "supervisor"), signal.SIGSTOP),
+    "process 1": lambda lab, pod: os.kill(process(lab, pod, "process 1"), signal.SIGKILL),
+    "cut off": lambda lab, pod: lab.kubelet_of(pod).link(pod, False),
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["deleted", *(pytest.param(what, marks=LONG) for what in DISRUPTIONS if what != "deleted")]
+)
+def test_a_pod_costs_its_slots_and_the_run_goes_on(
+    lab: Lab, tmp_path: Path, expected: list[str], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its trial goes on elsewhere, from its last State, and another pod comes for it."""
+    gate = Gate(lab)
+    run = select(
+        *(tmp_path / "run", troubled, gate.configs),
+        engine=lab.engine(),
+        wait=False,
+        timeouts=hy.Timeouts(heartbeat_timeout=3.0 if "agent, frozen" in what else 15.0),
+    )
+    host, worker = next(iter(joined(tmp_path / "run", 2).items()))
+    until(
+        lambda: [each for each in journal(tmp_path / "run") if isinstance(each, Durable) and each.slot == worker.slot]
+    )
+    DISRUPTIONS[what](lab, pod_of(lab, host))
+    until(lambda: losses(tmp_path / "run"), 60)
+    stays = what.startswith(("agent", "supervisor"))
+    if not stays:
+        until(lambda: len(_joined(tmp_path / "run")) == 3, 60)
+    with gate.open():
+        run.wait(timeout=100)
+    assert digests(run) == expected
+    assert len(losses(tmp_path / "run")) == 1
+    assert len(_joined(tmp_path / "run")) == (2 if stays else 3)
+    assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes]
+
+
+def test_a_program_knows_its_tasks_by_the_addresses_of_pods(lab: Lab, tmp_path: Path) -> None:
+    body = (
+        "import os, socket\n"
+        "print(os.environ['JOB_NAME'], os.environ['TASK_INDEX'], os.environ['WORKER_HOSTS'], flush=True)\n"
+        "assert socket.gethostbyname(socket.gethostname()) in os.environ['WORKER_HOSTS']\n"
+    )
+    (tmp_path / "train.py").write_text(body)
+    program = hy.launch(tmp_path / "train.py", roles={"worker": 2}, engine=lab.engine(), directory=tmp_path / "program")
+    assert program.wait().status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("hopyard:none", r"no pod has dialled .* within 6 seconds .*image hopyard:none cannot be pulled"),
+        ("hopyard:other", r"another version of Hopyard|has Hopyard 0\.0\.9|cannot work"),
+    ],
+)
+def test_why_no_pod_comes(lab: Lab, tmp_path: Path, image: str, message: str) -> None:
+    with pytest.raises(hy.ResourceError, match=message):
+        select(tmp_path / "run", engine=lab.engine(image=image, start_timeout=6.0))
+
+
+@LONG
+def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(lab: Lab, tmp_path: Path, expected: list[str]) -> None:
+    gate = Gate(lab)
+    body = (
+        "engine = hy.Kubernetes(2, 'hopyard:test', memory='1Gi', shm='256Mi')\n"
+        f"select(Path('run'), troubled, {gate.configs!r}, engine=engine)"
+    )
+    started = driver([str(script(tmp_path / "job.py", body))], tmp_path)
+    hosts = joined(tmp_path / "run", 2)
+    pids = [lab.kubelet_of(pod).pid(pod) for pod in lab.pods()]
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate()
+    assert len(hosts) == 2 and gone(pids, 60)
+    with gate.open():
+        assert digests(hy.resume(tmp_path / "run")) == expected
