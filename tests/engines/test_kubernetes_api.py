@@ -6,7 +6,9 @@ import base64
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ from hopyard.engines.kubernetes import configuration, watcher
 from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.watcher import Watcher
 from hopyard.errors import SpecError, UsageError
+from hosts import Network, may_unshare
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +177,15 @@ def test_what_is_not_there_is_deleted(api: Api, server: ApiServer) -> None:
         (lambda handler: handler.send(503, b"<html>no upstream"), 503, "", "no upstream", True, 0),
         (lambda handler: handler.send(503, b"", {"Retry-After": "2"}), 503, "", "no text", True, 2),
         (lambda handler: handler.send(502, ["odd"]), 502, "", "odd", True, 0),
+        (lambda handler: handler.send(403, {"error": "odd"}), 403, "", "odd", False, 0),
+        (
+            refuse(503, "ServiceUnavailable", "date", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}),
+            503,
+            "ServiceUnavailable",
+            "date",
+            True,
+            0,
+        ),
         (lambda handler: handler.send(200, b"<html>log in"), 0, "", "gave no JSON but .*log in", True, 0),
         (lambda handler: handler.connection.shutdown(socket.SHUT_RDWR), 0, "", "cannot be reached", True, 0),
     ],
@@ -446,10 +458,13 @@ def test_a_server_that_restarts(tmp_path: Path, brisk: None) -> None:
     server = ApiServer()
     server.answers["call"] = [ok(listing(pod("a")))]
     kubeconfig(tmp_path / "config", server.url)
-    watched = Watcher(Api(), "pods")
+    told = threading.Event()
+    watched = Watcher(Api(), "pods", changed=told.set)
     try:
-        until(lambda: set(watched.objects) == {"a"})
+        until(lambda: set(watched.objects) == {"a"} and told.is_set())
+        told.clear()
         server.close()
+        assert told.wait(60)  # of the fault
         until(lambda: "cannot be reached" in watched.fault)
         assert set(watched.objects) == {"a"}  # what was known stays
         server = ApiServer(port=server.server_address[1])
@@ -480,6 +495,67 @@ def test_close_ends_the_thread(call: Any, secure: bool, tmp_path: Path) -> None:
         assert not watched._thread.is_alive() and not watched.fault and len(changes) == before
     finally:
         server.close()
+
+
+SERVE = """
+import sys
+from api_servers import ApiServer, listing, ok, pod
+server = ApiServer(host=sys.argv[1])
+server.default["call"] = ok(listing(pod("a")))
+print(server.url, flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("ip"), reason="no ip of iproute2")
+def test_a_host_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends the connection: the kernel has to find out."""
+    may_unshare("--net", "--mount")
+    monkeypatch.setattr(apis, "KEEP_ALIVE", {"idle": 1, "interval": 1, "count": 2})
+    monkeypatch.setattr(apis, "CONNECT_SECONDS", 1.0)
+    network = Network(("api",))
+    path = f"{Path(__file__).parent.parent}"
+    process = subprocess.Popen(
+        [*network.enter("api"), sys.executable, "-c", SERVE, network.addresses["api"]],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            assert process.stdout is not None
+            kubeconfig(tmp_path / "config", process.stdout.readline().strip())
+            api = Api()
+            api.list("pods")
+            watched = Watcher(api, "pods")
+            monkeypatch.setattr(apis, "READ_SECONDS", 3600.0)
+            try:
+                until(lambda: watched.listed)
+                network.cut("api")
+                with pytest.raises(ApiError, match="cannot be reached"):
+                    api.list("pods")  # by the connection of the last call
+                until(lambda: "cannot be reached" in watched.fault)
+                assert set(watched.objects) == {"a"}
+                network.mend("api")
+                until(lambda: not watched.fault)
+            finally:
+                watched.close()
+            assert not watched._thread.is_alive()
+            assert process.stdin is not None
+            process.stdin.close()
+    finally:
+        process.kill()
+        network.close()
+
+
+@pytest.mark.slow
+def test_the_client_is_imported_late() -> None:
+    names = ", ".join(f"hopyard.engines.kubernetes.{name}" for name in ("api", "watcher", "manifests", "reasons"))
+    code = f"import sys, {names}; raise SystemExit(bool({{'kubernetes', 'urllib3'}} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_connections_have_keepalive(api: Api, watching: Any) -> None:
