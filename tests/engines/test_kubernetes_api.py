@@ -279,6 +279,17 @@ def test_configurations_that_cannot_be(text: Any, context: str | None, match: st
     assert "\n" not in str(caught.value)
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getpwuid(number: int) -> Any:
+        raise KeyError(number)
+
+    for name in ("KUBECONFIG", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", getpwuid)
+    with pytest.raises(SpecError, match="no kubeconfig ~/.kube/config"):
+        Api()
+
+
 def test_the_client_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "kubernetes" or name.startswith("kubernetes.")]:
         monkeypatch.delitem(sys.modules, name)
