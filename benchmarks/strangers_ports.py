@@ -104,7 +104,7 @@ def serve_messages(pipe: Pipe) -> None:
     nothing: Callable[..., Any] = lambda *_: []  # noqa: E731
     agents = SimpleNamespace(start=nothing, end=nothing, close=nothing, lost=nothing, watch=nothing, waits=nothing)
     agents.device, launches = lambda slot: "cpu", []
-    engine: Any = SimpleNamespace(address=(HOST, 0), workers=1, open=lambda launch: launches.append(launch) or agents)
+    engine: Any = SimpleNamespace(endpoint=(HOST, 0), workers=1, open=lambda launch: launches.append(launch) or agents)
     setup = Setup(RunSpec(epochs=1, partitions=1, validation=0), b"recipe", b"{}", "states", "/dev/shm", "run", 1)
     served = Watched(engine, lambda device: setup, lambda slot: Path(os.devnull), 3600.0)
     served.admitted = admitted

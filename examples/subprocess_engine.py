@@ -61,7 +61,7 @@ class SubprocessEngine(Startable):
     apart = False  # workers are on the host of the driver
     in_process = False
     driver_workers = 0
-    address = ("127.0.0.1", 0)
+    endpoint = ("127.0.0.1", 0)
 
     @property
     def workers_by_host(self) -> tuple[int, ...]:

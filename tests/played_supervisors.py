@@ -42,10 +42,11 @@ class Played:
         executor: str = "",
         version: str = __version__,
         host: str = "there",
+        process: int = 0,
     ) -> None:
         self.line = socket.create_connection(("127.0.0.1", supervisors.port), 5)
         self.job = job if job >= 0 else len(self.all)
-        self.say(SupervisorHello(token, host, executor, gpus, self.job, version, PYTHON))
+        self.say(SupervisorHello(token, host, executor, gpus, self.job, version, PYTHON, process))
         self._heard = self.line.makefile("rb")
         self.all.append(self)
 

@@ -100,6 +100,10 @@ def hosts(hosts: Any = ("a",), **named: Any) -> Any:
     return {name: value for name, value in vars(hy.Hosts(hosts, **named)).items() if name != "_standby"}
 
 
+def pods(**named: Any) -> Any:
+    return {name: value for name, value in vars(hy.Kubernetes(**named)).items() if name != "_standby"}
+
+
 OPTIONS = {"partitions": 2, "seed": 3, "cache_bytes": 1 << 20, "assign": "contiguous", "validation": 0.25}
 TABLES = {**OPTIONS, "weight": "b", "standardize": ["a", "b"], "label": "y", "features": ["a", "b"]}
 KEYED = {"key": ["a", "b"]}
@@ -157,7 +161,7 @@ CALLS = {
         hy.Spark,
         {
             "workers": 3,
-            "host": "driver",
+            "address": "driver",
             "port": 77,
             "threads": 2,
             "env": {"A": "b"},
@@ -183,6 +187,30 @@ CALLS = {
         },
         rest="join workers",
         of=hy.Hosts,
+    ),
+    "Kubernetes": Call(
+        pods,
+        {
+            "workers": 4,
+            "image": "train:1",
+            "workers_per_pod": 2,
+            "namespace": "ml",
+            "context": "lab",
+            "address": "driver",
+            "port": 77,
+            "cpu": 2.5,
+            "memory": "8Gi",
+            "gpus": 2,
+            "shm": "2Gi",
+            "threads": 2,
+            "env": {"A": "b"},
+            "devices": "auto",
+            "queue": "research",
+            "start_timeout": 2.5,
+        },
+        {"workers": 4, "image": "train:1"},
+        "pod",
+        hy.Kubernetes,
     ),
     "Timeouts": Call(
         hy.Timeouts,

@@ -34,6 +34,7 @@ NAMES = {
     ),
     *(
         "JournalError",
+        "Kubernetes",
         "Local",
         "PreflightError",
         "Random",

@@ -12,7 +12,7 @@ class Cards:
     """An engine that starts nobody, and keeps the cards for the test."""
 
     name, workers, threads, apart, workers_by_host = "cards", 2, 1, False, (2,)
-    address, start_timeout, driver_workers, in_process = ("127.0.0.1", 0), 120.0, 0, False
+    endpoint, start_timeout, driver_workers, in_process = ("127.0.0.1", 0), 120.0, 0, False
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}

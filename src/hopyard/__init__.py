@@ -37,6 +37,7 @@ _WHERE = {
     "Inexact": "hopyard.errors",
     "Inline": "hopyard.engines.inline",
     "JournalError": "hopyard.errors",
+    "Kubernetes": "hopyard.engines.kubernetes.engine",
     "Local": "hopyard.engines.local",
     "LocalSGD": "hopyard.parallel",
     "Nesterov": "hopyard.parallel",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from hopyard.driver.saved_model import load_model as load_model
     from hopyard.engines.hosts.engine import Hosts as Hosts
     from hopyard.engines.inline import Inline as Inline
+    from hopyard.engines.kubernetes.engine import Kubernetes as Kubernetes
     from hopyard.engines.local import Local as Local
     from hopyard.engines.spark.engine import Spark as Spark
     from hopyard.errors import DataError as DataError

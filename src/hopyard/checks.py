@@ -274,6 +274,18 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     return value
 
 
+def address(name: str, value: Any) -> str | None:
+    """Return the argument `name`, an address of this host that others can dial; None: it is to be found out.
+
+    Raises:
+        SpecError: it is neither a name nor an address.
+    """
+    text = scalar(value)
+    if text is None or (isinstance(text, str) and text):
+        return text
+    raise SpecError(f"{name} must be a name or address of this host that others can dial, got {shown(value)}")
+
+
 def environment(name: str, value: Any) -> dict[str, str]:
     """Return the argument `name` as environment variables.
 

@@ -28,6 +28,10 @@ from hopyard.data.keywords import CACHE_BYTES
 from hopyard.engines.hosts.engine import Hosts
 from hopyard.engines.hosts.reach import unreached
 from hopyard.engines.hosts.ssh import ask_all
+from hopyard.engines.kubernetes.api import ApiError
+from hopyard.engines.kubernetes.engine import Kubernetes
+from hopyard.engines.kubernetes.jobs import OLDEST
+from hopyard.engines.kubernetes.probe import ask_pod, fault_of, missing_rights
 from hopyard.errors import HopyardError
 from hopyard.folders import cache_folder
 from hopyard.spark.local import environment, java
@@ -75,6 +79,39 @@ def examine(*, spark: bool = True) -> list[Finding]:
     return [*_software(), *_hardware(), *_disk(), *_spark(os.environ, spark)]
 
 
+def examine_elsewhere(engine: Hosts | Kubernetes) -> list[Finding]:
+    """Checks what an engine needs of other hosts, or of a cluster."""
+    return examine_hosts(engine) if isinstance(engine, Hosts) else examine_cluster(engine)
+
+
+def examine_cluster(engine: Kubernetes) -> list[Finding]:
+    """Checks a Kubernetes cluster: its version, this user's rights, and a pod of the image, which is deleted again."""
+    try:
+        api = engine.api
+        found = api.version()
+        text = f"{api.server}, Kubernetes {found[0]}.{found[1]}"
+        findings = [_check("api", found >= OLDEST, text, f"use {OLDEST[0]}.{OLDEST[1]} or newer")]
+        missing = missing_rights(api)
+        text = f"in namespace {api.namespace}: {'not ' if missing else 'all that is needed'}{', '.join(missing)}"
+        findings.append(_check("rights", not missing, text, "docs/kubernetes.md has a Role with these"))
+        if missing:
+            return findings
+        answer, unreached = ask_pod(engine)
+    except (HopyardError, ApiError, OSError) as error:
+        return [Finding("cluster", False, str(error))]
+    if isinstance(answer, str):
+        return [*findings, Finding("image", False, answer)]
+    fault = fault_of(answer)
+    have = f"Hopyard {answer.version}, Python {answer.python}; {', '.join(answer.frameworks) or 'no framework'}"
+    findings.append(
+        _check("image", not fault and bool(answer.frameworks), fault or have, "install hopyard[torch] in it")
+    )
+    host, _ = engine.endpoint
+    text = "; ".join(unreached) or f"a pod dials this process at {host}"
+    advice = "give address= and port= that pods can dial, or run this in a pod"
+    return [*findings, _check("reach", not unreached, text, advice)]
+
+
 def examine_hosts(engine: Hosts) -> list[Finding]:
     """Checks the hosts of an engine: whether they answer, what they have, their clocks, and who can dial whom."""
     findings, there = [], []
@@ -96,7 +133,7 @@ def examine_hosts(engine: Hosts) -> list[Finding]:
     if not there:
         return findings
     try:
-        host, port = engine.address
+        host, port = engine.endpoint
         faults = unreached(engine.ssh, there, engine.python, host, port)
     except (HopyardError, OSError) as error:
         return [*findings, Finding("reach", False, str(error), "give address= and port=")]

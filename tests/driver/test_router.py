@@ -670,7 +670,7 @@ def test_the_port_of_messages_is_that_of_the_address_which_was_asked_for(
 ) -> None:
     if not _is_here(host):
         pytest.skip(f"{host} is no address of this host")
-    monkeypatch.setattr(Cards, "address", (host, 0))
+    monkeypatch.setattr(Cards, "endpoint", (host, 0))
     it = wire()
     it.router.start(0)
     port = parted(it.engine.cards[0].address)[1]
@@ -697,7 +697,7 @@ def test_states_that_go_from_host_to_host_are_encrypted(
     tmp_path: Path, encrypt: Encrypt, host: str, scheme: str
 ) -> None:
     engine = Cards()
-    engine.address = host, 0
+    engine.endpoint = host, 0
     it: Any = SimpleNamespace(states=Owned(str(tmp_path), "mark"), encrypt=encrypt)
     with ExitStack() as stack:
         bulk = _depot(it, engine, LocalStore(tmp_path), "run", stack)

@@ -279,7 +279,7 @@ def test_over_ipv6(hosts: Hosts, tmp_path: Path) -> None:
     hosts.network.add_ipv6()
     names = [f"[{hosts.network.six[name]}]:1" for name in hosts.names]
     six = hy.Hosts(names, ssh=f"{hosts.ssh} -o HostKeyAlias=alpha")
-    assert six.address == (hosts.network.own_six, 0)
+    assert six.endpoint == (hosts.network.own_six, 0)
     run = select(tmp_path / "run", engine=six)
     assert digests(run) == digests(select(tmp_path / "inline"))
 

@@ -29,7 +29,7 @@ class Placed:
     """Agents on a session that is played."""
 
     def __init__(self, cores: int, tmp_path: Path, engine: Spark | None = None, card: str = CARD) -> None:
-        engine = engine or Spark(Session(cores), workers=2, host="127.0.0.1")
+        engine = engine or Spark(Session(cores), workers=2, address="127.0.0.1")
         self.session = engine.session
         launch = LaunchInfo(lambda slot: card.encode(), lambda slot: tmp_path / f"{slot}.log")
         self.agents: Any = engine.open(launch)
@@ -132,7 +132,7 @@ def test_a_supervisor_frozen_between_two_runs(tmp_path: Path, monkeypatch: pytes
     """Bug: it got a slot of the next run, which then waited for it for ever."""
     port = socket.create_server(("127.0.0.1", 0))  # supervisors look whether agents can reach the driver
     card = json.dumps({"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS})
-    with port, Spark(Session(2), workers=2, host="127.0.0.1") as engine:
+    with port, Spark(Session(2), workers=2, address="127.0.0.1") as engine:
         first = Placed(2, tmp_path, engine, card)
         for slot in range(2):
             first.agents.start(slot)

@@ -23,6 +23,7 @@ from hopyard.cli import app
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Began, Joined, Resumed
 from hopyard.doctor import examine_hosts
+from hopyard.engines import survey
 from hopyard.engines.hosts import ssh as module
 from hopyard.engines.hosts.login import Login
 from hopyard.engines.hosts.reach import PEER
@@ -68,7 +69,7 @@ def test_how_hosts_are_named() -> None:
         (["a"], {"ssh": "ssh 'x"}, r"Hosts\(ssh=\): .* is no command"),
         (["a"], {"devices": [0]}, r'Hosts\(devices=\) must be "auto" or None'),
         (["a"], {"port": 65534}, r"Hosts\(port=\) must be .*, got 65534"),
-        (["a"], {"address": ""}, r"Hosts\(address=…\) must be .*, got ''"),
+        (["a"], {"address": ""}, r"Hosts\(address=\) must be .*, got ''"),
         (["a"], {"python": ""}, r"Hosts\(python=\) must be the path"),
         (["a"], {"env": {"A": 1}}, r"Hosts\(env=\)\['A'\], of type int"),
         (None, {}, "either a list"),
@@ -89,7 +90,7 @@ def test_a_pickle_has_no_secrets_and_asks_hosts_again(ssh: str, monkeypatch: pyt
     monkeypatch.setenv("PASSWORD", "x")
     again = pickle.loads(data)
     assert repr(again) == repr(engine) == "Hosts(['a:2', '[::1]:3'])"
-    assert (again.ssh, again.threads, again.address[1], again.env) == (engine.ssh, 2, 7000, {"PASSWORD": "x"})
+    assert (again.ssh, again.threads, again.endpoint[1], again.env) == (engine.ssh, 2, 7000, {"PASSWORD": "x"})
     assert again.workers == 5
 
 
@@ -159,10 +160,10 @@ def test_a_host_whose_gpus_are_left_alone_has_a_worker_for_each_core(tmp_path: P
     assert hy.Hosts(["beta"], ssh=str(path), devices=None).workers == 7
 
 
-@pytest.mark.parametrize("code", [module.ASK, PEER])
+@pytest.mark.parametrize("code", [survey.ASK, PEER])
 def test_the_probe_of_a_host_is_one_line(code: str) -> None:
     """Bug: csh as login shell said "Unmatched '"."""
-    line = module.one_line(code)
+    line = survey.one_line(code)
     assert "\n" not in line and "!" not in line
     assert eval(line.removeprefix("exec")) == code
 
@@ -170,15 +171,15 @@ def test_the_probe_of_a_host_is_one_line(code: str) -> None:
 def test_the_address_that_hosts_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     towards = {"a": "10.0.0.1", "b": "10.0.0.1", "c": "192.168.0.1", "d": "", "here": "127.0.0.1"}
     monkeypatch.setattr("hopyard.engines.hosts.engine.address_for", lambda ssh, target: towards[target.host])
-    assert hy.Hosts(["a", "b", "here"]).address == ("10.0.0.1", 0)
-    assert hy.Hosts(["here"], port=7000).address == ("127.0.0.1", 7000)
-    assert hy.Hosts(["a", "c"], address="head.lab").address == ("head.lab", 0)
+    assert hy.Hosts(["a", "b", "here"]).endpoint == ("10.0.0.1", 0)
+    assert hy.Hosts(["here"], port=7000).endpoint == ("127.0.0.1", 7000)
+    assert hy.Hosts(["a", "c"], address="head.lab").endpoint == ("head.lab", 0)
     with pytest.raises(
         hy.SpecError, match=r"a is reached from 10\.0\.0\.1, c is reached from 192\.168\.0\.1: give addr"
     ):
-        hy.Hosts(["a", "c"]).address  # noqa: B018
+        hy.Hosts(["a", "c"]).endpoint  # noqa: B018
     with pytest.raises(hy.SpecError, match=r": d is no name .*address="):
-        hy.Hosts(["a", "d"]).address  # noqa: B018
+        hy.Hosts(["a", "d"]).endpoint  # noqa: B018
 
 
 # ------------------------------------------------------------------------------------------ tickets
@@ -189,12 +190,12 @@ def test_a_run_whose_ticket_is_gone_can_still_be_read(tmp_path: Path) -> None:
     tickets.write(tmp_path / "pool.ticket", tickets.new("head.lab", 7700))
     data = pickle.dumps(hy.Hosts(join=tmp_path / "pool.ticket", workers=2))
     assert b"PRIVATE" not in data
-    assert pickle.loads(data).address == ("head.lab", 7700)
+    assert pickle.loads(data).endpoint == ("head.lab", 7700)
     (tmp_path / "pool.ticket").unlink()
     engine = pickle.loads(data)
     assert engine.workers == 2
     with pytest.raises(hy.UsageError, match=r"pool\.ticket cannot be read"):
-        engine.address  # noqa: B018
+        engine.endpoint  # noqa: B018
 
 
 def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert tickets.read(path) == ticket and ticket.port == 7701
     assert ticket.token not in repr(ticket) and "PRIVATE" not in repr(ticket)
-    assert hy.Hosts(join=path, workers=2).address == ("head.lab", 7700)
+    assert hy.Hosts(join=path, workers=2).endpoint == ("head.lab", 7700)
     with pytest.raises(hy.UsageError, match="is there already"):
         tickets.write(path, ticket)
     path.chmod(0o640)
@@ -213,7 +214,7 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
     path.chmod(0o600)
     path.write_text("[]")
     with pytest.raises(hy.UsageError, match=r"pool\.ticket: .*no ticket"):
-        hy.Hosts(join=path, workers=2).address  # noqa: B018
+        hy.Hosts(join=path, workers=2).endpoint  # noqa: B018
     with pytest.raises(hy.UsageError, match=r"cannot be read: No such file.*`hopyard ticket` makes one"):
         tickets.read(tmp_path / "none")
 
@@ -224,7 +225,7 @@ def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeyp
     tickets.write(Path("pool.ticket"), tickets.new("head.lab", 7700))
     data = pickle.dumps(hy.Hosts(join="pool.ticket", workers=2))
     monkeypatch.chdir("/")
-    assert pickle.loads(data).address == ("head.lab", 7700)
+    assert pickle.loads(data).endpoint == ("head.lab", 7700)
     (tmp_path / "pool.ticket").unlink()
     assert pickle.loads(data).join == str(tmp_path / "pool.ticket")
 

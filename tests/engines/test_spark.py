@@ -332,8 +332,8 @@ def test_gangs_of_two_runs_do_not_wait_for_each_other(tmp_path: Path, spark: Any
 
 
 def test_executors_that_cannot_reach_the_driver(tmp_path: Path, spark: Any) -> None:
-    with pytest.raises(hy.ResourceError, match=r"cannot reach .*nobody\.invalid:\d+ .*hy\.Spark\(host="):
-        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, host="nobody.invalid"))
+    with pytest.raises(hy.ResourceError, match=r"cannot reach .*nobody\.invalid:\d+ .*hy\.Spark\(address="):
+        select(tmp_path / "run", engine=hy.Spark(spark, workers=1, address="nobody.invalid"))
 
 
 def test_another_python_on_the_executors(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,12 +372,12 @@ def test_a_pickle_of_it_leaves_the_session_and_values_of_env_behind(
 ) -> None:
     import cloudpickle
 
-    engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, host="here", port=7, start_timeout=3.0)
+    engine = hy.Spark(spark, workers=3, env={"A": "b"}, threads=2, address="here", port=7, start_timeout=3.0)
     assert cloudpickle.loads(dump(engine, "engine")).env.missing == ("A",)
     monkeypatch.setenv("A", "c")
     copy = cloudpickle.loads(dump(engine, "engine"))
     assert copy.session is None
-    assert (copy.workers, copy.env, copy.threads, copy.host, copy.port, copy.start_timeout) == (
+    assert (copy.workers, copy.env, copy.threads, copy.address, copy.port, copy.start_timeout) == (
         3,
         {"A": "c"},
         2,
@@ -407,7 +407,7 @@ def test_keys_are_in_no_plan_and_no_repr(spark: Any) -> None:
         ({"workers": 0}, r"Spark\(workers=\) must be .*, got 0"),
         ({"workers": 1, "threads": True}, r"Spark\(threads=\) must be .*, got True"),
         ({"workers": 1, "port": 65534}, r"Spark\(port=\) must be .*, got 65534"),
-        ({"workers": 1, "host": ""}, r"Spark\(host=…\) must be .*, got ''"),
+        ({"workers": 1, "address": ""}, r"Spark\(address=\) must be .*, got ''"),
         ({"workers": 1, "env": {"A": 1}}, r"Spark\(env=\)\['A'\], of type int"),
         ({"workers": 1, "start_timeout": 0}, r"Spark\(start_timeout=\) must be .*, got 0"),
     ],
@@ -420,7 +420,7 @@ def test_values_that_are_not_allowed(arguments: dict[str, Any], message: str) ->
 def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     with pytest.raises(hy.SpecError, match=r"no active Spark session; .*hy\.resume\(directory, engine=hy\.Spark"):
-        hy.Spark(None, workers=1).address  # noqa: B018
+        hy.Spark(None, workers=1).endpoint  # noqa: B018
     with pytest.raises(hy.SpecError, match=r"Spark\(…\) must be given a SparkSession, got str"):
         hy.Spark("local", workers=1)
 

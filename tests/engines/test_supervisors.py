@@ -35,13 +35,15 @@ from hopyard.engines.supervisors.messages import (
     Leave,
     Prepare,
     Printed,
+    Refuse,
     Start,
     SupervisorHello,
     line_of,
+    order_of,
 )
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.record import Supervisor
-from hopyard.engines.supervisors.supervisor import PYTHON, Holder, _AgentRunner, attend, dial
+from hopyard.engines.supervisors.supervisor import PYTHON, Departure, Holder, _AgentRunner, attend, dial
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports.engines import OutOfMemory
@@ -353,7 +355,8 @@ def test_an_executor_with_another_version_ends_the_run_with_a_sentence(superviso
         line.sendall(
             json.dumps({"token": TOKEN, "host": "there", "executor": "", "gpus": [], "job": 0}).encode() + b"\n"
         )
-        assert line.recv(1) == b""
+        with line.makefile("rb") as heard:
+            assert isinstance(order_of(heard.readline()), Refuse) and heard.read(1) == b""
     with pytest.raises(ResourceError, match=r"there .*version of Hopyard"):
         supervisors.lost()
 
@@ -366,7 +369,9 @@ def test_a_late_supervisor_with_another_version_is_turned_away(
     assert Played(supervisors).hear() == Start(0)
     for _ in range(2):
         other = Played(supervisors, 9, version="0.0.1", host="there\x1b[2J")
-        assert other.hear() == Leave() and other.hear() is None
+        refusal = other.hear()
+        assert isinstance(refusal, Refuse) and other.hear() is None
+        assert re.search(r"there\\x1b\[2J has .*0\.0\.1; the driver has .*install", refusal.reason)
     assert supervisors.lost() == [] and supervisors.occupied == 1
     assert caplog.text.count("there\\x1b[2J has another version of Hopyard") == 1
 
@@ -484,7 +489,7 @@ def test_a_kill_counts_against_the_agent_that_was_there(supervisors: Supervisors
         supervisor._agent.kill()
         assert supervisor._agent.wait(60)
         supervisor._look()
-    supervisor._leave()
+    supervisor._leave(Departure.UNHELD)
     supervisor.run()
     line.close()
     its.close()

@@ -401,7 +401,7 @@ CARDS = LaunchInfo(lambda slot: CARD.encode(), lambda slot: Path("no log"))
 
 def test_a_session_that_was_stopped_between_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(1)
-    with hy.Spark(session, workers=1, host="127.0.0.1") as engine:
+    with hy.Spark(session, workers=1, address="127.0.0.1") as engine:
         monkeypatch.setattr(session.sparkContext, "isStopped", lambda: True)
         with pytest.raises(hy.SpecError, match=r"session was stopped"):
             engine.open(CARDS)
@@ -415,7 +415,7 @@ def test_a_run_without_any_worker_says_once_what_it_waits_for(
     monkeypatch.setattr("hopyard.engines.supervised.NONE_SECONDS", -1.0)
     monkeypatch.setattr(spark_jobs, "COMING_SECONDS", 0.0)
     write(tmp_path / "ticket", new("127.0.0.1", free_port()))
-    engine: Any = hy.Spark(Session(0), workers=1, host="127.0.0.1")
+    engine: Any = hy.Spark(Session(0), workers=1, address="127.0.0.1")
     if way == "hosts":
         engine = hy.Hosts(join=tmp_path / "ticket", workers=1)
     agents = engine.open(CARDS)
@@ -492,7 +492,7 @@ class Place:
         self.engine: Any
         if way == "task":
             self.session = Session(2)
-            self.engine = hy.Spark(self.session, workers=2, host="127.0.0.1")
+            self.engine = hy.Spark(self.session, workers=2, address="127.0.0.1")
         elif way == "login":
             self.engine = hy.Hosts(["a:1", "b:1"], ssh=played_ssh(folder), devices=None)
         else:
@@ -576,7 +576,7 @@ def test_two_runs_share_templates(tmp_path: Path, way: str, expected: list[str])
 
 ENGINES = {
     "login": "hy.Hosts(['a:1'], ssh={ssh!r}, devices=None)",
-    "task": "hy.Spark(Session(1), workers=1, host='127.0.0.1')",
+    "task": "hy.Spark(Session(1), workers=1, address='127.0.0.1')",
 }
 
 

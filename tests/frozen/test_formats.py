@@ -181,6 +181,12 @@ def test_messages_are_understood(way: str, read: Any) -> None:
             assert message == sample(type(message))
 
 
+def test_a_refusal_is_understood_by_supervisors_of_every_version() -> None:
+    """A driver of another version sends it, maybe with fields that nobody knows yet. This line never changes."""
+    text = b'{"type":"Refuse","reason":"b has Hopyard 1","since":2}\n'
+    assert supervisors.order_of(text) == supervisors.Refuse("b has Hopyard 1")
+
+
 def test_frames_of_messages() -> None:
     data = bytes.fromhex("05000000000000000400000000000000") + b"body"
     head, body = unframed(data)

@@ -92,7 +92,7 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
     assert engine.threads == 1
     assert engine.env == {}
     if "by hand" not in request.param:  # there the ticket has fixed ports
-        assert engine.address == ("127.0.0.1", 0)
+        assert engine.endpoint == ("127.0.0.1", 0)
     assert engine.start_timeout == 120.0
     assert engine.apart == (engine.name not in ("local", "subprocesses"))
     assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
@@ -122,9 +122,9 @@ def test_an_engine_whose_worker_is_this_process_starts_no_agents() -> None:
 
 
 def test_supervisors_dial_the_port_after_that_of_agents(launch: LaunchInfo) -> None:
-    engine = hy.Spark(Session(1), workers=1, host="127.0.0.1", port=free_port() - 1)
+    engine = hy.Spark(Session(1), workers=1, address="127.0.0.1", port=free_port() - 1)
     agents: Any = engine.open(launch)
-    assert agents._supervisors.port == engine.address[1] + 1
+    assert agents._supervisors.port == engine.endpoint[1] + 1
     agents.close()
 
 

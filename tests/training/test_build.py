@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import pickle
 import random
 import sys
@@ -23,7 +24,7 @@ from hopyard.data.partitions.loader import PartitionLoader, sizes
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Gang, RunSpec
-from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, undisturbed
+from hopyard.training.build import BATCH_SIZE, Plan, build, foresee, needed, required, undisturbed
 from hopyard.training.recipes import wants_context
 from jobs import WIDTH, dataset, linear
 
@@ -227,6 +228,24 @@ def test_a_framework_is_imported_before_the_first_unit_only_if_the_recipe_names_
     assert len(asked) == 1
     foresee(partial(by_a_helper, width=3))
     assert asked[1:] == ["tensorflow", "keras"]
+
+
+def test_a_framework_is_required_only_where_the_recipe_does_not_load_without_it() -> None:
+    torch = importlib.import_module("torch")
+
+    def maybe(config: Any) -> Any:
+        if config["net"] == "keras":
+            import keras
+
+            return keras.Model()
+        return torch.nn.Linear(1, 1)
+
+    def indirect(config: Any) -> Any:
+        return maybe(config)
+
+    assert needed(maybe) == ("torch", "keras") and required(maybe) == ("torch",)
+    assert required(partial(indirect, 3)) == ("torch",)
+    assert required(linear) == ()
 
 
 def by_a_helper(config: Any, width: int) -> Any:

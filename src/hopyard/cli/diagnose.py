@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hopyard.cli.common import AsJson, as_text, columns, echo, verb
-from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
+from hopyard.cli.engines import HostNames, HostPython, HostSsh, PodFile, PodImage, engine_of
 from hopyard.errors import SpecError
 
 
@@ -71,16 +71,18 @@ def doctor(
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
+    kubernetes: PodImage = None,
+    pod: PodFile = None,
 ) -> None:
-    """What is here, or on other hosts, what is missing, and what to do about it."""
-    from hopyard.doctor import examine, examine_hosts, exports
+    """What is here, on other hosts or in a cluster, what is missing, and what to do about it."""
+    from hopyard.doctor import examine, examine_elsewhere, exports
 
     if env:
         for line in exports(os.environ):
             sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # for a shell: paths as they are
         return
-    engine = engine_of(hosts, python, ssh)
-    findings = examine(spark=spark) if engine is None else examine_hosts(engine)
+    engine = engine_of(hosts, python, ssh, kubernetes, pod, workers=1)
+    findings = examine(spark=spark) if engine is None else examine_elsewhere(engine)
     if as_json:
         echo(as_text([asdict(finding) for finding in findings]))
         return

@@ -1,44 +1,16 @@
-"""Hosts of one's own: the option --hosts of several verbs, and the verbs `ticket` and `agent`."""
+"""Verbs of hosts that join by themselves: ticket, agent."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from hopyard.cli.common import echo, say, verb
 from hopyard.errors import UsageError
 from hopyard.text import shell_command, shown
-
-if TYPE_CHECKING:
-    from hopyard.engines.hosts.engine import Hosts
-
-HostNames = Annotated[
-    str | None,
-    typer.Option("--hosts", metavar="a,b:4", help="Hosts whose workers do it, by ssh; behind a colon how many."),
-]
-HostPython = Annotated[
-    str | None, typer.Option("--python", metavar="PATH", help="The Python on the hosts. Default: this one's path.")
-]
-HostSsh = Annotated[str, typer.Option("--ssh", metavar="COMMAND", help="OpenSSH's client, with options.")]
-
-
-def engine_of(hosts: str | None, python: str | None, ssh: str) -> Hosts | None:
-    """Return the engine that the options name; None: no hosts.
-
-    Raises:
-        UsageError: --python or --ssh is given without --hosts.
-        SpecError: they are no hosts.
-    """
-    if hosts is None:
-        if python is not None or ssh != "ssh":
-            raise UsageError("--python and --ssh go with --hosts a,b:4, which is missing")
-        return None
-    from hopyard.engines.hosts.engine import Hosts
-
-    return Hosts([host.strip() for host in hosts.split(",")], python=python, ssh=ssh)
 
 
 @verb

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from hopyard.cli import engines
 from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, verb
-from hopyard.cli.hosts import HostNames, HostPython, HostSsh
-from hopyard.cli.hosts import engine_of as hosts_engine
+from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage
 from hopyard.errors import UsageError
 from hopyard.text import shell_command, shown
 
@@ -50,18 +50,24 @@ def launch(
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
+    kubernetes: PodImage = None,
+    pod: PodFile = None,
+    dry_run: DryRun = False,
 ) -> int:
     """Run a script as a distributed program, each task in a process of its own."""
     require_script(script, "launch")
-    on_hosts = hosts_engine(hosts, python, ssh)
-    if on_hosts is not None and (engine != "local" or master is not None):
-        raise UsageError("--hosts says where the tasks run; leave --engine and --master out")
+    tasks = roles_of(roles, gpus)
+    elsewhere = engines.engine_of(hosts, python, ssh, kubernetes, pod, workers=_tasks(tasks))
+    if elsewhere is not None and (engine != "local" or master is not None):
+        raise UsageError("--hosts and --kubernetes say where the tasks run; leave --engine and --master out")
+    if dry_run:
+        engines.print_manifests(elsewhere)
+        return GOOD
     terminable()
     from hopyard.driver.programs import api
 
-    tasks = roles_of(roles, gpus)
     with (
-        engine_of(engine, tasks, master) if on_hosts is None else contextlib.nullcontext(on_hosts) as placed,
+        engine_of(engine, tasks, master) if elsewhere is None else contextlib.nullcontext(elsewhere) as placed,
         api.launch(
             script,
             arguments or [],
@@ -108,6 +114,11 @@ def roles_of(text: str, gpus: int) -> dict[str, Any]:
     return roles
 
 
+def _tasks(roles: dict[str, Any]) -> int:
+    """Return how many workers a program needs."""
+    return sum(role.count for role in roles.values()) or 1
+
+
 @contextlib.contextmanager
 def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> Iterator[Any]:
     """Yield an engine with a slot for each task; a Spark session that was started for it is stopped at the end.
@@ -122,7 +133,7 @@ def engine_of(name: str, roles: dict[str, Any], master: str | None = None) -> It
     """
     from hopyard.engines.local import Local
 
-    workers = sum(role.count for role in roles.values()) or 1
+    workers = _tasks(roles)
     if name not in ("local", "spark"):
         raise UsageError(f"--engine must be local or spark, got {name}")
     if name == "local":

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
-from hopyard.cli.hosts import HostNames, HostPython, HostSsh, engine_of
+from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage, engine_of, print_manifests
 from hopyard.errors import HopyardError, UsageError
 
 
@@ -27,10 +27,16 @@ def run(
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
+    kubernetes: PodImage = None,
+    pod: PodFile = None,
+    dry_run: DryRun = False,
 ) -> int:
     """Run a script; the exit code says how its runs ended."""
     require_script(script, "run")
-    engine = engine_of(hosts, python, ssh)
+    engine = engine_of(hosts, python, ssh, kubernetes, pod)
+    if dry_run:
+        print_manifests(engine)
+        return GOOD
     terminable()
     if engine is not None:  # for runs that name no engine
         from hopyard.engines.default import choose
@@ -107,6 +113,8 @@ def resume(
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
+    kubernetes: PodImage = None,
+    pod: PodFile = None,
     heartbeat_timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time without a heartbeat after which a worker is replaced.")
     ] = None,
@@ -128,9 +136,12 @@ def resume(
     from hopyard.driver.runs.run import load
     from hopyard.engines.local import Local
 
-    engine = engine_of(hosts, python, ssh)
+    engine = engine_of(hosts, python, ssh, kubernetes, pod)
     if engine is not None and workers is not None:
-        raise UsageError("--workers is for processes of this host; with --hosts the numbers stand with the hosts: a:2")
+        raise UsageError(
+            "--workers is for processes of this host; elsewhere the number stands with the option: --hosts a:2, "
+            "--kubernetes IMAGE,workers=2"
+        )
     given = {name: value for name, value in locals().items() if name.endswith("_timeout") and value is not None}
     times = {name: None if value == math.inf else value for name, value in given.items()}
     terminable()

@@ -132,6 +132,25 @@ def _dumps(value: Any, modules: Sequence[ModuleType], reached: list[str]) -> byt
     return buffer.getvalue()
 
 
+def imports(value: Any) -> set[str]:
+    """Return packages that loading the pickle of a value of the user's imports: all that its functions name as globals
+    or hold in variables. Base classes and attributes of objects that pickle themselves are not looked at."""
+    packages: set[str] = set()
+    pending, visited = [value], set[int]()
+    while pending:
+        part = pending.pop()
+        if id(part) in visited:
+            continue
+        visited.add(id(part))
+        module = part.__name__ if isinstance(part, ModuleType) else str(getattr(part, "__module__", None) or "")
+        by_name = isinstance(part, (ModuleType, FunctionType, type)) and not is_users(module)
+        if by_name:
+            packages.add(top(module))
+        else:
+            pending += [each for _, each in _parts(part)]
+    return packages
+
+
 def culprit(value: Any, size: int = 0) -> str:
     """Return by which variables a value holds what cannot be pickled, or what is large in its pickle: " (through the
     global `helper`, the global `LOCK`)"; "" where no single variable is found. Pickles each by itself.

@@ -113,6 +113,7 @@ class Router:
         heartbeat_timeout: seconds after which an agent that sends nothing is lost.
         stall_timeout: seconds after which an agent that makes no progress is lost; None: it need not make any.
         frameworks: what agents import before they are ready.
+        required: those of them without which no agent can work.
         open_ended: whether the agents may stay until the user ends them.
     """
 
@@ -124,6 +125,7 @@ class Router:
         heartbeat_timeout: float,
         stall_timeout: float | None = None,
         frameworks: tuple[str, ...] = (),
+        required: tuple[str, ...] = (),
         open_ended: bool = False,
     ) -> None:
         self._setup = setup
@@ -154,7 +156,7 @@ class Router:
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent whose connection broke is let in again at once
         self._strangers: Strangers | None = None
         try:
-            host, port = engine.address
+            host, port = engine.endpoint
             port = _bound(self._router, host, port)
             self._strangers = Strangers(self._router, port, SOCKETS * engine.workers)
 
@@ -163,7 +165,7 @@ class Router:
                 url = f"tcp://{joined(host, port)}"
                 return msgspec.json.encode(Card(slot, url, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks, open_ended))
+            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks, open_ended, required))
         except BaseException:
             self._close_sockets()
             raise

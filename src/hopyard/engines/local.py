@@ -113,7 +113,7 @@ class Local(Startable):
     name: str = field(default="local", init=False)
     apart: bool = field(default=False, init=False, repr=False)
     in_process: bool = field(default=False, init=False, repr=False)
-    address: tuple[str, int] = field(default=(LOOPBACK, 0), init=False, repr=False)
+    endpoint: tuple[str, int] = field(default=(LOOPBACK, 0), init=False, repr=False)
     start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
     driver_workers: int = field(default=0, init=False, repr=False)
     _standby: Templates = field(default_factory=Templates, init=False, repr=False, compare=False)

@@ -161,11 +161,12 @@ class SupervisedAgents:
         in_clear: bool = False,
     ) -> None:
         def prepare(lasting: bool) -> Prepare:
-            return Prepare(launch.card(0).decode(), engine.threads, dict(engine.env), launch.frameworks, lasting)
+            card, env = launch.card(0).decode(), dict(engine.env)
+            return Prepare(card, engine.threads, env, launch.frameworks, lasting, launch.required)
 
         def make(lasting: bool) -> Placement:
             card, clear = prepare(lasting), in_clear and not lasting
-            host, port = engine.address
+            host, port = engine.endpoint
             certificate = "" if clear else make_certificate()
             own = ticket or Ticket(host, port and port + 1, secrets.token_hex(16), certificate=certificate)
             supervisors = Supervisors(
@@ -269,7 +270,8 @@ class SupervisedAgents:
         if self._placement.blocked:
             self._timeout_began = now
         if now - self._timeout_began > self._limit:
-            self._supervisors.give_up(self._placement.absence(f"within {self._limit:.0f} seconds {self._setting}"))
+            absence = self._placement.absence(f"within {self._limit:.0f} seconds {self._setting}")
+            self._supervisors.give_up("; ".join([absence, *self._supervisors.refusals]))
         elif now - self._opened > NONE_SECONDS and not self._warned_of_none:
             self._warned_of_none = True
             when = f"yet; {self._limit:.0f} seconds are waited {self._setting}"

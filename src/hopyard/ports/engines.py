@@ -18,9 +18,12 @@ class LaunchInfo:
     log: Callable[[int], Path]
     """Slot → the file that receives the output of the agent."""
     frameworks: tuple[str, ...] = ()
-    """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready."""
+    """Names of `hopyard.frameworks.FRAMEWORKS` that agents import before they are ready, as far as they are there: code
+    that names a framework may never reach the line."""
     open_ended: bool = False
     """The agents may stay until the user ends them, as those of a program that waits for a feed."""
+    required: tuple[str, ...] = ()
+    """Those of `frameworks` without which no agent can work: the recipe does not load where one is missing."""
 
 
 class OutOfMemory(str):
@@ -127,7 +130,7 @@ class AgentEngine(Engine, Protocol):
     """An engine whose workers are agents, which are processes of their own."""
 
     @property
-    def address(self) -> tuple[str, int]:
+    def endpoint(self) -> tuple[str, int]:
         """(host by which its agents reach this process, port to listen on; 0: any that is free). Supervisors dial the
         next port; the one after that is for States."""
         ...

@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hopyard.checks import whole
+from hopyard.code.pickling import imports
 from hopyard.core.runs.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
@@ -90,6 +91,13 @@ def needed(recipe: Callable[..., Any]) -> tuple[str, ...]:
     """Return the frameworks that the recipe names, and that are installed."""
     names = frozenset[str]().union(*[named(each) for each in all_of(recipe)])
     return tuple(name for name in FRAMEWORKS if name in names and importlib.util.find_spec(name) is not None)
+
+
+def required(recipe: Callable[..., Any]) -> tuple[str, ...]:
+    """Return those of `needed` without which the recipe does not load, as its pickle imports them. The others occur in
+    its code, which may do without them: an import in one branch of it, say."""
+    packages = frozenset[str]().union(*[imports(each) for each in all_of(recipe)])
+    return tuple(name for name in needed(recipe) if name in packages)
 
 
 def named(recipe: Callable[..., Any]) -> frozenset[str]:

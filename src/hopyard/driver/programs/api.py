@@ -68,7 +68,8 @@ def launch(
         roles: name → how many: {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}. A range (min, count) for programs
             that can go on with fewer, and with more when slots come, if `max_restarts` lets them be started again;
             hy.Role(2, gpus=1) for GPUs.
-        engine: hy.Local() (the default: a process for each task), hy.Hosts([…]) or hy.Spark(spark, workers=…).
+        engine: hy.Local() (the default: a process for each task), hy.Hosts([…]), hy.Spark(spark, workers=…)
+            or hy.Kubernetes(workers, image).
         until: which tasks must end for the program to end: "chief" (the default where there is one; where there is none
             it means the task of rank 0, worker 0), "workers" (the default where there is no chief), "all", or the name
             of one task: "worker:0". In a role with a range, tasks below its least may be named. What then still runs
@@ -219,7 +220,7 @@ def _script(path: Path, args: Any) -> bytes:
 def _starting_agents(engine: Engine) -> AgentEngine:
     if not is_engine(engine) or not starts_agents(engine):
         raise SpecError(
-            f"engine must be hy.Local(…), hy.Hosts([…]) or hy.Spark(…), got {shown(engine)}; "
+            f"engine must be hy.Local(…), hy.Hosts([…]), hy.Spark(…) or hy.Kubernetes(…), got {shown(engine)}; "
             "a program has processes of its own"
         )
     return engine

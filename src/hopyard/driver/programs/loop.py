@@ -120,7 +120,7 @@ class ProgramLoop:
         self._layout, self._lock, self._engine = layout, lock, engine
         self._machine = machine
         self.spec = machine.spec
-        self._setup = msgspec.structs.replace(setup, home=engine.address[0], apart=engine.apart)
+        self._setup = msgspec.structs.replace(setup, home=engine.endpoint[0], apart=engine.apart)
         self._about = about
         self._clock = Clock()
         self._journal = Journal(layout.program, CODEC)

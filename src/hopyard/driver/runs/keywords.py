@@ -73,7 +73,8 @@ def _recipe(name: str, value: Any) -> Any:
 def _engine(name: str, value: Any) -> Any:
     if isinstance(value, type) or not is_engine(value):
         raise SpecError(
-            f"{name} must be hy.Local(…), hy.Hosts([…]), hy.Spark(spark, …) or hy.Inline(), got {shown(value)}"
+            f"{name} must be hy.Local(…), hy.Hosts([…]), hy.Spark(spark, …), hy.Kubernetes(…) or hy.Inline(), got "
+            f"{shown(value)}"
         )
     return value
 

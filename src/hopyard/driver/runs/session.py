@@ -56,7 +56,7 @@ from hopyard.store.standing import standing, write_summary
 from hopyard.store.states import open_store, sign, unsign
 from hopyard.system.scratch import Folder, sweep
 from hopyard.text import shell_command
-from hopyard.training.build import needed
+from hopyard.training.build import needed, required
 from hopyard.views.report import brief
 from hopyard.views.timeline import chart
 from hopyard.views.words import retriable
@@ -336,7 +336,7 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
     with store_errors(job.states.store):
         sign(job.states.store, run)
     stack.callback(unsign, job.states.store, run)
-    host, port = engine.address
+    host, port = engine.endpoint
     token, certificate = secrets.token_hex(16), make_certificate() if secured(job.encrypt, host) else ""
     services = Depot(store, warn).services()
     services["rows"] = Service(lambda ask, data: serve(job.manifest, ask.where), threading.Semaphore(GETS), largest=0)
@@ -351,7 +351,7 @@ def _link(
     if not starts_agents(engine):
         return InProcess(setup)
     limits = timeouts.heartbeat_timeout, timeouts.stall_timeout
-    return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe))
+    return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe), required=required(recipe))
 
 
 def _views(spec: RunSpec, link: Link, manifest: Manifest) -> Sequence[View]:

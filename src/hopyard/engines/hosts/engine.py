@@ -14,19 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hopyard.checks import one_of, path, scalar, seconds, whole
+from hopyard import checks
+from hopyard.checks import one_of, path, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.hosts.login import Login, Logins
-from hopyard.engines.hosts.ssh import FRAMEWORKS, Surveyed, address_for, command_of, survey, targets
+from hopyard.engines.hosts.ssh import Surveyed, address_for, command_of, survey, targets
 from hopyard.engines.supervised import SupervisedAgents, Warm
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.engines.survey import FRAMEWORKS
 from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
 from hopyard.ports.engines import Agents, LaunchInfo
 from hopyard.system.network import is_loopback, joined
-from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -94,16 +95,13 @@ class Hosts(Startable):
             self._ticket = tickets.read(Path(self.join))
         elif workers is not None:
             raise SpecError('Hosts(workers=…) goes with join=; of a listed host the number stands with it: "a:4"')
-        address = scalar(address)
-        if address is not None and (not isinstance(address, str) or not address):
-            raise SpecError(f"Hosts(address=…) must be a name or address that hosts can dial, got {shown(address)}")
         self.python = sys.executable if python is None else path("Hosts(python=)", python, "the path of a Python")
         self.ssh = command_of("Hosts(ssh=)", ssh)
         self.threads = whole("Hosts(threads=)", threads, 1)
         self.env = worker_environment("Hosts(env=)", {} if env is None else env)
         self.devices = one_of("Hosts(devices=)", devices, ("auto", None))
         self.start_timeout = seconds("Hosts(start_timeout=)", start_timeout)
-        self._address, self._port = address, whole("Hosts(port=)", port, 0, 65533)
+        self._address, self._port = checks.address("Hosts(address=)", address), whole("Hosts(port=)", port, 0, 65533)
         self._joined_workers = 0 if workers is None else whole("Hosts(workers=)", workers, 1)
         self._surveyed: list[Surveyed] | None = None
         self._found_address = ""
@@ -158,7 +156,7 @@ class Hosts(Startable):
         return tuple([host.slots for host in self.surveyed])
 
     @property
-    def address(self) -> tuple[str, int]:
+    def endpoint(self) -> tuple[str, int]:
         """(host, port) that workers dial.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hopyard.engines.hosts.ssh import SshTarget, explained, remote
 from hopyard.engines.processes import kill_group
 from hopyard.engines.supervised import Placement
-from hopyard.engines.supervisors.host import UNREACHED_CODE
+from hopyard.engines.supervisors.host import UNFIT_CODE, UNREACHED_CODE
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
 from hopyard.ports.engines import LaunchInfo
@@ -93,7 +93,8 @@ class Login:
             self.fault = self._explained(code, errors)
             if time.monotonic() - began > STEADY_SECONDS:
                 pause = AGAIN_SECONDS
-            log.warning("%s; it is logged in to again in %.0f s", self.fault, pause)
+            if code != UNFIT_CODE:  # the driver has warned of what this host lacks, once
+                log.warning("%s; it is logged in to again in %.0f s", self.fault, pause)
             self.closing.wait(pause)
             pause = min(2 * pause, MOST_SECONDS)
 
@@ -134,6 +135,8 @@ class Login:
                 f"{self._target.host}: {last}: give hy.Hosts(address=…) an address of this host that it can dial, and "
                 "port=… where a firewall lets three ports in a row through"
             )
+        if code == UNFIT_CODE:
+            return escaped((errors.strip().splitlines() or [f"{self._target.host} cannot work for this process"])[-1])
         if code == 0:
             return f"{self._target.host}: its processes ended, as their connections to this one did"
         return explained(self._ssh, self._target, self._python, code, errors)

@@ -8,7 +8,8 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from hopyard.engines.hosts.ssh import MARK, SshTarget, destination_address, one_line, remote
+from hopyard.engines.hosts.ssh import SshTarget, destination_address, remote
+from hopyard.engines.survey import MARK, one_line
 from hopyard.system.network import joined, listen
 
 SECONDS = 30.0

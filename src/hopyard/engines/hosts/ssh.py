@@ -1,6 +1,4 @@
-"""Processes on other hosts by the system's OpenSSH, with its keys, agent, settings and jump hosts; and what a host has,
-asked before anything is started there.
-"""
+"""Processes on other hosts by the system's OpenSSH, with its keys, agent, settings and jump hosts."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import msgspec
-
 from hopyard import __version__
 from hopyard.checks import names, sequence
 from hopyard.core.facts import UNREADABLE
 from hopyard.engines.supervisors.supervisor import PYTHON
+from hopyard.engines.survey import ASK, MARK, HostAnswer, one_line, read_answer
 from hopyard.errors import ResourceError, SpecError
 from hopyard.system.network import address_towards
 from hopyard.text import escaped, shown
@@ -33,27 +30,6 @@ ASK_SECONDS = 60.0
 """How long a host may take to say what it has."""
 FAILED = 255
 """Exit code of ssh itself; others are those of what it runs."""
-FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
-"""Those that a host is asked for."""
-MARK = "hopyard-host "
-"""Begins the line that a host answers: what its shell prints at a login is skipped."""
-ASK = f"""
-import importlib.util, json, socket, sys, time
-sys.path[:] = [path for path in sys.path if path]
-have = {{"python": "%d.%d" % sys.version_info[:2], "host": socket.gethostname()}}
-try:
-    import hopyard
-    have["version"] = hopyard.__version__
-    if have["version"] == sys.argv[1] and have["python"] == sys.argv[2]:
-        from hopyard.engines.local import cores, gpus
-        have["cores"], have["gpus"] = cores(), gpus()
-        have["frameworks"] = [name for name in {FRAMEWORKS} if importlib.util.find_spec(name) is not None]
-except Exception as error:
-    have["fault"] = str(error)
-have["time"] = time.time()
-print("\\n{MARK}" + json.dumps(have))
-"""
-"""What a host runs to say what it has; also a Python that is too old for Hopyard can."""
 _TARGET = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:@\[\]]+)|(?P<bare>[^\s@\[\]]*:[^\s@\[\]]*:[^\s@\[\]]*))"
     r"(?::(?P<slots>\d+))?"
@@ -88,24 +64,6 @@ class Surveyed:
     """As the host calls itself."""
     clock: float
     """By how many seconds its clock is ahead of this host's, at most."""
-
-
-class SshAnswer(msgspec.Struct, frozen=True):
-    """What a host answers."""
-
-    python: str
-    host: str
-    time: float
-    version: str = ""
-    cores: int = 1
-    gpus: tuple[str, ...] = ()
-    frameworks: tuple[str, ...] = ()
-    fault: str = ""
-
-
-_read_answer = msgspec.json.Decoder(SshAnswer).decode
-"""It is made here, as msgspec may crash where several threads are the first to decode a type, and all hosts are asked
-at once."""
 
 
 def targets(name: str, hosts: object) -> tuple[SshTarget, ...]:
@@ -155,11 +113,6 @@ def remote(ssh: Sequence[str], target: SshTarget, words: Sequence[str]) -> list[
     return [*ssh, *OPTIONS, target.destination, shlex.join(words)]
 
 
-def one_line(code: str) -> str:
-    """Return Python code as one line: the login shell may be csh, which takes no quoted text of several lines."""
-    return f"exec({code!r})"
-
-
 def survey(ssh: Sequence[str], hosts: Sequence[SshTarget], python: str, devices: str = "auto") -> list[Surveyed]:
     """Ask all hosts what they have, at the same time.
 
@@ -200,7 +153,7 @@ def _ask(ssh: Sequence[str], target: SshTarget, python: str, devices: str) -> Su
     if not line:
         return explained(ssh, target, python, done.returncode, done.stderr)
     try:
-        answer = _read_answer(line.removeprefix(MARK))
+        answer = read_answer(line.removeprefix(MARK))
     except UNREADABLE as error:
         return f"{target.host} answers what cannot be read: {error}"
     gpus = answer.gpus if devices == "auto" else ()
@@ -215,7 +168,7 @@ def _ask(ssh: Sequence[str], target: SshTarget, python: str, devices: str) -> Su
     )
 
 
-def _fault(target: SshTarget, python: str, answer: SshAnswer) -> str:
+def _fault(target: SshTarget, python: str, answer: HostAnswer) -> str:
     """Return what a host lacks; "" where it is nothing."""
     host, version = target.host, escaped(answer.version)
     if answer.python != PYTHON:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,14 @@ def of_event(event: Object) -> str:
     if reason == "FailedCreatePodSandBox":
         return f"the node cannot give the pod a network or a sandbox: {_quoted(message)}"
     return f"{_quoted(reason)}: {_quoted(message)}"
+
+
+def of_events(events: Iterable[Object]) -> str:
+    """Return what the newest warning among events says; "" where there is none."""
+    newest_first = sorted(
+        events, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "", reverse=True
+    )
+    return next(filter(None, map(of_event, newest_first)), "")
 
 
 def of_job(job: Object) -> str:

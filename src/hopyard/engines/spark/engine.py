@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hopyard.checks import flag, scalar, seconds, whole
+from hopyard import checks
+from hopyard.checks import flag, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.local import Local, Processes
 from hopyard.engines.spark.jobs import Jobs
@@ -28,7 +29,6 @@ from hopyard.errors import SpecError
 from hopyard.ports.engines import Agents, LaunchInfo
 from hopyard.sparkapi import is_connect, is_stopped
 from hopyard.system.network import LOOPBACK, address_towards
-from hopyard.text import shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +44,9 @@ class Spark(Startable):
     Args:
         session: a SparkSession, classic or Connect. A pickle of the engine (a run directory has one) leaves it behind.
         workers: how many; fewer are used, with a warning, where Spark has fewer slots.
-        host: name or address by which executors reach this process; None: `spark.driver.host`, or of a Connect client
-            the address that it dials its server from. Where that is an address of this machine, no other is listened
-            on; a name is looked up here.
+        address: name or address by which executors reach this process; None: `spark.driver.host`, or of a Connect
+            client the address that it dials its server from. Where that is an address of this machine, no other is
+            listened on; a name is looked up here.
         port: to listen on for agents, for their supervisors the next one, for States the one after that; 0: any that
             are free.
         threads: intra-op threads of each. Results may depend on it, so it is fixed and recorded.
@@ -65,7 +65,7 @@ class Spark(Startable):
 
     session: Any
     workers: int
-    host: str | None = None
+    address: str | None = None
     port: int = 0
     threads: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
@@ -90,9 +90,7 @@ class Spark(Startable):
                 f"Spark(driver_workers=…) must be less than workers={self.workers}, got {self.driver_workers}; for "
                 "workers on this host alone use hy.Local"
             )
-        object.__setattr__(self, "host", scalar(self.host))
-        if self.host is not None and (not isinstance(self.host, str) or not self.host):
-            raise SpecError(f"Spark(host=…) must be a name or address that executors can dial, got {shown(self.host)}")
+        object.__setattr__(self, "address", checks.address("Spark(address=)", self.address))
         object.__setattr__(self, "release_cores", flag("Spark(release_cores=)", self.release_cores))
         object.__setattr__(self, "env", worker_environment("Spark(env=)", self.env))
         object.__setattr__(self, "start_timeout", seconds("Spark(start_timeout=)", self.start_timeout))
@@ -107,9 +105,9 @@ class Spark(Startable):
         return (self.workers,) if local else ()
 
     @property
-    def address(self) -> tuple[str, int]:
+    def endpoint(self) -> tuple[str, int]:
         """(host, port) that executors dial."""
-        return self.host or _driver_host(_active_session(self.session)), self.port
+        return self.address or _driver_host(_active_session(self.session)), self.port
 
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.
@@ -131,7 +129,7 @@ class Spark(Startable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self.start_timeout, self.driver_workers, self.release_cores
-        return Spark, (None, self.workers, self.host, self.port, self.threads, self.env, *rest)
+        return Spark, (None, self.workers, self.address, self.port, self.threads, self.env, *rest)
 
 
 def _active_session(session: Any) -> Any:

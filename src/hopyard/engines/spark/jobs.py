@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 FAILURES = 3
 """Jobs that may fail one after the other while no supervisor comes, until the run gives up."""
 AGAIN_SECONDS = 1.0
-"""Time before a job that failed is submitted again."""
+"""Time before a job that failed is submitted again; it doubles with each whose supervisor cannot work for the run."""
+MOST_SECONDS = 60.0
+"""The longest time before such a job is submitted again."""
 RELEASE_SECONDS = 5.0
 """How long jobs whose tasks were ordered to end alone may take."""
 COMING_SECONDS = 1.0
@@ -65,7 +67,7 @@ class Jobs(Placement):
         self._session, self._ticket, self.supervisors = session, ticket, supervisors
         self._released = range(release_cores)
         self._lock = threading.Condition()
-        """Notified when a job has ended."""
+        """Notified when a job has ended, or the run has."""
         self._jobs: dict[int, threading.Thread] = {}
         self._submitted = 0
         self._cancelled: set[int] = set()
@@ -83,7 +85,7 @@ class Jobs(Placement):
     def begin(self, launch: LaunchInfo) -> None:
         """Begin a run."""
         with self._lock:
-            self._open, self._failures = True, 0
+            self._open, self._failures, self._pause = True, 0, AGAIN_SECONDS
             self._tag = f"hopyard-{secrets.token_hex(4)}"  # jobs of the last one may still be cancelled
         self._logs, self._open_ended = launch.log(0).parent, launch.open_ended
         self._placed = False
@@ -200,6 +202,7 @@ class Jobs(Placement):
         """Submit no job from now on; return those that have a supervisor."""
         with self._lock:
             self._open = False
+            self._lock.notify_all()
         with _OPEN_LOCK:
             _OPEN.pop(self, None)
         return self.supervisors.jobs
@@ -249,6 +252,8 @@ class Jobs(Placement):
             else:  # no plan to make, no code to generate, and neither pandas nor Arrow to import in the task
                 self._session.sparkContext.parallelize([number], 1).mapPartitions(supervise_in_rdd(ticket)).collect()
             self._failures = 0
+            if self.supervisors.refused(number):
+                self._await_another_host()
         except Exception as error:  # noqa: BLE001 - whatever Spark raises is reported, or tried again
             if self._open and number not in self._cancelled:
                 self._failed(error, admitted_before)
@@ -259,6 +264,13 @@ class Jobs(Placement):
                 self._cancelled.discard(number)
                 self._lock.notify_all()
         self.submit()
+
+    def _await_another_host(self) -> None:
+        """The job's supervisor cannot work for this run, and the next one may come to the same executor: wait before it
+        is submitted again, ever longer."""
+        with self._lock:
+            pause, self._pause = self._pause, min(2 * self._pause, MOST_SECONDS)
+            self._lock.wait_for(lambda: not self._open, pause)
 
     def _failed(self, error: Exception, admitted_before: int) -> None:
         """A job failed, and Spark does not try it again: give up, or wait before it is submitted again."""
@@ -281,7 +293,7 @@ _STOPPED = (
     "engine=hopyard.Spark(spark, workers=…)) goes on with another session"
 )
 _MEANINGS = {
-    UNREACHED: "an executor {detail}: give hy.Spark(host=…) an address of this machine that executors can dial, and "
+    UNREACHED: "an executor {detail}: give hy.Spark(address=…) an address of this machine that executors can dial, and "
     "port=… where a firewall lets three ports in a row through",
     "PYTHON_VERSION_MISMATCH": "executors run another Python than this process: {detail} Set PYSPARK_PYTHON (or "
     "spark.pyspark.python) to the same minor version before the session starts",

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -98,7 +99,9 @@ def _run_detached(ticket: Ticket, line: Line, task: socket.socket, gpus: list[st
                     os.fstat(descriptor)
                     os.dup2(null, descriptor, inheritable=False)
         _forget_worker()
-        attend(ticket, line, Holder(executor, task, "executor", "Spark task"), gpus)
+        _, fault = attend(ticket, line, Holder(executor, task, "executor", "Spark task"), gpus)
+        if fault:
+            print(fault, file=sys.stderr, flush=True)  # noqa: T201 - the executor's log
         code = 0
     except BaseException:  # noqa: BLE001 - goes to the executor's log; nothing above here may run twice
         traceback.print_exc()

@@ -2,7 +2,7 @@
 
 A supervisor sends `SupervisorHello`; then the driver orders it to start and to end agents, and it reports what becomes
 of them. What its agents need comes before that: with its ticket, or by `Prepare`, of each run anew where supervisors
-outlive a run. Both ends have one version of Hopyard: a supervisor with another one is not used.
+outlive a run. Both ends have one version of Hopyard: a supervisor with another one is refused, and told why.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class SupervisorHello(msgspec.Struct, frozen=True):
 
     token: str
     host: str = ""
+    """As messages name it: a pod with its node."""
     executor: str = ""
     """Host, and process there to which it belongs: the executor, where Spark placed it."""
     gpus: tuple[str, ...] = ()
@@ -26,6 +27,8 @@ class SupervisorHello(msgspec.Struct, frozen=True):
     """Of Hopyard."""
     python: str = ""
     """Major and minor version."""
+    process: int = 0
+    """Its own number on its host."""
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
@@ -43,6 +46,8 @@ class Prepare(SupervisorMessage, frozen=True):
     """What agents import before they are ready, see `ports.engines.LaunchInfo`."""
     warm: bool = False
     """Whether agents are forks of a template that the supervisor keeps."""
+    required: tuple[str, ...] = ()
+    """Those of `frameworks` without which no agent can work, see `ports.engines.LaunchInfo`."""
 
     def __repr__(self) -> str:
         return "Prepare(…)"
@@ -66,6 +71,13 @@ class EndTask(SupervisorMessage, frozen=True):
 
 class Leave(SupervisorMessage, frozen=True):
     """To a supervisor: end all."""
+
+
+class Refuse(SupervisorMessage, frozen=True):
+    """To a supervisor: the driver does not take it, for this reason, and hangs up. Supervisors of every version read
+    this one: its name and its field never change."""
+
+    reason: str
 
 
 class AgentBegan(SupervisorMessage, frozen=True):
@@ -103,12 +115,13 @@ class AgentEnded(SupervisorMessage, frozen=True):
 
 
 class Leaving(SupervisorMessage, frozen=True):
-    """To the driver: the supervisor leaves, for this reason."""
+    """To the driver: the supervisor leaves, for this reason. `unfit`: its host lacks what the run requires."""
 
     reason: str
+    unfit: bool = False
 
 
-Order = Prepare | Start | EndAgent | EndTask | Leave
+Order = Prepare | Start | EndAgent | EndTask | Leave | Refuse
 Report = AgentBegan | HostWarning | Printed | Free | AgentEnded | Leaving
 
 _encoder = msgspec.json.Encoder()

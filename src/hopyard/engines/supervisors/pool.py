@@ -25,11 +25,14 @@ from hopyard.engines.supervisors.listener import Listener
 from hopyard.engines.supervisors.logs import SlotLogs
 from hopyard.engines.supervisors.messages import (
     HostWarning,
+    Leaving,
     Lines,
     Prepare,
     Printed,
+    Refuse,
     Report,
     SupervisorHello,
+    line_of,
     report_of,
 )
 from hopyard.engines.supervisors.record import Supervisor, version_fault
@@ -84,6 +87,12 @@ class Supervisors:
         """Notified when something has changed in the roster."""
         self._roster = Roster(self._hang_up, prepare, task_name=task_name, keep_idle=keep_idle, lasting=lasting)
         self._failure: str = ""
+        self._expected = max(expected, 1)
+        self._refused: dict[tuple[str, int], dict[str, set[int]]] = {}
+        """(host, job) → executor → the processes of its supervisors that cannot work for this run. A host that is
+        logged in to again has another executor, and counts once."""
+        self._refusals: dict[str, None] = {}
+        """Why they cannot, each reason once."""
         self._warned: set[str] = set()
         """Faults that were logged, each once."""
         self._open = True
@@ -203,6 +212,8 @@ class Supervisors:
         """
         with self._changed() as roster:
             self._logs = SlotLogs(log_of)
+            self._refused.clear()
+            self._refusals.clear()
             roster.renew(prepare)
 
     def dismiss(self) -> None:
@@ -281,6 +292,26 @@ class Supervisors:
         with self._lock:
             return self._roster.admitted_count
 
+    @property
+    def hosts(self) -> dict[str, bool]:
+        """Host → whether an agent has run there, of the hosts that have a supervisor."""
+        with self._lock:
+            hosts: dict[str, bool] = {}
+            for supervisor in self._roster.supervisors.values():
+                hosts[supervisor.host] = hosts.get(supervisor.host, False) or supervisor.hosted
+            return hosts
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why supervisors cannot work for this run, each reason once."""
+        with self._lock:
+            return list(self._refusals)
+
+    def refused(self, job: int) -> bool:
+        """Whether the supervisor of this job cannot work for this run."""
+        with self._lock:
+            return any(of == job for _, of in self._refused)
+
     def give_up(self, reason: str) -> None:
         """Note that there will be no (more) supervisors, and why: `lost` raises that."""
         with self._lock:
@@ -316,15 +347,13 @@ class Supervisors:
         """
         supervisor = self._roster.supervisors[line.fileno()] = Supervisor(line, time.monotonic(), lines)
         supervisor.host, supervisor.executor, supervisor.job = escaped(hello.host), hello.executor, hello.job
-        supervisor.gpus = hello.gpus
+        supervisor.process, supervisor.gpus = hello.process, hello.gpus
         self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
         if fault := escaped(version_fault(hello)):
             supervisor.task = False  # nobody waits for its end
-            if self._roster.admitted_count:  # others do the work
-                self._warn_once(f"{fault}; it is turned away", fault)
-                self._roster.dismiss(supervisor)
-            else:
-                self.give_up(fault)
+            self._note_refused(supervisor, fault)
+            with contextlib.suppress(OSError):  # it is gone already
+                line.send(line_of(Refuse(fault)))
             self._roster.drop(supervisor, "")
             return
         self._roster.admit(supervisor)
@@ -357,8 +386,22 @@ class Supervisors:
                     self._logs.write(slot, text, self._roster.of(slot) is not None)
             case HostWarning(text=text):
                 self._warn_once(f"{supervisor.host}: {escaped(text)}", text)
+            case Leaving(reason=reason, unfit=True):
+                self._roster.turn_away(supervisor)
+                self._note_refused(supervisor, escaped(reason))
             case _:
                 self._roster.on_report(supervisor, report)
+
+    def _note_refused(self, supervisor: Supervisor, reason: str) -> None:
+        """Note that this supervisor cannot work for this run. The run ends where that holds of as many as were expected
+        and no other was let in."""
+        executors = self._refused.setdefault((supervisor.host, supervisor.job), {})
+        executors.setdefault(supervisor.executor, set()).add(supervisor.process)
+        self._refusals[reason] = None
+        self._warn_once(f"{reason}; it is turned away", reason)
+        count = sum(max(map(len, each.values())) for each in self._refused.values())
+        if not self._roster.admitted_count and count >= self._expected:
+            self.give_up("; ".join(self._refusals))
 
     def _hang_up(self, supervisor: Supervisor) -> None:
         with contextlib.suppress(KeyError, ValueError):

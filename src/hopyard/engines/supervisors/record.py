@@ -20,6 +20,8 @@ class Supervisor:
     host: str = ""
     executor: str = ""
     """Host, and process there to which it belongs."""
+    process: int = 0
+    """Its own number on its host."""
     gpus: tuple[str, ...] = ()
     job: int = -1
     """Number of what placed it: the job whose task started it, where Spark did."""
@@ -59,15 +61,15 @@ class Supervisor:
 
 
 def version_fault(hello: SupervisorHello) -> str:
-    """Return why a supervisor cannot work for this process; empty: it can."""
+    """Return why a supervisor cannot work for this driver, in words that are right on both hosts; empty: it can."""
     if hello.version != __version__:
         return (
-            f"{hello.host} has another version of Hopyard than this process ({hello.version or 'unknown'}; here "
-            f"{__version__}): install the same one for all"
+            f"{hello.host} has another version of Hopyard than the driver ({hello.version or 'unknown'}; the driver "
+            f"has {__version__}): install the same one for both"
         )
     if hello.python != PYTHON:
         return (
-            f"{hello.host} runs agents with Python {hello.python}, and this process is {PYTHON}: neither reads the "
-            "other's pickles; use the same minor version for all"
+            f"{hello.host} runs agents with Python {hello.python}, and the driver with {PYTHON}: neither reads the "
+            "other's pickles; use the same minor version for both"
         )
     return ""

@@ -250,6 +250,18 @@ class Roster:
             self.dismiss(supervisor)
         self._fill()
 
+    def turn_away(self, supervisor: Supervisor) -> None:
+        """Note that it leaves, as it cannot work for this run: its slot waits for another one, which is no loss."""
+        if supervisor.leaving:
+            return
+        supervisor.leaving, supervisor.since = True, time.monotonic()
+        supervisor.task, supervisor.held_slot = False, -1  # nobody waits for its end
+        self.admitted_count -= 1
+        if (slot := supervisor.slot) >= 0:
+            self._vacate(supervisor)
+            self._queue[slot] = None
+        self._fill()
+
     def dismiss(self, supervisor: Supervisor) -> None:
         """Let it leave."""
         if not supervisor.leaving:

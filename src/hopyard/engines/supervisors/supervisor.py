@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.machinery
+import importlib.util
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -45,6 +48,7 @@ from hopyard.engines.supervisors.messages import (
     Order,
     Prepare,
     Printed,
+    Refuse,
     Report,
     Start,
     SupervisorHello,
@@ -79,7 +83,8 @@ class Departure(Enum):
     ORDERED = "the driver ordered so"
     CUT = "its connection to the driver ended"
     UNREACHED = "its agents cannot reach the driver"
-    UNHELD = "its holder is gone"
+    UNFIT = "the driver refused it, or its host lacks what the run requires"
+    UNHELD = "its holder is gone, or was told to end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ class Holder:
 
     Attributes:
         process: its number.
-        task: a socket whose other end the task has: its end is the task's, and one byte lets the task go.
+        task: a socket whose other end the task has: its end is the task's, and one byte lets the task go. What comes
+            from there is a sentence: why all must end.
         process_name, task_name: what people call them.
     """
 
@@ -99,7 +105,7 @@ class Holder:
     task_name: str
 
 
-def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Departure:
+def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str], *, echo: bool = False) -> tuple[Departure, str]:
     """Run agents until the driver orders to leave, or until it or the holder is gone. Closes line and task.
 
     Args:
@@ -107,18 +113,26 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str]) -> Depar
         line: to the driver.
         holder: what holds the place of this supervisor.
         gpus: names of the GPUs that belong to it.
+        echo: print what agents print, too.
 
     Returns:
-        Why it has left.
+        Why it has left, and the sentence that says why it cannot work for this driver; empty: it can.
     """
     with contextlib.closing(line), holder.task:
-        host = socket.gethostname()
+        executor = f"{socket.gethostname()}-{holder.process}"
         hello = SupervisorHello(
-            ticket.token, host, f"{host}-{holder.process}", tuple(gpus), ticket.job, __version__, PYTHON
+            ticket.token, host_name(), executor, tuple(gpus), ticket.job, __version__, PYTHON, os.getpid()
         )
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection shows it
             line.send(line_of(hello))
-        return _AgentRunner(ticket.prepare, line, holder, gpus).run()
+        runner = _AgentRunner(ticket.prepare, line, holder, gpus, echo=echo)
+        return runner.run(), runner.fault
+
+
+def host_name() -> str:
+    """Return the name of this host for messages: a pod's with that of its node."""
+    host, node = socket.gethostname(), os.environ.get("HOPYARD_NODE")
+    return f"{host} on node {node}" if node else host
 
 
 def dial(ticket: Ticket) -> Line:
@@ -135,7 +149,7 @@ def dial(ticket: Ticket) -> Line:
     except OSError as error:
         line.close()
         raise ConnectionError(
-            f"{socket.gethostname()}: who answers at {joined(ticket.host, ticket.port)} is not the driver of this "
+            f"{host_name()}: who answers at {joined(ticket.host, ticket.port)} is not the driver of this "
             f"ticket ({error})"
         ) from None
     return line
@@ -149,14 +163,41 @@ def continue_when_parent_ends() -> None:
 
 
 def _unreached(host: str, port: int, error: OSError) -> str:
-    return f"{socket.gethostname()} {UNREACHED} at {joined(host, port)} ({error})"
+    return f"{host_name()} {UNREACHED} at {joined(host, port)} ({error})"
+
+
+def _lack(prepare: Prepare) -> str:
+    """Return what this host lacks of the frameworks that a run requires; empty: nothing."""
+    paths = [path for path in prepare.env.get("PYTHONPATH", "").split(os.pathsep) if path]  # of agents alone
+    missing = [
+        name
+        for name in prepare.required
+        if importlib.util.find_spec(name) is None and importlib.machinery.PathFinder.find_spec(name, paths) is None
+    ]
+    if not missing:
+        return ""
+    return (
+        f"{host_name()} has no {' and no '.join(missing)} in {sys.executable}, which the run's recipe imports: install "
+        "it there, or leave this host out"
+    )
+
+
+def _echo(data: bytes) -> None:
+    """Print this, as far as standard output takes it at once: whoever reads it must not hold up an agent."""
+    with contextlib.suppress(OSError):
+        while data and select.select([], [1], [], 0)[1]:
+            data = data[os.write(1, data[: select.PIPE_BUF]) :]
 
 
 class _AgentRunner:
     """Owner of one agent at a time."""
 
-    def __init__(self, prepare: Prepare | None, line: Line, holder: Holder, gpus: list[str]) -> None:
-        self._prepare, self._line, self._holder, self._gpus = prepare, line, holder, gpus
+    def __init__(
+        self, prepare: Prepare | None, line: Line, holder: Holder, gpus: list[str], *, echo: bool = False
+    ) -> None:
+        self._prepare, self._line, self._holder, self._gpus, self._echo = prepare, line, holder, gpus, echo
+        self.fault = ""
+        """Why it cannot work for this driver; empty: it can."""
         self._wait = selectors.DefaultSelector()
         self._wait.register(line, selectors.EVENT_READ, self._receive)
         self._wait.register(holder.task, selectors.EVENT_READ, self._task_ended)
@@ -180,6 +221,8 @@ class _AgentRunner:
     def run(self) -> Departure:
         """Run until it leaves; return why."""
         try:
+            if self._prepare is not None:
+                self._check(self._prepare)
             while self._open:
                 agent = self._agent
                 notified = self._holder_watch >= 0 and (agent is None or (agent.descriptor >= 0 and agent.pid > 0))
@@ -197,23 +240,33 @@ class _AgentRunner:
                 os.close(self._holder_watch)
         return self._left
 
-    def _leave(self, cause: str = "") -> None:
-        """Leave because `cause` ended; "": the driver knows why."""
-        if cause and self._open:
-            self._send(Leaving(f"its {cause} on {socket.gethostname()} ended"))
+    def _leave(self, left: Departure, reason: str = "") -> None:
+        """Leave. `reason`: what the driver is to know; "": it knows why."""
+        if not self._open:
+            return
+        self._left = left
+        if reason:
+            self._send(Leaving(reason, left is Departure.UNFIT))
         self._open = False
 
     def _holder_ended(self) -> None:
-        self._left = Departure.UNHELD
-        self._leave(self._holder.process_name)
+        self._leave(Departure.UNHELD, f"its {self._holder.process_name} on {host_name()} ended")
 
     def _task_ended(self) -> None:
-        """Leave. A process that dies ends its task too, which may be seen first: the process is the cause then."""
-        self._left = Departure.UNHELD
+        """Leave, for the reason that has come. A process that dies ends its task too, which may be seen first: the
+        process is the cause then."""
+        try:
+            reason = self._holder.task.recv(BLOCK).decode()
+        except OSError:
+            reason = ""
+        if reason:
+            self._leave(Departure.UNHELD, reason)
+            return
         deadline = time.monotonic() + CAUSE_SECONDS
         while not (process_ended := ended(self._holder.process)) and time.monotonic() < deadline:
             time.sleep(0.02)  # polled, as the system may have no descriptors of processes
-        self._leave(self._holder.process_name if process_ended else self._holder.task_name)
+        cause = self._holder.process_name if process_ended else self._holder.task_name
+        self._leave(Departure.UNHELD, f"its {cause} on {host_name()} ended")
 
     def _end_task(self) -> None:
         """Let the task end alone."""
@@ -231,18 +284,14 @@ class _AgentRunner:
         if data is None:
             return
         if not data:
-            self._leave()
+            self._leave(Departure.CUT)
             return
         try:
             for text in self._lines.add(data):
                 self._handle(order_of(text))
         except UNREADABLE as error:
-            self._send(
-                Leaving(
-                    escaped(f"its supervisor on {socket.gethostname()} cannot read what the driver orders: {error}")
-                )
-            )
-            self._leave()
+            reason = f"its supervisor on {host_name()} cannot read what the driver orders: {error}"
+            self._leave(Departure.CUT, escaped(reason))
 
     def _handle(self, order: Order) -> None:
         match order:
@@ -250,6 +299,7 @@ class _AgentRunner:
                 self._prepare = order
                 if order.warm and not self._templates.started:
                     self._templates.start()
+                self._check(order)
                 self._reach(order)
             case Start():
                 self._start(order.slot)
@@ -259,20 +309,28 @@ class _AgentRunner:
             case EndTask():
                 self._end_task()
             case Leave():
-                self._left = Departure.ORDERED
-                self._leave()
+                self._leave(Departure.ORDERED)
+            case Refuse(reason=reason):
+                self.fault = escaped(reason)
+                self._leave(Departure.UNFIT)
             case EndAgent():
                 pass  # of a slot whose agent is not here any more
 
+    def _check(self, prepare: Prepare) -> None:
+        """Leave where no agent could work."""
+        if fault := _lack(prepare):
+            self.fault = fault
+            self._leave(Departure.UNFIT, fault)
+
     def _reach(self, prepare: Prepare) -> None:
         """Leave where agents cannot reach the driver: they would dial for ever."""
+        if not self._open:
+            return
         host, port = parted(json.loads(prepare.card)["address"])
         try:
             socket.create_connection((host, port), DIAL_SECONDS).close()
         except OSError as error:
-            self._send(Leaving(_unreached(host, port, error)))
-            self._left = Departure.UNREACHED
-            self._leave()
+            self._leave(Departure.UNREACHED, _unreached(host, port, error))
 
     def _start(self, slot: int) -> None:
         self._end()
@@ -323,10 +381,16 @@ class _AgentRunner:
         except BlockingIOError:
             return
         if data:
-            self._send(Printed(self._slot, data.decode(errors="replace")))
+            self._pass_on(data)
         else:
             with contextlib.suppress(KeyError):
                 self._wait.unregister(self._output)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Send what the agent printed to the driver, and print it."""
+        self._send(Printed(self._slot, data.decode(errors="replace")))
+        if self._echo:
+            _echo(data)
 
     def _look(self) -> None:
         """Report that the agent's process has begun or ended. An agent that its template refuses is started without a
@@ -346,7 +410,7 @@ class _AgentRunner:
             self._send(AgentBegan(self._slot))
         if code is None:
             return
-        slot, reason = self._slot, agent.story(code, f" on {socket.gethostname()}")
+        slot, reason = self._slot, agent.story(code, f" on {host_name()}")
         memory = code == -signal.SIGKILL and self._kills.killed(self._counter)
         self._end()
         self._send(AgentEnded(slot, f"{reason}{oom.RAN_OUT if memory else ''}", memory))
@@ -366,7 +430,7 @@ class _AgentRunner:
         agent.close()
         with contextlib.suppress(BlockingIOError, OSError):
             while data := os.read(self._output, BLOCK):
-                self._send(Printed(self._slot, data.decode(errors="replace")))
+                self._pass_on(data)
         os.close(self._output)
         self._output = self._slot = -1
 

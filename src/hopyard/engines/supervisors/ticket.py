@@ -1,5 +1,5 @@
 """The address and the credentials with which a supervisor dials the driver. A ticket goes in a Spark task, by ssh on
-standard input, or in a file that only its owner may read; never on a command line, and in no log."""
+standard input, in a file that only its owner may read, or in a Secret; never on a command line, and in no log."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def write(path: Path, ticket: Ticket) -> None:
 
 
 def read(path: Path) -> Ticket:
-    """Return the ticket in a file.
+    """Return the ticket in a file that its owner alone may read, or in a Secret, as Kubernetes mounts it for a group.
 
     Raises:
         UsageError: there is none, or others may read it.
@@ -89,7 +89,9 @@ def read(path: Path) -> Ticket:
             data = file.read(1 << 20)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}; `hopyard ticket` makes one") from None
-    if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+    mode, groups = stat.S_IMODE(status.st_mode), (os.getegid(), *os.getgroups())
+    secret = mode == 0o440 and status.st_uid == 0 and status.st_gid in groups
+    if mode & 0o077 and not secret:
         raise UsageError(
             f"{path} has mode {mode:04o}: others may read it, and whoever has a ticket may run code in its name; "
             f"chmod 600 {path}, and make another ticket if somebody may have read this one"

@@ -1,0 +1,276 @@
+"""The pods of one set of places: the Jobs that bring them, the Secret that lets them in, and why none comes.
+
+A thread asks the API server, and goes by what is true: how many workers are due, which pods are there, who has dialled.
+So a server that is away, or forgets, delays what is asked for, and loses none of it. Units that run need nothing of it.
+
+Nothing stays behind, whatever dies. Pods end when the driver is gone, their Jobs are deleted ten minutes later, and the
+Secret with the last of these. The Secret is created after the first Job, which owns it; a pod that finds none ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from typing import Any
+
+from hopyard.engines.kubernetes import manifests, reasons
+from hopyard.engines.kubernetes.api import Api, ApiError
+from hopyard.engines.kubernetes.manifests import PodSettings
+from hopyard.engines.kubernetes.places import Places
+from hopyard.engines.kubernetes.watcher import Watcher
+from hopyard.engines.supervised import Placement
+from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.ticket import Ticket, line_of
+from hopyard.system.network import joined
+
+log = logging.getLogger(__name__)
+
+OLDEST = (1, 29)
+"""The first version of Kubernetes that has `backoffLimitPerIndex`."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at what has become of pods, as long as one is missing."""
+INQUIRE_SECONDS = 2.0
+"""Time between two looks at events."""
+AGAIN_SECONDS = 0.2
+"""Time before the API server is asked again after an error; it doubles with each."""
+MOST_SECONDS = 10.0
+"""The longest time before it is asked again."""
+END_SECONDS = 10.0
+"""How long the deletion of Jobs may take at the end."""
+INQUIRED = 3
+"""Pods whose events are looked at: the others mostly wait for the same."""
+
+
+class Pods(Placement):
+    """Owner of the Jobs and the Secret.
+
+    Args:
+        api: of the cluster.
+        settings: what a pod is.
+        supervisors: those that the pods have.
+        ticket: of these.
+    """
+
+    def __init__(self, api: Api, settings: PodSettings, supervisors: Supervisors, ticket: Ticket) -> None:
+        self._api, self._settings, self.supervisors = api, settings, supervisors
+        self.name = f"hopyard-{secrets.token_hex(4)}"
+        self._ticket, self._address = line_of(ticket), joined(ticket.host, ticket.port)
+        self._places = Places(self.name, settings.workers_per_pod)
+        self._owners: list[dict[str, Any]] = []
+        """References to the Jobs that there are."""
+        self._owned = 0
+        """How many of them own the Secret."""
+        self._wakes = threading.Condition()
+        self._woken = self._closing = False
+        self._checked = False
+        """Whether the cluster's version is known to do."""
+        self._inquired_at = 0.0
+        self._why: dict[str, str] = {}
+        """Name of a pod or Job, or "" → why nothing comes of it."""
+        self._said: set[str] = set()
+        self._watcher: Watcher | None = None
+        self._thread = threading.Thread(target=self._run, name="hopyard-pods", daemon=True)
+
+    def place(self) -> None:
+        """Let the thread look whether pods are missing."""
+        with self._wakes:
+            if not self._thread.ident and not self._closing:
+                self._thread.start()
+        self._wake()
+
+    def absence(self, when: str) -> str:
+        """Return the sentence that no pod has a supervisor here."""
+        why = self._reasons()
+        look = f"kubectl get pods -n {self._api.namespace} -l {manifests.PLACES}={self.name}"
+        return f"no pod has dialled {self._address} {when}{': ' if why else ''}{why}; `{look}` shows them"
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]  # what others have as text depends on the cluster here
+        """Why slots wait for a pod."""
+        why = self._reasons()
+        return f"for a pod{': ' if why else ''}{why}"
+
+    def close(self) -> None:
+        """End all agents and pods, and delete their Jobs, with which the Secret goes."""
+        self.supervisors.close()
+        with self._wakes:
+            self._closing = True
+        self._wake()
+        if self._thread.ident:
+            self._thread.join(END_SECONDS)
+            if self._thread.is_alive():
+                log.warning(
+                    "the Jobs %s-… are not deleted yet, as the API server does not answer: their pods have ended, and "
+                    "Kubernetes deletes them in ten minutes",
+                    self.name,
+                )
+
+    # ---------------------------------------------------------------- the thread
+
+    def _wake(self) -> None:
+        with self._wakes:
+            self._woken = True
+            self._wakes.notify_all()
+
+    def _run(self) -> None:
+        labels = f"{manifests.PLACES}={self.name}"
+        self._watcher = Watcher(self._api, "pods", labels=labels, changed=self._wake)
+        pause = AGAIN_SECONDS
+        while not self._closing:
+            wait = 0.0
+            """How long nothing is asked, whatever happens."""
+            try:
+                self._step(time.monotonic())
+                pause = AGAIN_SECONDS
+                self._why.pop("", None)
+            except ApiError as error:
+                self._refused(error)
+                wait, pause = max(pause, error.retry_after), min(2 * pause, MOST_SECONDS)
+            except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
+                log.exception("the thread that asks for pods ended")
+                self.supervisors.give_up(f"no more pods can be asked for: {type(error).__name__}: {error}")
+                break
+            with self._wakes:
+                self._wakes.wait_for(lambda: self._closing, wait)
+                self._wakes.wait_for(lambda: self._woken or self._closing, LOOK_SECONDS)
+                self._woken = False
+        self._watcher.close()
+        self._delete()
+
+    def _step(self, now: float) -> None:
+        """Look what is there, and ask for what is missing."""
+        assert self._watcher is not None
+        if not self._checked:
+            self._check()
+        if self._owned < len(self._owners):
+            self._admit()
+        pods = self._watcher.objects
+        for host, end in self._places.see(list(pods.values()), now).items():
+            self._why.pop(host, None)
+            if end.sentence:
+                self._say(f"pod {host}: {end.sentence}")
+        self._places.hear(self.supervisors.hosts, now)
+        due = self.supervisors.due
+        if why := self._places.hopeless(due):
+            self.supervisors.give_up(why)
+        elif pods_wanted := self._places.wanted(due, now):
+            self._ask(pods_wanted)
+        if self.supervisors.missing:
+            self._explain(pods, now)
+        else:
+            self._why.clear()
+
+    def _check(self) -> None:
+        """Give up where the cluster is too old."""
+        version = self._api.version()
+        if version < OLDEST:
+            self.supervisors.give_up(
+                f"{self._api.server} is Kubernetes {version[0]}.{version[1]}, and Hopyard needs "
+                f"{OLDEST[0]}.{OLDEST[1]} or newer (a Job's backoffLimitPerIndex)"
+            )
+        self._checked = True
+
+    def _ask(self, pods: int) -> None:
+        """Ask for a Job of so many pods. Where the answer to an earlier try was lost, the Job of that try counts."""
+        number = self._places.next_job
+        try:
+            job = self._api.create("jobs", manifests.job(self._settings, self.name, number, pods))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            job = self._api.get("jobs", f"{self.name}-{number}")
+        self._places.add(int(job["spec"]["completions"]))
+        self._owners.append(manifests.owner(job))
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let the Secret have all Jobs as its owners; create it where it is not there."""
+        owners = list(self._owners)
+        try:
+            if not self._owned:
+                raise ApiError(404, "NotFound", "not created yet")
+            self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            try:
+                self._api.create("secrets", manifests.secret(self.name, self._ticket, owners))
+            except ApiError as again:
+                if again.reason != "AlreadyExists":  # the answer to an earlier try was lost
+                    raise
+                self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+        self._owned = len(owners)
+
+    def _refused(self, error: ApiError) -> None:
+        """Note what the API server refuses; give up where it will go on to, and no worker is there."""
+        self._why[""] = f"the API server {self._api.server} refuses: {error}" if not error.away else str(error)
+        self._say(self._why[""])
+        if not error.away and not self.supervisors.admitted_count:
+            self.supervisors.give_up(self._why[""])
+
+    # ---------------------------------------------------------------- reasons
+
+    def _reasons(self) -> str:
+        """Return why pods do not come, each reason once."""
+        fault = self._watcher.fault if self._watcher is not None else ""
+        return "; ".join(dict.fromkeys([*list(self._why.values()), *([fault] if fault else [])]))
+
+    def _say(self, sentence: str) -> None:
+        """Warn, once of each."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            log.warning("%s", sentence)
+
+    def _explain(self, pods: dict[str, dict[str, Any]], now: float) -> None:
+        """Find out why pods are not there, from themselves at each look, from events every few seconds."""
+        for name, pod in pods.items():
+            if why := reasons.of_pod(pod):
+                self._note(name, why)
+            else:
+                self._why.pop(name, None)
+        if now - self._inquired_at < INQUIRE_SECONDS:
+            return
+        self._inquired_at = now
+        for number in self._places.unseen_jobs():
+            name = f"{self.name}-{number}"
+            try:
+                job = self._api.get("jobs", name)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                self._places.forget(number, now)
+                continue
+            self._note(name, reasons.of_job(job) or self._of_events("Job", name))
+        pending = [name for name, pod in pods.items() if pod["status"].get("phase") == "Pending"]
+        for name in [name for name in pending if name not in self._why][:INQUIRED]:
+            self._note(name, self._of_events("Pod", name))
+
+    def _of_events(self, kind: str, name: str) -> str:
+        """Return what the events of an object say."""
+        fields = f"involvedObject.kind={kind},involvedObject.name={name}"
+        return reasons.of_events(self._api.list("events", fields=fields)["items"])
+
+    def _note(self, name: str, why: str) -> None:
+        """Keep why nothing comes of a pod or Job, and warn of it."""
+        if why:
+            self._why[name] = why
+            self._say(f"{name}: {why}")
+        else:
+            self._why.pop(name, None)
+
+    def _delete(self) -> None:
+        """Delete the Jobs, the newest one too whose answer may have been lost."""
+        pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
+        jobs = list(range(1, self._places.next_job + 1))
+        while jobs and time.monotonic() < deadline:
+            try:
+                self._api.delete("jobs", f"{self.name}-{jobs[0]}")
+                jobs.pop(0)
+            except ApiError as error:
+                if not error.away:
+                    log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs[0], error)
+                    return
+                time.sleep(max(pause, error.retry_after))
+                pause = min(2 * pause, MOST_SECONDS)

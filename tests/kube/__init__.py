@@ -1,0 +1,1 @@
+"""A Kubernetes cluster on this machine, for tests."""
