@@ -65,15 +65,15 @@ class ApiServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, port: int = 0, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        super().__init__((host, port), Handler)
         self.lock, self.over = threading.Lock(), threading.Event()
         self.requests: list[tuple[str, str, dict[str, str], Any, dict[str, str]]] = []
         self.answers: dict[str, list[Answer]] = {"call": [], "watch": []}
         self.default: dict[str, Answer] = {"call": ok(listing()), "watch": events()}
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_side=True)
-        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.server_address[1]}"
+        self.url = f"{'https' if context else 'http'}://{host}:{self.server_address[1]}"
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self.thread.start()
 

@@ -1,16 +1,13 @@
-"""The calls of the API, its configuration, and the Watcher, against a server that answers as it is told."""
+"""The calls of the API, and its configuration, against a server that answers as it is told."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
-import re
 import socket
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,94 +17,19 @@ pytest.importorskip("kubernetes")
 
 from api_servers import (
     ApiServer,
-    cut,
-    events,
-    failure,
     hang,
     kubeconfig,
     listing,
     ok,
-    pod,
     refuse,
     tls_server,
 )
 from hopyard.engines.kubernetes import api as apis
-from hopyard.engines.kubernetes import configuration, watcher
+from hopyard.engines.kubernetes import configuration
 from hopyard.engines.kubernetes.api import Api, ApiError
-from hopyard.engines.kubernetes.watcher import Watcher
 from hopyard.errors import SpecError, UsageError
 
-
-@pytest.fixture(autouse=True)
-def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No configuration of whoever runs the tests."""
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    server = ApiServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def api(server: ApiServer, tmp_path: Path) -> Api:
-    kubeconfig(tmp_path / "config", server.url)
-    return Api()
-
-
-@pytest.fixture
-def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short pauses, and a watch that is given up after half a second."""
-    for name, value in {
-        "FIRST_SECONDS": 0.01, "MOST_SECONDS": 0.05, "WATCH_SECONDS": 0.3, "MARGIN_SECONDS": 0.2,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(watcher, name, value)
-
-
-@pytest.fixture
-def watching(api: Api) -> Iterator[Callable[..., Watcher]]:
-    watchers: list[Watcher] = []
-
-    def make(**more: Any) -> Watcher:
-        watchers.append(Watcher(api, "pods", **more))
-        return watchers[-1]
-
-    yield make
-    for each in watchers:
-        each.close()
-        assert not each._thread.is_alive()
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that watchers make, none of which takes any time."""
-    pauses: list[float] = []
-
-    class Event(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            if timeout:
-                pauses.append(timeout)
-            return super().wait(timeout and 0.0)
-
-    monkeypatch.setattr(threading, "Event", Event)
-    return pauses
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-# Calls
+pytestmark = pytest.mark.usefixtures("outside")
 
 
 def test_calls_are_those_of_the_reference(api: Api, server: ApiServer) -> None:
@@ -174,6 +96,15 @@ def test_what_is_not_there_is_deleted(api: Api, server: ApiServer) -> None:
         (lambda handler: handler.send(503, b"<html>no upstream"), 503, "", "no upstream", True, 0),
         (lambda handler: handler.send(503, b"", {"Retry-After": "2"}), 503, "", "no text", True, 2),
         (lambda handler: handler.send(502, ["odd"]), 502, "", "odd", True, 0),
+        (lambda handler: handler.send(403, {"error": "odd"}), 403, "", "odd", False, 0),
+        (
+            refuse(503, "ServiceUnavailable", "date", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}),
+            503,
+            "ServiceUnavailable",
+            "date",
+            True,
+            0,
+        ),
         (lambda handler: handler.send(200, b"<html>log in"), 0, "", "gave no JSON but .*log in", True, 0),
         (lambda handler: handler.connection.shutdown(socket.SHUT_RDWR), 0, "", "cannot be reached", True, 0),
     ],
@@ -222,9 +153,6 @@ def test_many_threads(api: Api, server: ApiServer) -> None:
     assert not wrong and len(server.requests) == 160
 
 
-# Configuration
-
-
 def test_namespace_and_server(server: ApiServer, tmp_path: Path) -> None:
     kubeconfig(tmp_path / "config", server.url)
     assert [Api(*each).namespace for each in ((), ("here", "mine"), ("bare",), ("bare", "mine"))] == [
@@ -265,6 +193,17 @@ def test_configurations_that_cannot_be(text: Any, context: str | None, match: st
     with pytest.raises(SpecError, match=match) as caught:
         Api(context)
     assert "\n" not in str(caught.value)
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getpwuid(number: int) -> Any:
+        raise KeyError(number)
+
+    for name in ("KUBECONFIG", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", getpwuid)
+    with pytest.raises(SpecError, match=r"no kubeconfig ~/\.kube/config"):
+        Api()
 
 
 def test_the_client_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,154 +279,8 @@ def test_a_plugin_gives_tokens(server: ApiServer, tmp_path: Path) -> None:
     assert tokens[0] != tokens[1] and all(each.startswith("Bearer t") for each in tokens)
 
 
-# Watching
-
-
-def test_a_watcher_follows(server: ApiServer, watching: Any) -> None:
-    go = threading.Event()
-
-    def watch(handler: Any) -> None:
-        handler.begin_stream()
-        go.wait(60)
-        text = b"".join(
-            json.dumps({"type": kind, "object": body}).encode() + b"\n"
-            for kind, body in (
-                ("ADDED", pod("b", 2)), ("BOOKMARK", {"metadata": {"resourceVersion": "3"}}),
-                ("MODIFIED", pod("b", 4, phase="Running", note="é\u2028")), ("DELETED", pod("a", 5)),
-            )
-        )  # fmt: skip
-        handler.chunk(text[:30])  # chunks need not be lines
-        handler.chunk(text[30:])
-        handler.server.over.wait(60)
-
-    server.answers["call"] = [ok(listing(pod("a"), version=7))]
-    server.answers["watch"] = [watch]
-    changes: list[int] = []
-    watcher = watching(labels="x=y", changed=lambda: changes.append(1))
-    until(lambda: set(watcher.objects) == {"a"})
-    assert watcher.listed and len(changes) == 1
-    go.set()
-    until(lambda: set(watcher.objects) == {"b"})
-    assert watcher.objects["b"]["status"] == {"phase": "Running", "note": "é\u2028"} and not watcher.fault
-    until(lambda: len(changes) == 4)
-    asked = server.requests[1][2]
-    assert {key: asked[key] for key in ("watch", "allowWatchBookmarks", "resourceVersion", "labelSelector")} == {
-        "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "7", "labelSelector": "x=y",
-    }  # fmt: skip
-    assert 240 <= int(asked["timeoutSeconds"]) <= 300 and server.requests[0][2] == {"labelSelector": "x=y"}
-
-
-@pytest.mark.usefixtures("brisk")
-@pytest.mark.parametrize(
-    ("call", "watch", "fault"),
-    [
-        (None, events(end=True), ""),
-        (None, events(("ERROR", failure(410, "Expired", "too old resource version"))), "too old.*410 Expired"),
-        (None, refuse(410, "Expired", "too old resource version"), "410 Expired"),
-        (None, refuse(429, "TooManyRequests", "slow", {"Retry-After": "0"}), "429 TooManyRequests"),
-        (None, refuse(500, "InternalError", "etcd"), "500 InternalError"),
-        (None, cut, "cannot be reached.*ProtocolError"),
-        (None, hang, "cannot be reached.*[Tt]imed? ?out"),  # no headers
-        (None, events(), "cannot be reached.*[Tt]imed? ?out"),  # a line that is half open
-        (None, lambda handler: handler.send(200, b"<html>\n"), "odd answer"),
-        (refuse(403, "Forbidden", "pods is forbidden"), None, "403 Forbidden"),
-        (refuse(500, "InternalError", "etcd"), None, "500 InternalError"),
-        (ok({"odd": 1}), None, "odd answer"),
-        (lambda handler: handler.connection.shutdown(socket.SHUT_RDWR), None, "cannot be reached"),
-    ],
-)
-def test_a_watcher_lists_again(server: ApiServer, watching: Any, call: Any, watch: Any, fault: str) -> None:
-    told = threading.Event()
-    go = threading.Event()
-
-    def again(handler: Any) -> None:
-        go.wait(60)
-        handler.send(200, listing(pod("b")))
-
-    server.default["call"] = ok(listing(pod("b")))
-    server.answers["call"] = [ok(listing(pod("a"))), *([call] if call else []), again]
-    server.answers["watch"] = [watch or events(end=True)]
-    watched = watching(changed=told.set)
-    if fault:
-        until(lambda: re.search(fault, watched.fault))
-        assert set(watched.objects) == {"a"}  # what was known stays
-    told.clear()
-    go.set()
-    until(lambda: set(watched.objects) == {"b"} and not watched.fault)
-    assert told.wait(60)
-
-
-def test_pauses_double_and_the_server_may_ask_for_more(
-    server: ApiServer, watching: Any, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "STEADY_SECONDS", 3600.0)
-    server.default["watch"] = events(end=True)
-    server.answers["watch"] = [events(end=True)] * 8 + [
-        refuse(429, "TooManyRequests", "slow", {"Retry-After": "30"}),
-        refuse(503, "ServiceUnavailable", "slow", {"Retry-After": "3600"}),
-    ]
-    watching()
-    until(lambda: len(pauses) >= 10)
-    assert pauses[:10] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 30.0, 60.0])
-
-
-def test_the_first_pause_again_after_a_steady_watch(
-    server: ApiServer, watching: Any, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "STEADY_SECONDS", -1.0)  # every watch is steady, no failed list is
-    server.answers["call"] = [refuse(500, "InternalError", "etcd")] * 3
-    server.default["watch"] = events(end=True)
-    watching()
-    until(lambda: len(pauses) >= 5)
-    assert pauses[:5] == pytest.approx([0.2, 0.4, 0.8, 0.2, 0.2])
-
-
-def test_a_server_that_restarts(tmp_path: Path, brisk: None) -> None:
-    server = ApiServer()
-    server.answers["call"] = [ok(listing(pod("a")))]
-    kubeconfig(tmp_path / "config", server.url)
-    watched = Watcher(Api(), "pods")
-    try:
-        until(lambda: set(watched.objects) == {"a"})
-        server.close()
-        until(lambda: "cannot be reached" in watched.fault)
-        assert set(watched.objects) == {"a"}  # what was known stays
-        server = ApiServer(port=server.server_address[1])
-        server.default["call"] = ok(listing(pod("b")))
-        until(lambda: set(watched.objects) == {"b"} and not watched.fault)
-    finally:
-        watched.close()
-        server.close()
-    assert not watched._thread.is_alive()
-
-
-@pytest.mark.parametrize("call", [None, hang])
-@pytest.mark.parametrize("secure", [False, True])
-def test_close_ends_the_thread(call: Any, secure: bool, tmp_path: Path) -> None:
-    context, authority = tls_server(tmp_path)
-    server = ApiServer(context=context if secure else None)
-    if call:
-        server.answers["call"] = [call]
-    try:
-        kubeconfig(tmp_path / "config", server.url, cluster={"certificate-authority": str(authority)})
-        changes: list[int] = []
-        watched = Watcher(Api(), "pods", changed=lambda: changes.append(1))
-        until(lambda: server.counted("call" if call else "watch"))
-        time.sleep(0.05)  # it waits for the answer now
-        before = len(changes)
-        watched.close()
-        watched._thread.join(30)  # on a busy machine
-        assert not watched._thread.is_alive() and not watched.fault and len(changes) == before
-    finally:
-        server.close()
-
-
-def test_connections_have_keepalive(api: Api, watching: Any) -> None:
-    watched = watching()
-    until(lambda: watched.listed)
-    line = watched._connection.sock
-    assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    idle, interval, count = (
-        line.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT")
-    )
-    assert idle + interval * count <= 20
+@pytest.mark.slow
+def test_the_client_is_imported_late() -> None:
+    names = ", ".join(f"hopyard.engines.kubernetes.{name}" for name in ("api", "watcher", "manifests", "reasons"))
+    code = f"import sys, {names}; raise SystemExit(bool({{'kubernetes', 'urllib3'}} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

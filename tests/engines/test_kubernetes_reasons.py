@@ -33,7 +33,7 @@ def waiting(reason: str, message: str = "", name: str = "hopyard") -> dict[str, 
 
 
 def ended(code: int, reason: str = "Error", message: str = "", **more: Any) -> dict[str, Any]:
-    about = {"exitCode": code, "reason": reason, **({"message": message} if message else {})}
+    about: dict[str, Any] = {"exitCode": code, "reason": reason, **({"message": message} if message else {})}
     return pod("Failed", containerStatuses=state("terminated", **about), **more)
 
 

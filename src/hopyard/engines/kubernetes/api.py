@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,13 +52,12 @@ class ApiError(Exception):
     @classmethod
     def of(cls, status: int, body: bytes | dict[str, Any], retry_after: str = "") -> ApiError:
         """Return the error that an answer means, a `Status` object as a rule."""
+        seconds = float(retry_after) if retry_after.isdecimal() else 0.0
         try:
             about = json.loads(body) if isinstance(body, bytes) else body
-            details = about.get("details") or {}
-            seconds = float(retry_after or details.get("retryAfterSeconds") or 0)
-            return cls(about.get("code", status), about.get("reason") or "", about.get("message") or "", seconds)
-        except (ValueError, AttributeError, TypeError):  # what a proxy says
-            seconds = float(retry_after) if retry_after.isdecimal() else 0.0
+            wait = seconds or float((about.get("details") or {}).get("retryAfterSeconds") or 0)
+            return cls(status, about.get("reason") or "", about["message"], wait)
+        except (ValueError, AttributeError, TypeError, KeyError):  # what a proxy says
             text = body[:300].decode(errors="replace") if isinstance(body, bytes) else shown(body)
             return cls(status, "", text or "no text", seconds)
 
@@ -89,6 +89,9 @@ class Api:
         self._configuration = Configuration()
         self._configuration.retries = False  # waiting is the caller's matter
         self._configuration.socket_options = tcp_keepalive_socket_options(**KEEP_ALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: nothing is probed while something sent is not acknowledged
+            most = 1000 * (KEEP_ALIVE["idle"] + KEEP_ALIVE["interval"] * KEEP_ALIVE["count"])
+            self._configuration.socket_options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most))
         own = configure(self._configuration, context)
         self.server: str = self._configuration.host
         self.host: str = urlsplit(self.server).hostname or ""
@@ -103,6 +106,10 @@ class Api:
         client.user_agent = f"hopyard/{__version__}"
         return client
 
+    def close(self) -> None:
+        """Close the connections; a later call opens others."""
+        self._client.close()
+
     def create(self, resource: str, manifest: dict[str, Any], dry_run: bool = False) -> Any:
         """Create an object, or only ask whether it would be admitted, and return it. Unknown fields are refused."""
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
@@ -113,7 +120,7 @@ class Api:
         return self.call("GET", self.path(resource, name))
 
     def patch(self, resource: str, name: str, changes: dict[str, Any]) -> Any:
-        """Change an object by a JSON merge patch, and return it."""
+        """Change an object by a JSON merge patch, which replaces lists as a whole, and return it."""
         return self.call("PATCH", self.path(resource, name), changes, kind="application/merge-patch+json")
 
     def delete(self, resource: str, name: str) -> None:

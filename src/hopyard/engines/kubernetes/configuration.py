@@ -25,7 +25,8 @@ def configure(configuration: Any, context: str | None) -> str:
         SpecError: there is no configuration, or no such context.
     """
     where = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(Path(each).expanduser().exists() for each in where.split(os.pathsep) if each):
+    # as the client looks; `Path` raises for a user without a home, as users of pods are
+    if any(os.path.exists(os.path.expanduser(each)) for each in where.split(os.pathsep)):  # noqa: PTH110, PTH111
         return _from_kubeconfig(configuration, where, context)
     if context is not None:
         raise SpecError(
