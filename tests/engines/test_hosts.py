@@ -219,6 +219,35 @@ def test_a_ticket_is_for_its_owner_alone(tmp_path: Path) -> None:
         tickets.read(tmp_path / "none")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_ticket_in_a_secret_is_for_the_group_that_it_is_mounted_for(tmp_path: Path) -> None:
+    """As Kubernetes mounts one for `fsGroup`: root's, by links that are exchanged when it changes."""
+    file, path = tmp_path / "..2026_1" / "ticket", tmp_path / "ticket"
+    file.parent.mkdir()
+    (tmp_path / "..data").symlink_to(file.parent.name)
+    path.symlink_to("..data/ticket")
+    ticket = tickets.new("head.lab", 7700)
+    tickets.write(file, ticket)
+    own, foreign = os.getegid(), max(os.getgroups(), default=0) + 1
+    for owner, group, mode, read in [
+        (0, own, 0o440, True),
+        (0, own, 0o400, True),
+        (0, foreign, 0o400, True),
+        (0, foreign, 0o440, False),
+        (1, own, 0o440, False),
+        (0, own, 0o640, False),
+        (0, own, 0o460, False),
+        (0, own, 0o444, False),
+    ]:
+        os.chown(file, owner, group)
+        file.chmod(mode)
+        if read:
+            assert tickets.read(path) == ticket
+        else:
+            with pytest.raises(hy.UsageError, match=f"ticket has mode {mode:04o}"):
+                tickets.read(path)
+
+
 def test_a_pickle_opens_elsewhere_and_without_its_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the pickle of a run did not load where its ticket was deleted, or its path was relative."""
     monkeypatch.chdir(tmp_path)
@@ -278,6 +307,7 @@ def test_a_login_by_a_wrapper_that_stays_is_cut_with_all_that_it_started(tmp_pat
 def test_output_of_a_host_is_escaped() -> None:
     login = Login(["ssh"], SshTarget("beta", 1), "python", 1, "none", tickets.new("head.lab", 7700))
     assert login._explained(3, "a\x1b[2Jb\n").startswith(r"beta: a\x1b[2Jb: give hy.Hosts(address=")
+    assert login._explained(78, "banner\nb has no \x1b[2Jtorch\n") == r"b has no \x1b[2Jtorch"
 
 
 # ------------------------------------------------------------------------------------------ the command line

@@ -93,7 +93,9 @@ class Login:
             self.fault = self._explained(code, errors)
             if time.monotonic() - began > STEADY_SECONDS:
                 pause = AGAIN_SECONDS
-            if code != UNFIT_CODE:  # the driver has warned of what this host lacks, once
+            if code == UNFIT_CODE:  # of which the driver has warned, and which nobody mends in a second
+                pause = MOST_SECONDS
+            else:
                 log.warning("%s; it is logged in to again in %.0f s", self.fault, pause)
             self.closing.wait(pause)
             pause = min(2 * pause, MOST_SECONDS)

@@ -88,11 +88,8 @@ class Supervisors:
         self._roster = Roster(self._hang_up, prepare, task_name=task_name, keep_idle=keep_idle, lasting=lasting)
         self._failure: str = ""
         self._expected = max(expected, 1)
-        self._refused: dict[tuple[str, int], dict[str, set[int]]] = {}
-        """(host, job) → executor → the processes of its supervisors that cannot work for this run. A host that is
-        logged in to again has another executor, and counts once."""
-        self._refusals: dict[str, None] = {}
-        """Why they cannot, each reason once."""
+        self._refused: dict[tuple[str, int, int], str] = {}
+        """(executor, job, process) of each supervisor that cannot work for this run → why."""
         self._warned: set[str] = set()
         """Faults that were logged, each once."""
         self._open = True
@@ -213,7 +210,6 @@ class Supervisors:
         with self._changed() as roster:
             self._logs = SlotLogs(log_of)
             self._refused.clear()
-            self._refusals.clear()
             roster.renew(prepare)
 
     def dismiss(self) -> None:
@@ -305,12 +301,12 @@ class Supervisors:
     def refusals(self) -> list[str]:
         """Why supervisors cannot work for this run, each reason once."""
         with self._lock:
-            return list(self._refusals)
+            return list(dict.fromkeys(self._refused.values()))
 
     def refused(self, job: int) -> bool:
         """Whether the supervisor of this job cannot work for this run."""
         with self._lock:
-            return any(of == job for _, of in self._refused)
+            return any(of == job for _, of, _ in self._refused)
 
     def give_up(self, reason: str) -> None:
         """Note that there will be no (more) supervisors, and why: `lost` raises that."""
@@ -395,13 +391,10 @@ class Supervisors:
     def _note_refused(self, supervisor: Supervisor, reason: str) -> None:
         """Note that this supervisor cannot work for this run. The run ends where that holds of as many as were expected
         and no other was let in."""
-        executors = self._refused.setdefault((supervisor.host, supervisor.job), {})
-        executors.setdefault(supervisor.executor, set()).add(supervisor.process)
-        self._refusals[reason] = None
+        self._refused[supervisor.executor, supervisor.job, supervisor.process] = reason
         self._warn_once(f"{reason}; it is turned away", reason)
-        count = sum(max(map(len, each.values())) for each in self._refused.values())
-        if not self._roster.admitted_count and count >= self._expected:
-            self.give_up("; ".join(self._refusals))
+        if not self._roster.admitted_count and len(self._refused) >= self._expected:
+            self.give_up("; ".join(dict.fromkeys(self._refused.values())))
 
     def _hang_up(self, supervisor: Supervisor) -> None:
         with contextlib.suppress(KeyError, ValueError):
