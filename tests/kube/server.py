@@ -46,10 +46,10 @@ class Cluster:
 
     Attributes:
         logs: the folder in which a kubelet writes the output of pods, `<namespace>_<pod>.log`.
-        faults: that the next requests meet.
+        faults: that the next requests meet; those of kubelets meet none, and are neither hooked nor listed.
         on_request: called with "before" or "after" (all was done, nothing is answered) and each request, in the
             thread of its connection. It may wait, raise `Cut` to end the connection, or `Refused` to answer so.
-        requests: (method, path with query) of all requests but those of kubelets, oldest first.
+        requests: (method, path with query) of all requests, oldest first.
         failures: of this class itself; `stop` raises the first.
     """
 

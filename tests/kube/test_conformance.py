@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kube.experiments import EXPERIMENTS, OBSERVED, Lab, Record, parsed, played, real_cluster, run
+from kube.experiments import EXPERIMENTS, Lab, played, real_cluster, run
 from kube.played_kubelet import PlayedKubelet
 from kube.server import Cluster
+from kube.transcripts import OBSERVED, Record, parsed
 
 REAL = os.environ.get("HOPYARD_KUBE_REAL", "")
 FAST = 5.0

@@ -56,7 +56,7 @@ def prepare_update(kind: str, old: Object, new: Object) -> None:
 
 
 def _refuse_unknown(what: str, spec: Object, names: frozenset[str]) -> None:
-    for name in sorted(names & {key for key, value in spec.items() if value not in (None, [], {})}):
+    for name in sorted(names & {key for key, value in spec.items() if value not in (None, False, [], {})}):
         raise unknown(f"{what}.{name}")
 
 
@@ -145,6 +145,9 @@ def _pod_spec(spec: Object, path: str) -> Causes:
     spec.setdefault("dnsPolicy", "ClusterFirst")
     spec.setdefault("securityContext", {})
     spec.setdefault("terminationGracePeriodSeconds", 30)
+    for toleration in spec.get("tolerations") or []:
+        if toleration.get("operator") not in (None, "", "Equal", "Exists"):
+            raise unknown(f"a toleration with the operator {toleration['operator']}")
     causes: Causes = []
     volumes = {volume["name"] for volume in spec.get("volumes") or []}
     for volume in spec.get("volumes") or []:

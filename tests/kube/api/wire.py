@@ -89,14 +89,15 @@ class Handler(BaseHTTPRequestHandler):
         cluster = self.server.cluster
         try:
             request = self._request()
-            line = f"{self.command} {self.path}"
-            if not request.user.startswith(NODE):
-                cluster.requests.append((self.command, self.path))
-            if cluster.on_request is not None:
-                cluster.on_request("before", request)
             if cluster.is_lost(request.user):
                 raise Cut
-            fault = cluster.faults.take(line)
+            hook = fault = None
+            if not request.user.startswith(NODE):
+                cluster.requests.append((self.command, self.path))
+                hook = cluster.on_request
+                if hook is not None:
+                    hook("before", request)
+                fault = cluster.faults.take(f"{self.command} {self.path}")
             if fault is not None and fault.kind == "cut":
                 raise Cut
             if fault is not None and fault.kind == "half-open":
@@ -111,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
                 answer = cluster.api.answer(request)
             if fault is not None and fault.kind == "lost":
                 raise Cut
-            if cluster.on_request is not None:
-                cluster.on_request("after", request)
+            if hook is not None:
+                hook("after", request)
             self._write(answer, request)
         except Refused as refusal:
             headers = {}
