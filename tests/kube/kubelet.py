@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -79,12 +80,10 @@ class Kubelet:
         self._client = Client(url, token)
         self._events = Events(self._client, node)
         self._node = Node(
-            name=node,
             client=self._client,
             events=self._events,
             directory=directory,
             bridge=self._network.bridge,
-            gateway=self.gateway,
             images=images,
             delays=delays,
             group_kill=group_kill,
@@ -159,8 +158,9 @@ class Kubelet:
             pods = list(self._pods.values())
         self._client.close()
         for pod in pods if cut else ():
-            if pod.sandbox is not None and not pod.over.is_set():
-                pod.sandbox.link(False)
+            if pod.sandbox is not None:
+                with contextlib.suppress(subprocess.CalledProcessError):  # it has ended meanwhile
+                    pod.sandbox.link(False)
         for pod in pods:
             pod.kill()
         for thread in self._threads:
@@ -169,7 +169,6 @@ class Kubelet:
         for pod in pods:
             pod.join()
         self._events.close()
-        cgroups.close(self._network.bridge)
         with contextlib.suppress(OSError):  # another node has pods there
             (self.directory / "pods").rmdir()
 

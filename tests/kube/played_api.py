@@ -79,8 +79,12 @@ class PlayedApi:
                 state.get("waiting", {}).get("reason") == reason for state in states
             )
 
+        def over() -> bool:
+            return phase != "Gone" and self.objects[path]["status"].get("phase") in ("Succeeded", "Failed")
+
         with self.changed:
-            assert self.changed.wait_for(state, seconds), self.objects.get(path)
+            self.changed.wait_for(lambda: state() or over(), seconds)
+            assert state(), self.objects.get(path)
             return copy.deepcopy(self.objects.get(path, {}))
 
     def events(self) -> list[tuple[str, str, int]]:

@@ -1,8 +1,10 @@
 """The namespaces of a pod. Its container is process 1 of its own pid, net, mount, uts and ipc namespaces.
 
 The root is an overlay of this machine's `/`, so that it has Python and the code that is tested; /tmp, /run, /dev and
-/sys are its own. Nothing outlives the thread that starts a pod: the kernel ends the first process with that thread,
-and with process 1 all others, the network device and the mounts.
+/sys are its own. What a pod writes, other than in volumes, takes memory and counts as such.
+
+Nothing outlives the thread that starts a pod: the kernel ends the first process with that thread, and with process 1
+all others, the network device and the mounts.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class Sandbox:
         return found
 
     def link(self, up: bool) -> None:
-        """Let packets through to the pod and from it, or none."""
+        """Let packets through to the pod and from it, or none. Raises CalledProcessError if it is over."""
         ip("link", "set", self.address.device, "up" if up else "down")
 
     def close(self) -> None:
@@ -215,7 +217,7 @@ cat {quote(str(folder / "hosts"))} > etc/hosts"""
     if cgroup is not None:
         yield f"echo 0 > {cgroup.path}/cgroup.procs"
         enter = "unshare --cgroup " if cgroup.version.number == 2 else ""
-    yield "pivot_root . .\numount -l .\nwait $!"
+    yield "wait $!\npivot_root . .\numount -l ."
     for path in ["/", *OWN] if container.read_only else []:
         if path not in {mount.target for mount in container.mounts}:
             yield f"mount -o remount,bind,ro {path}"

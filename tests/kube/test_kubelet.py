@@ -50,10 +50,17 @@ def kubelet(api: PlayedApi, images: dict[str, Any], tmp_path: Path) -> Iterator[
     delays = Delays(mount=0.1, image=0.2, config=0.1, content=0.1, longest=0.5)
     with Kubelet(api.url, "", "node-0", directory=tmp_path, images=images, delays=delays) as kubelet:
         yield kubelet
+        before = traces(kubelet.bridge)
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
-    assert not [link for link in ip_json("link") if link["ifname"].startswith(kubelet.bridge)]
+    assert before and not before & traces(kubelet.bridge)
+
+
+def traces(bridge: str) -> set[int]:
+    """The numbers of the network devices and cgroups there are of a bridge. None is used twice."""
+    links = {int(link["ifindex"]) for link in ip_json("link") if link["ifname"].startswith(bridge)}
     version, _ = cgroups.version()
-    assert version is None or not [path for path in version.root.iterdir() if path.name.endswith(kubelet.bridge)]
+    groups = () if version is None else version.root.glob(f"{cgroups.PREFIX}{bridge}*")
+    return links | {path.stat().st_ino << 32 for path in groups}
 
 
 @pytest.fixture
@@ -236,6 +243,39 @@ def test_empty_directories_and_shared_memory(api: PlayedApi, kubelet: Kubelet, r
     api.wait(path, "Succeeded")
     assert kubelet.log("one").split() == ["64", "20", "0o43777", "0o42777"]
     assert not Path("/tmp/file").exists()
+
+
+def test_other_volumes_and_a_read_only_root(
+    api: PlayedApi, kubelet: Kubelet, run: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("shared")
+    api.put("/api/v1/namespaces/default/configmaps/map", {"metadata": {"name": "map"}, "data": {"a": "text"}})
+    code = """if True:
+        print(open('/etc/map/a').read())
+        open('/shared/file', 'w').write('from the pod')
+        for path in ('/etc/x', '/tmp/x', '/run/x', '/etc/map/x'):
+            try: open(path, 'w')
+            except OSError as error: print(error.errno)
+    """
+    volumes: list[Object] = [
+        {"name": "map", "configMap": {"name": "map"}},
+        {"name": "shared", "hostPath": {"path": str(folder)}},
+    ]
+    path = run(
+        "one",
+        code,
+        spec={"volumes": volumes},
+        volumeMounts=[{"name": "map", "mountPath": "/etc/map"}, {"name": "shared", "mountPath": "/shared"}],
+        securityContext={"readOnlyRootFilesystem": True},
+    )
+    api.wait(path, "Succeeded")
+    assert kubelet.log("one").split() == ["text", *["30"] * 4]
+    assert (folder / "file").read_text() == "from the pod"
+
+
+def test_networks_of_several_sessions() -> None:
+    with Network() as one, Network() as two:
+        assert one.bridge != two.bridge and one.gateway != two.gateway
 
 
 def test_environment(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
@@ -425,7 +465,7 @@ def test_an_end_is_told_once_the_api_server_is_back(api: PlayedApi, kubelet: Kub
     api.wait(path, "Running")
     api.away = True
     os.kill(kubelet.pid("one"), signal.SIGKILL)
-    until(lambda: not kubelet.running())
+    until(lambda: f"{path}/status" in api.refused)
     assert api.objects[path]["status"]["phase"] == "Running"
     api.away = False
     assert ended(api.wait(path, "Failed"))["exitCode"] == 137
@@ -461,12 +501,11 @@ def test_a_killed_test_process_leaves_no_pod_and_its_bridge_is_swept(
         word = uuid.uuid4().hex
         api.wait(run("one", f"'{word}'; {SLEEP}"), "Running")
         until(lambda: processes_with(word))
+        before = traces(bridge)
         process.kill()
     until(lambda: not processes_with(word))
     Network().close()
-    assert bridge not in [link["ifname"] for link in ip_json("link")]
-    version, _ = cgroups.version()
-    assert version is None or not (version.root / f"{cgroups.PREFIX}{bridge}").exists()
+    assert before and not before & traces(bridge)
 
 
 def test_a_program_of_its_own(api: PlayedApi, run: Callable[..., str], tmp_path: Path) -> None:
