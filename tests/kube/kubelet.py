@@ -22,13 +22,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kube import cgroups, statuses
-from kube.client import AWAY, MERGE, Client, Object, RefusedError
-from kube.containers import Image
-from kube.events import Events
-from kube.network import Network
-from kube.pods import Delays, Node, Pod
-from kube.sandbox import Address, Sandbox, missing
+from kube.node import cgroups, statuses
+from kube.node.client import AWAY, MERGE, Client, Object, RefusedError
+from kube.node.containers import Image
+from kube.node.events import Events
+from kube.node.network import Network
+from kube.node.pods import Delays, Node, Pod
+from kube.node.sandbox import Address, Sandbox, missing
 
 __all__ = ["Delays", "Kubelet", "Network", "missing"]
 
@@ -102,7 +102,11 @@ class Kubelet:
 
     def start(self) -> Kubelet:
         """Register the node, and run its pods in threads of this process."""
-        self._register()
+        try:
+            self._register()
+        except BaseException:
+            self.stop()
+            raise
         for thread in self._threads:
             thread.start()
         return self

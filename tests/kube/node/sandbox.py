@@ -22,10 +22,10 @@ from pathlib import Path
 from shlex import join, quote
 
 from hosts import code_elsewhere
-from kube.cgroups import Cgroup
-from kube.identities import Identity
-from kube.network import ip
-from kube.volumes import Memory, Mount
+from kube.node.cgroups import Cgroup
+from kube.node.identities import Identity
+from kube.node.network import ip
+from kube.node.volumes import Memory, Mount
 
 PROGRAMS = ("chmod", "cp", "env", "ip", "mount", "nsenter", "pivot_root", "setpriv", "umount", "unshare")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -170,6 +170,7 @@ def remove_device(name: str) -> None:
     subprocess.run(["ip", "link", "del", name], stderr=subprocess.DEVNULL, timeout=60, check=False)
 
 
+@functools.cache
 def missing() -> str:
     """Return the reason why no pods can be made here; "" if they can."""
     if sys.platform != "linux" or os.geteuid():
@@ -191,6 +192,7 @@ def _script(container: Container, address: Address, folder: Path, cgroup: Cgroup
     base, own = quote(str(folder / "base")), f"/proc/{os.getpid()}/ns/net"
     yield f"""exec 2>&1
 set -e
+umask 022
 echo {quote(container.hostname)} > /proc/sys/kernel/hostname
 {{
 ip -batch - <<'END'

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kube import cgroups
+from kube.node import cgroups
 
 PREFIX = "hk"
 NUMBERS = range(100, 200)

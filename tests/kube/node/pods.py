@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kube import cgroups, statuses
-from kube.cgroups import Cgroup
-from kube.client import AWAY, Client, Object, RefusedError
-from kube.containers import Image, StartError, container
-from kube.events import Events
-from kube.identities import ConfigError
-from kube.sandbox import Address, Container, Sandbox, SandboxError
-from kube.volumes import MountError, Volumes, quantity
+from kube.node import cgroups, statuses
+from kube.node.cgroups import Cgroup
+from kube.node.client import AWAY, Client, Object, RefusedError
+from kube.node.containers import Image, StartError, container
+from kube.node.events import Events
+from kube.node.identities import ConfigError
+from kube.node.sandbox import Address, Container, Sandbox, SandboxError
+from kube.node.volumes import MountError, Volumes, quantity
 
 TICK = 0.05
 """Seconds after which a pod that runs is looked at."""
