@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from kube.cases import PODS, RESTRICTED, SLEEP, conditions, ended, ready, traces, until
 from kube.kubelet import Delays, Kubelet, Network, missing
 from kube.node import cgroups
-from kube.played_api import PlayedApi
+from kube.node.cases import PODS, RESTRICTED, SLEEP, conditions, ended, ready, traces, until
+from kube.node.played_api import PlayedApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -262,7 +262,7 @@ def processes_with(word: str) -> list[str]:
 def test_a_killed_test_process_leaves_no_pod_and_its_bridge_is_swept(
     api: PlayedApi, run: Callable[..., str], tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", KILLED, api.url, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -278,7 +278,7 @@ def test_a_killed_test_process_leaves_no_pod_and_its_bridge_is_swept(
 
 
 def test_a_program_of_its_own(api: PlayedApi, run: Callable[..., str], tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [api.url, "a", "b", "--directory", str(tmp_path), "--image", "hopyard:test"]
     command = [sys.executable, "-m", "kube.kubelet", *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import threading
@@ -112,7 +113,9 @@ class Handler(BaseHTTPRequestHandler):
         at, api = urlsplit(self.path), self.api
         query = {key: values[0] for key, values in parse_qs(at.query).items()}
         if query.get("watch"):
-            return self._watch(int(query["resourceVersion"]), query["fieldSelector"].rpartition("=")[2])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._watch(int(query["resourceVersion"]), query["fieldSelector"].rpartition("=")[2])
+            return None
         with api.changed:
             if at.path == "/api/v1/pods":
                 node = query["fieldSelector"].rpartition("=")[2]

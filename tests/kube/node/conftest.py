@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kube.cases import PODS, traces
 from kube.kubelet import Delays, Kubelet
-from kube.played_api import PlayedApi
+from kube.node.cases import PODS, traces
+from kube.node.played_api import PlayedApi
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kube.cases import HARDENED, RESTRICTED, SECRETS, SLEEP, USER, secret, until
 from kube.kubelet import Kubelet, missing
+from kube.node.cases import HARDENED, RESTRICTED, SECRETS, SLEEP, USER, secret, until
 from kube.node.client import Object
-from kube.played_api import PlayedApi
+from kube.node.played_api import PlayedApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
