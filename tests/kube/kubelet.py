@@ -16,18 +16,19 @@ import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kube import cgroups, statuses
-from kube.containers import Image
-from kube.events import Events
-from kube.network import Network
-from kube.node_client import AWAY, MERGE, Client, Object, RefusedError
-from kube.pods import Delays, Node, Pod
-from kube.sandbox import Address, Sandbox, missing
+from kube.node import cgroups, statuses
+from kube.node.client import AWAY, MERGE, Client, Object, RefusedError
+from kube.node.containers import Image
+from kube.node.events import Events
+from kube.node.network import Network
+from kube.node.pods import Delays, Node, Pod
+from kube.node.sandbox import Address, Sandbox, missing
 
 __all__ = ["Delays", "Kubelet", "Network", "missing"]
 
@@ -79,12 +80,10 @@ class Kubelet:
         self._client = Client(url, token)
         self._events = Events(self._client, node)
         self._node = Node(
-            name=node,
             client=self._client,
             events=self._events,
             directory=directory,
             bridge=self._network.bridge,
-            gateway=self.gateway,
             images=images,
             delays=delays,
             group_kill=group_kill,
@@ -103,7 +102,11 @@ class Kubelet:
 
     def start(self) -> Kubelet:
         """Register the node, and run its pods in threads of this process."""
-        self._register()
+        try:
+            self._register()
+        except BaseException:
+            self.stop()
+            raise
         for thread in self._threads:
             thread.start()
         return self
@@ -159,8 +162,9 @@ class Kubelet:
             pods = list(self._pods.values())
         self._client.close()
         for pod in pods if cut else ():
-            if pod.sandbox is not None and not pod.over.is_set():
-                pod.sandbox.link(False)
+            if pod.sandbox is not None:
+                with contextlib.suppress(subprocess.CalledProcessError):  # it has ended meanwhile
+                    pod.sandbox.link(False)
         for pod in pods:
             pod.kill()
         for thread in self._threads:
@@ -169,7 +173,6 @@ class Kubelet:
         for pod in pods:
             pod.join()
         self._events.close()
-        cgroups.close(self._network.bridge)
         with contextlib.suppress(OSError):  # another node has pods there
             (self.directory / "pods").rmdir()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kube.node_client import Object
+from kube.node.client import Object
 
 Fetch = Callable[[str, str], Object | None]
 """(resource, name) → the object of the pod's namespace, or None."""

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kube import cgroups
 from kube.kubelet import Delays, Kubelet, Network, missing
-from kube.network import ip_json
-from kube.node_client import Object
-from kube.played_api import PlayedApi
+from kube.node import cgroups
+from kube.node.cases import PODS, RESTRICTED, SLEEP, conditions, ended, ready, traces, until
+from kube.node.played_api import PlayedApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
-
-PODS = "/api/v1/namespaces/default/pods"
-SECRETS = "/api/v1/namespaces/default/secrets"
-SLEEP = "import time; print('ready', flush=True); time.sleep(3600)"
-USER = 65532
-RESTRICTED = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
-HARDENED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-@pytest.fixture
-def api() -> Iterator[PlayedApi]:
-    with PlayedApi() as api:
-        yield api
-
-
-@pytest.fixture
-def images() -> dict[str, Any]:
-    return {"hopyard:test": {"COLOUR": "green"}}
-
-
-@pytest.fixture
-def kubelet(api: PlayedApi, images: dict[str, Any], tmp_path: Path) -> Iterator[Kubelet]:
-    delays = Delays(mount=0.1, image=0.2, config=0.1, content=0.1, longest=0.5)
-    with Kubelet(api.url, "", "node-0", directory=tmp_path, images=images, delays=delays) as kubelet:
-        yield kubelet
-    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
-    assert not [link for link in ip_json("link") if link["ifname"].startswith(kubelet.bridge)]
-    version, _ = cgroups.version()
-    assert version is None or not [path for path in version.root.iterdir() if path.name.endswith(kubelet.bridge)]
-
-
-@pytest.fixture
-def run(api: PlayedApi) -> Callable[..., str]:
-    """Bind a pod to a node. Returns its path."""
-
-    def run(name: str, code: str, node: str = "node-0", spec: Any = None, **container: Any) -> str:
-        command = {"command": ["python", "-c", code]}
-        one = {"name": "main", "image": "hopyard:test", **command, **container}
-        metadata = {"name": name, "namespace": "default", "labels": {"index": "7"}}
-        whole = {"nodeName": node, "restartPolicy": "Never", "containers": [one], **(spec or {})}
-        api.put(f"{PODS}/{name}", {"metadata": metadata, "spec": whole, "status": {"phase": "Pending"}}, "ADDED")
-        return f"{PODS}/{name}"
-
-    return run
-
-
-def secret(**content: str) -> Object:
-    data = {name: base64.b64encode(value.encode()).decode() for name, value in content.items()}
-    return {"metadata": {"name": "ticket"}, "data": data}
-
-
-def ended(pod: Object) -> Object:
-    """The terminated state of the only container."""
-    return dict(pod["status"]["containerStatuses"][0]["state"]["terminated"])
-
-
-def conditions(pod: Object) -> dict[str, tuple[str, str]]:
-    return {item["type"]: (item["status"], item.get("reason", "")) for item in pod["status"]["conditions"]}
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_node_has_what_it_can_give(api: PlayedApi, tmp_path: Path) -> None:
@@ -140,132 +72,9 @@ def talk(address: str) -> bool:
         return False
 
 
-def test_user_groups_and_capabilities(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    code = """if True:
-        import os, hopyard
-        status = dict(line.split(':', 1) for line in open('/proc/self/status'))
-        print(os.getuid(), os.getgid(), os.getgroups(), status['CapBnd'].strip(), status['NoNewPrivs'].strip())
-    """
-    path = run("one", code, spec={"securityContext": RESTRICTED}, securityContext=HARDENED)
-    api.wait(path, "Succeeded")
-    assert kubelet.log("one").split() == [str(USER), str(USER), f"[{USER}]", "0" * 16, "1"]
-    api.wait(run("two", code), "Succeeded")
-    assert kubelet.log("two").split() == ["0", "0", "[]", "00000000a80425fb", "0"]
-
-
-def test_what_may_not_run_as_root_does_not(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    path = run("one", SLEEP, spec={"securityContext": {"runAsNonRoot": True}})
-    pod = api.wait(path, reason="CreateContainerConfigError")
-    message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
-    assert message.startswith('container has runAsNonRoot and image will run as root (pod: "one_default(')
-    until(lambda: any(f"Error: {message}" == text and count > 1 for _, text, count in api.events()))
-    api.delete(path, 30)
-    assert api.wait(path, "Gone") == {}
-
-
-def test_a_secret_is_mounted_for_its_group_and_kept_up_to_date(
-    api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]
-) -> None:
-    code = """if True:
-        import os, time
-        while not os.path.exists('/run/a/ticket'): time.sleep(0.02)
-        mode = os.stat('/run/a/ticket')
-        print(oct(mode.st_mode), mode.st_uid, mode.st_gid, open('/run/a/ticket').read(), os.readlink('/run/a/ticket'))
-        try: open('/run/a/other', 'w')
-        except OSError as error: print(error.strerror, flush=True)
-        while open('/run/a/ticket').read() == 'first': time.sleep(0.02)
-        print(open('/run/a/ticket').read())
-    """
-    volume = {"name": "a", "secret": {"secretName": "ticket", "optional": True, "defaultMode": 0o400}}
-    path = run(
-        "one",
-        code,
-        spec={"securityContext": RESTRICTED, "volumes": [volume]},
-        volumeMounts=[{"name": "a", "mountPath": "/run/a"}],
-    )
-    api.wait(path, "Running")
-    api.put(f"{SECRETS}/ticket", secret(ticket="first"))
-    until(lambda: "Read-only file system" in kubelet.log("one"))
-    assert kubelet.log("one").splitlines()[0] == f"0o100440 0 {USER} first ..data/ticket"
-    api.put(f"{SECRETS}/ticket", secret(ticket="second"))
-    api.wait(path, "Succeeded")
-    assert kubelet.log("one").splitlines()[-1] == "second"
-
-
-def test_a_pod_waits_for_its_secret(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    path = run(
-        "one",
-        "print(open('/run/a/x/key').read())",
-        spec={
-            "volumes": [
-                {"name": "a", "secret": {"secretName": "ticket", "items": [{"key": "ticket", "path": "x/key"}]}}
-            ]
-        },
-        volumeMounts=[{"name": "a", "mountPath": "/run/a"}],
-    )
-    said = 'MountVolume.SetUp failed for volume "a" : secret "ticket" not found'
-    until(lambda: any(event[:2] == ("FailedMount", said) and event[2] > 1 for event in api.events()))
-    api.wait(path, reason="ContainerCreating")
-    api.put(f"{SECRETS}/ticket", secret(ticket="here"))
-    api.wait(path, "Succeeded")
-    assert kubelet.log("one") == "here\n"
-
-
-def test_a_volume_of_unknown_kind_is_refused(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    run("one", SLEEP, spec={"volumes": [{"name": "a", "nfs": {"server": "b"}}]})
-    until(lambda: any(reason == "FailedMount" and "nfs" in message for reason, message, _ in api.events()))
-
-
-def test_empty_directories_and_shared_memory(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    code = """if True:
-        import os
-        size = lambda path: os.statvfs(path).f_blocks * os.statvfs(path).f_frsize >> 20
-        print(size('/dev/shm'), size('/fast'), oct(os.stat('/fast').st_mode), oct(os.stat('/slow').st_mode))
-        for folder in ('/dev/shm', '/fast', '/slow', '/tmp'): open(folder + '/file', 'w').write('x')
-    """
-    volumes: list[Object] = [
-        {"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "20Mi"}},
-        {"name": "slow", "emptyDir": {}},
-    ]
-    path = run(
-        "one",
-        code,
-        spec={"securityContext": RESTRICTED, "volumes": volumes},
-        volumeMounts=[{"name": volume["name"], "mountPath": f"/{volume['name']}"} for volume in volumes],
-    )
-    api.wait(path, "Succeeded")
-    assert kubelet.log("one").split() == ["64", "20", "0o43777", "0o42777"]
-    assert not Path("/tmp/file").exists()
-
-
-def test_environment(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    api.put(f"{SECRETS}/ticket", secret(ticket="s3cret"))
-    fields = {
-        "NODE": "spec.nodeName",
-        "NAME": "metadata.name",
-        "INDEX": "metadata.labels['index']",
-        "IP": "status.podIP",
-    }
-    env: list[Object] = [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()]
-    env.append({"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "ticket", "key": "ticket"}}})
-    env.append({"name": "BOTH", "value": "$(NODE) and 'more'"})
-    code = "import os, json, socket; print(json.dumps({**os.environ, 'host': socket.gethostname()}))"
-    path = run("one", code, env=env, spec={"hostname": "own-name"})
-    pod = api.wait(path, "Succeeded")
-    variables = json.loads(kubelet.log("one"))
-    assert variables.pop("PATH").startswith(str(Path(sys.executable).parent))
-    variables.pop("LC_CTYPE", None)  # Python sets it
-    assert variables == {
-        **{"NODE": "node-0", "NAME": "one", "INDEX": "7", "KEY": "s3cret", "BOTH": "node-0 and 'more'"},
-        **{"IP": pod["status"]["podIP"], "HOME": "/root", "COLOUR": "green"},
-        **{"HOSTNAME": "own-name", "host": "own-name"},
-    }
-
-
-def test_a_missing_key_is_a_configuration_error(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:
-    env = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "ticket", "key": "ticket"}}}]
-    pod = api.wait(run("one", SLEEP, env=env), reason="CreateContainerConfigError")
-    assert pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"] == 'secret "ticket" not found'
+def test_networks_of_several_sessions() -> None:
+    with Network() as one, Network() as two:
+        assert one.bridge != two.bridge and one.gateway != two.gateway
 
 
 def test_an_image_that_is_not_there(
@@ -312,7 +121,7 @@ def test_sigterm_then_sigkill(api: PlayedApi, kubelet: Kubelet, run: Callable[..
     for path in paths:
         api.wait(path, "Running")
     for name in ("polite", "deaf"):
-        until(lambda name=name: "ready" in kubelet.log(name))
+        until(partial(ready, kubelet, name))
     processes = kubelet.processes("deaf")
     assert len(processes) == 2 and next(iter(processes)) == kubelet.pid("deaf")
     for path, seconds in zip(paths, (3600, 1), strict=True):
@@ -425,7 +234,7 @@ def test_an_end_is_told_once_the_api_server_is_back(api: PlayedApi, kubelet: Kub
     api.wait(path, "Running")
     api.away = True
     os.kill(kubelet.pid("one"), signal.SIGKILL)
-    until(lambda: not kubelet.running())
+    until(lambda: f"{path}/status" in api.refused)
     assert api.objects[path]["status"]["phase"] == "Running"
     api.away = False
     assert ended(api.wait(path, "Failed"))["exitCode"] == 137
@@ -453,7 +262,7 @@ def processes_with(word: str) -> list[str]:
 def test_a_killed_test_process_leaves_no_pod_and_its_bridge_is_swept(
     api: PlayedApi, run: Callable[..., str], tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", KILLED, api.url, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -461,16 +270,15 @@ def test_a_killed_test_process_leaves_no_pod_and_its_bridge_is_swept(
         word = uuid.uuid4().hex
         api.wait(run("one", f"'{word}'; {SLEEP}"), "Running")
         until(lambda: processes_with(word))
+        before = traces(bridge)
         process.kill()
     until(lambda: not processes_with(word))
     Network().close()
-    assert bridge not in [link["ifname"] for link in ip_json("link")]
-    version, _ = cgroups.version()
-    assert version is None or not (version.root / f"{cgroups.PREFIX}{bridge}").exists()
+    assert before and not before & traces(bridge)
 
 
 def test_a_program_of_its_own(api: PlayedApi, run: Callable[..., str], tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [api.url, "a", "b", "--directory", str(tmp_path), "--image", "hopyard:test"]
     command = [sys.executable, "-m", "kube.kubelet", *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

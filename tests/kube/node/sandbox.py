@@ -1,8 +1,10 @@
 """The namespaces of a pod. Its container is process 1 of its own pid, net, mount, uts and ipc namespaces.
 
 The root is an overlay of this machine's `/`, so that it has Python and the code that is tested; /tmp, /run, /dev and
-/sys are its own. Nothing outlives the thread that starts a pod: the kernel ends the first process with that thread,
-and with process 1 all others, the network device and the mounts.
+/sys are its own. What a pod writes, other than in volumes, takes memory and counts as such.
+
+Nothing outlives the thread that starts a pod: the kernel ends the first process with that thread, and with process 1
+all others, the network device and the mounts.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from pathlib import Path
 from shlex import join, quote
 
 from hosts import code_elsewhere
-from kube.cgroups import Cgroup
-from kube.identities import Identity
-from kube.network import ip
-from kube.volumes import Memory, Mount
+from kube.node.cgroups import Cgroup
+from kube.node.identities import Identity
+from kube.node.network import ip
+from kube.node.volumes import Memory, Mount
 
 PROGRAMS = ("chmod", "cp", "env", "ip", "mount", "nsenter", "pivot_root", "setpriv", "umount", "unshare")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -146,7 +148,7 @@ class Sandbox:
         return found
 
     def link(self, up: bool) -> None:
-        """Let packets through to the pod and from it, or none."""
+        """Let packets through to the pod and from it, or none. Raises CalledProcessError if it is over."""
         ip("link", "set", self.address.device, "up" if up else "down")
 
     def close(self) -> None:
@@ -168,6 +170,7 @@ def remove_device(name: str) -> None:
     subprocess.run(["ip", "link", "del", name], stderr=subprocess.DEVNULL, timeout=60, check=False)
 
 
+@functools.cache
 def missing() -> str:
     """Return the reason why no pods can be made here; "" if they can."""
     if sys.platform != "linux" or os.geteuid():
@@ -189,6 +192,7 @@ def _script(container: Container, address: Address, folder: Path, cgroup: Cgroup
     base, own = quote(str(folder / "base")), f"/proc/{os.getpid()}/ns/net"
     yield f"""exec 2>&1
 set -e
+umask 022
 echo {quote(container.hostname)} > /proc/sys/kernel/hostname
 {{
 ip -batch - <<'END'
@@ -215,7 +219,7 @@ cat {quote(str(folder / "hosts"))} > etc/hosts"""
     if cgroup is not None:
         yield f"echo 0 > {cgroup.path}/cgroup.procs"
         enter = "unshare --cgroup " if cgroup.version.number == 2 else ""
-    yield "pivot_root . .\numount -l .\nwait $!"
+    yield "wait $!\npivot_root . .\numount -l ."
     for path in ["/", *OWN] if container.read_only else []:
         if path not in {mount.target for mount in container.mounts}:
             yield f"mount -o remount,bind,ro {path}"

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from kube.identities import ConfigError, identity
-from kube.node_client import Object
-from kube.sandbox import SYSTEM_PATH, Container
-from kube.volumes import Fetch, Mount, Volumes
+from kube.node.client import Object
+from kube.node.identities import ConfigError, identity
+from kube.node.sandbox import SYSTEM_PATH, Container
+from kube.node.volumes import Fetch, Mount, Volumes
 
 Image = Mapping[str, str] | Path | str
 """Environment variables, or a folder, readable for all, that is the first in PYTHONPATH."""

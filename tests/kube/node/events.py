@@ -7,8 +7,8 @@ import queue
 import threading
 import uuid
 
-from kube import statuses
-from kube.node_client import AWAY, MERGE, Client, Object, RefusedError
+from kube.node import statuses
+from kube.node.client import AWAY, MERGE, Client, Object, RefusedError
 
 
 class Events:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kube import cgroups
+from kube.node import cgroups
 
 PREFIX = "hk"
 NUMBERS = range(100, 200)
@@ -42,7 +42,8 @@ class Network:
         return next(self._nodes)
 
     def close(self) -> None:
-        """Remove the bridge. Kubelets must have stopped before."""
+        """Remove the bridge, and the cgroup of all pods. Kubelets must have stopped before."""
+        cgroups.close(self.bridge)
         ip("link", "del", self.bridge)
 
     def __enter__(self) -> Network:
@@ -81,7 +82,7 @@ def _free_number() -> int:
     """Return a number that no bridge has, whose subnet nothing on this machine uses."""
     names = {link.get("ifname") for link in ip_json("link")}
     used = {str(route.get("dst", "")) for route in ip_json("-4", "route", "show", "table", "all")}
-    start = os.getpid() % len(NUMBERS)  # so that a number is not used again at once
+    start = os.getpid() % len(NUMBERS)  # processes beside each other do not take what one has just given back
     for number in [*NUMBERS[start:], *NUMBERS[:start]]:
         if f"{PREFIX}{number}" not in names and not any(route.startswith(f"10.{number}.") for route in used):
             return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import threading
@@ -10,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from kube.node_client import Object
+from kube.node.client import Object
 
 
 class PlayedApi:
@@ -79,8 +80,12 @@ class PlayedApi:
                 state.get("waiting", {}).get("reason") == reason for state in states
             )
 
+        def over() -> bool:
+            return phase != "Gone" and self.objects[path]["status"].get("phase") in ("Succeeded", "Failed")
+
         with self.changed:
-            assert self.changed.wait_for(state, seconds), self.objects.get(path)
+            self.changed.wait_for(lambda: state() or over(), seconds)
+            assert state(), self.objects.get(path)
             return copy.deepcopy(self.objects.get(path, {}))
 
     def events(self) -> list[tuple[str, str, int]]:
@@ -108,7 +113,9 @@ class Handler(BaseHTTPRequestHandler):
         at, api = urlsplit(self.path), self.api
         query = {key: values[0] for key, values in parse_qs(at.query).items()}
         if query.get("watch"):
-            return self._watch(int(query["resourceVersion"]), query["fieldSelector"].rpartition("=")[2])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._watch(int(query["resourceVersion"]), query["fieldSelector"].rpartition("=")[2])
+            return None
         with api.changed:
             if at.path == "/api/v1/pods":
                 node = query["fieldSelector"].rpartition("=")[2]

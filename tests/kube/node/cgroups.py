@@ -27,14 +27,22 @@ class Version:
     limit: str
     swap: str
     kills: str
+    group: str
 
     def swap_limit(self, limit: int) -> int:
         """Return the value by which no swap is used: version 1 counts memory and swap together."""
         return limit if self.number == 1 else 0
 
 
-ONE = Version(1, CGROUPS / "memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
-TWO = Version(2, CGROUPS, "memory.max", "memory.swap.max", "memory.events")
+ONE = Version(
+    1,
+    CGROUPS / "memory",
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "memory.oom_control",
+    "memory.oom_control",
+)
+TWO = Version(2, CGROUPS, "memory.max", "memory.swap.max", "memory.events", "memory.oom.group")
 
 
 @functools.cache
@@ -55,10 +63,20 @@ def version() -> tuple[Version | None, str]:
 
 
 class Cgroup:
-    """The memory cgroup of a pod. `limit`: bytes; None: none. `bridge` names the test process."""
+    """The memory cgroup of a pod.
 
-    def __init__(self, which: Version, bridge: str, pod: str, limit: int | None) -> None:
-        self.version = which
+    Args:
+        which: its version.
+        bridge: names the test process.
+        pod: its name.
+        limit: in bytes; None: none.
+        group: whether the pod ends as a whole when memory runs out; else the kernel kills one process. Version 1 has
+            no such kill: processes that need memory sleep until the pod is killed by whoever asks `ran_out`.
+    """
+
+    def __init__(self, which: Version, bridge: str, pod: str, limit: int | None, group: bool) -> None:
+        self.version, self._ran_out = which, False
+        self._count = "under_oom" if group and which.number == 1 else "oom_kill"
         base = which.root / f"{PREFIX}{bridge}"
         base.mkdir(exist_ok=True)
         if which.number == 2:
@@ -69,14 +87,15 @@ class Cgroup:
             (self.path / which.limit).write_text(str(limit))
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
                 (self.path / which.swap).write_text(str(which.swap_limit(limit)))
+        if group:
+            (self.path / which.group).write_text("1")
 
-    def kills(self) -> int:
-        """Return how many processes the kernel has killed because the limit was reached."""
-        for line in (self.path / self.version.kills).read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
+    def ran_out(self) -> bool:
+        """Return whether memory has run out."""
+        if not self._ran_out:
+            lines = (self.path / self.version.kills).read_text().splitlines()
+            self._ran_out = any(int(value) for name, value in map(str.split, lines) if name == self._count)
+        return self._ran_out
 
     def close(self) -> None:
         """Remove it, once its processes are gone."""
@@ -84,11 +103,10 @@ class Cgroup:
 
 
 def close(bridge: str) -> None:
-    """Remove the cgroup that holds those of all pods of a test process, once no pod is left."""
+    """Remove the cgroup that holds those of all pods of a test process. No pod may be left."""
     which, _ = version()
     if which is not None:
-        with contextlib.suppress(OSError):  # pods of another kubelet are in it, or it is gone
-            (which.root / f"{PREFIX}{bridge}").rmdir()
+        _remove(which.root / f"{PREFIX}{bridge}")
 
 
 def sweep(kept: Collection[str]) -> None:
@@ -96,9 +114,10 @@ def sweep(kept: Collection[str]) -> None:
     which, _ = version()
     for base in [] if which is None else which.root.glob(f"{PREFIX}hk*"):
         if base.name.removeprefix(PREFIX) not in kept:
-            for pod in [path for path in base.iterdir() if path.is_dir()]:
-                _remove(pod)
-            _remove(base)
+            with contextlib.suppress(FileNotFoundError):  # its process is removing it
+                for pod in [path for path in base.iterdir() if path.is_dir()]:
+                    _remove(pod)
+                _remove(base)
 
 
 def _remove(path: Path) -> None:

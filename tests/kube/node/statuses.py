@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from kube.node_client import Object
+from kube.node.client import Object
 
 Condition = tuple[str, bool, str, str]
 """(type, status, reason, message)"""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kube import cgroups, statuses
-from kube.cgroups import Cgroup
-from kube.containers import Image, StartError, container
-from kube.events import Events
-from kube.identities import ConfigError
-from kube.node_client import AWAY, Client, Object, RefusedError
-from kube.sandbox import Address, Container, Sandbox, SandboxError
-from kube.volumes import MountError, Volumes, quantity
+from kube.node import cgroups, statuses
+from kube.node.cgroups import Cgroup
+from kube.node.client import AWAY, Client, Object, RefusedError
+from kube.node.containers import Image, StartError, container
+from kube.node.events import Events
+from kube.node.identities import ConfigError
+from kube.node.sandbox import Address, Container, Sandbox, SandboxError
+from kube.node.volumes import MountError, Volumes, quantity
 
 TICK = 0.05
 """Seconds after which a pod that runs is looked at."""
@@ -45,12 +45,10 @@ class Delays:
 class Node:
     """What the pods of a node share."""
 
-    name: str
     client: Client
     events: Events
     directory: Path
     bridge: str
-    gateway: str
     images: Mapping[str, Image]
     delays: Delays
     group_kill: bool
@@ -145,7 +143,7 @@ class Pod:
         limits = (self.manifest["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
         limit = quantity(limits["memory"]) if "memory" in limits else None
         name = self.manifest["metadata"]["uid"]
-        return None if version is None else Cgroup(version, self._node.bridge, name, limit)
+        return None if version is None else Cgroup(version, self._node.bridge, name, limit, self._node.group_kill)
 
     def _start(self, cgroup: Cgroup | None) -> Sandbox:
         """Return the sandbox with the container, once all is there that it needs."""
@@ -222,7 +220,7 @@ class Pod:
                 kill_at = now
             if kill_at is not None and now >= kill_at + self.manifest["metadata"].get("deletionGracePeriodSeconds", 30):
                 sandbox.kill()
-            if self._node.group_kill and cgroup is not None and cgroup.kills():
+            if self._node.group_kill and cgroup is not None and cgroup.ran_out():
                 sandbox.kill()
             if self._volumes.live and now >= refresh_at:
                 with contextlib.suppress(RefusedError, *AWAY):
@@ -232,7 +230,7 @@ class Pod:
     def _ended(self, sandbox: Sandbox, cgroup: Cgroup | None) -> Object:
         """Return the status of a pod whose container is over."""
         code = sandbox.wait()
-        reason = "OOMKilled" if cgroup is not None and cgroup.kills() else "Error" if code else "Completed"
+        reason = "OOMKilled" if cgroup is not None and cgroup.ran_out() else "Error" if code else "Completed"
         message = sandbox.message()
         policy = self.manifest["spec"]["containers"][0].get("terminationMessagePolicy")
         if code and not message and policy == "FallbackToLogsOnError":

@@ -1,0 +1,1 @@
+"""What a kubelet does on its node."""
