@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,18 +26,23 @@ pytestmark = [
 ]
 LONG = pytest.mark.long
 MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
+OTHER = f"""
+__version__, __path__ = "0.0.9", [{str(Path(hy.__file__).parent)!r}]
+"""
+"""Hopyard's code under another version."""
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Its controllers' time runs 20 times as fast: finished Jobs are deleted after 30 s."""
-    other = tmp_path_factory.mktemp("other")
-    (other / "hopyard").mkdir()
-    (other / "hopyard" / "__init__.py").write_text("__version__ = '0.0.9'\n")
-    images = {"hopyard:test": {}, "hopyard:other": other}
-    with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
-        yield made
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as other:  # pods have a /tmp of their own
+        os.chmod(other, 0o755)
+        (Path(other) / "hopyard").mkdir()
+        (Path(other) / "hopyard" / "__init__.py").write_text(OTHER)
+        images = {"hopyard:test": {}, "hopyard:other": Path(other)}
+        with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
+            yield made
 
 
 @pytest.fixture(autouse=True)

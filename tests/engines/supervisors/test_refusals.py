@@ -166,7 +166,7 @@ def test_a_run_on_spark_whose_executors_lack_a_framework(tmp_path: Path) -> None
     from played_spark import Session
 
     session = Session(2)
-    agents = hy.Spark(session, workers=2, host="127.0.0.1").open(launch(tmp_path, ("no_such_framework",)))
+    agents = hy.Spark(session, workers=2, address="127.0.0.1").open(launch(tmp_path, ("no_such_framework",)))
     try:
         for slot in range(2):
             agents.start(slot)
@@ -190,7 +190,7 @@ def test_a_refused_task_of_spark_makes_no_storm_of_jobs(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("hopyard.engines.supervisors.pool.version_fault", refused)
     session = Session(2)
-    agents: Any = hy.Spark(session, workers=2, host="127.0.0.1").open(launch(tmp_path))
+    agents: Any = hy.Spark(session, workers=2, address="127.0.0.1").open(launch(tmp_path))
     try:
         for slot in range(2):
             agents.start(slot)

@@ -114,7 +114,7 @@ def sweep(kept: Collection[str]) -> None:
     which, _ = version()
     for base in [] if which is None else which.root.glob(f"{PREFIX}hk*"):
         if base.name.removeprefix(PREFIX) not in kept:
-            with contextlib.suppress(FileNotFoundError):  # its process is removing it
+            with contextlib.suppress(OSError):  # its process is removing it, or about to end
                 for pod in [path for path in base.iterdir() if path.is_dir()]:
                     _remove(pod)
                 _remove(base)

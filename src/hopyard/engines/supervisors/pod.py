@@ -19,7 +19,7 @@ from hopyard.engines.supervisors.host import TERMINATED_CODE, UNFIT_CODE, Superv
 from hopyard.engines.supervisors.supervisor import host_name
 from hopyard.errors import UsageError
 
-TICKET_SECONDS = 90.0
+TICKET_SECONDS = 150.0
 """How long to wait for the file: kubelets look for new Secrets about once a minute."""
 LOOK_SECONDS = 0.2
 """Time between two looks for it."""
