@@ -39,11 +39,13 @@ POLICY = {
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
 }
-STAY = "import signal, sys, time; signal.signal(15, lambda *a: sys.exit({code})); time.sleep(600)"
+READY = "ready\n"
+"""What a pod writes that handles SIGTERM from now on: a process 1 that does not is not ended by it."""
+STAY = "import signal, sys, time; signal.signal(15, lambda *a: sys.exit({code})); print('ready'); time.sleep(600)"
 ZERO = "import os, sys, time; {first} if os.environ['JOB_COMPLETION_INDEX'] == '0' else time.sleep(600)"
 BEHAVIOURS: dict[str, tuple[str, Callable[[int], Life]]] = {
-    "leaves with 0": (STAY.format(code=0), lambda index: Life(on_term=0)),
-    "leaves with 143": (STAY.format(code=143), lambda index: Life(on_term=143)),
+    "leaves with 0": (STAY.format(code=0), lambda index: Life(on_term=0, log=READY)),
+    "leaves with 143": (STAY.format(code=143), lambda index: Life(on_term=143, log=READY)),
     "0 exits with 1": (
         ZERO.format(first="(time.sleep(4), sys.exit(1))"),
         lambda index: Life(on_term=None) if index else Life(seconds=4, code=1),
@@ -161,8 +163,17 @@ class Lab:
         self.until(pattern, lambda: len(names()) >= pods)
 
     def running(self, job: str, n: int) -> None:
-        """Wait until so many pods of a Job run."""
-        self.until(f"{n} pods of {job} run", lambda: sum(map(_runs, self.pods(job))) == n)
+        """Wait until so many pods of a Job run, and handle SIGTERM."""
+        self.until(f"{n} pods of {job} run", lambda: sum(map(self._is_ready, self.pods(job))) == n)
+
+    def _is_ready(self, pod: Object) -> bool:
+        if not _runs(pod):
+            return False
+        try:
+            with self.driver.open("GET", f"{self.root}/pods/{pod['metadata']['name']}/log") as response:
+                return bool(response.read().decode() == READY)
+        except Failed:  # gone since
+            return False
 
     def scale(self, job: str, n: int) -> Object:
         return self.patch(job, {"parallelism": n, "completions": n})
@@ -298,13 +309,13 @@ def deleted_exit_143(lab: Lab) -> None:
     """A pod is deleted, its replacement evicted; both leave with 143. The Job grows, shrinks, is suspended, resumed."""
     lab.start("b", "leaves with 143")
     _delete_one(lab)
-    lab.seen("DELETED", 1)
+    lab.seen("DELETED")
     lab.running("b", 2)
     lab.status("b")
     _evict(lab)
     lab.status("b")
     lab.record(lab.scale("b", 3)["spec"]["completions"])
-    lab.seen("b-2-.* Running")
+    lab.running("b", 2)
     lab.record({key: value for key, value in lab.scale("b", 1).items() if key in ("code", "message")})
     lab.status("b")
     lab.patch("b", {"suspend": True})
@@ -337,6 +348,7 @@ def quota(lab: Lab) -> None:
         "the quota is counted", lambda: lab.admin.get(f"{lab.root}/resourcequotas/q").get("status", {}).get("used")
     )
     lab.start("e", "leaves with 143", 3)
+    lab.running("e", 1)
     lab.status("e")
     lab.events("FailedCreate", 160)
     lab.end("e")
