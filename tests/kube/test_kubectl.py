@@ -140,6 +140,6 @@ def test_lists_of_other_kinds(kubectl: Kubectl, admin: Client) -> None:
 
 def test_the_experiments_run_through_a_proxy_of_kubectl(cluster: Cluster, command: list[str]) -> None:
     with PlayedKubelet(cluster, played), real_cluster(command[2]) as admin:
-        lab = run(ttl, admin, "other")
+        lab = run(ttl, admin, "other", cluster.set_speed)
     expected = parsed((OBSERVED / "ttl.txt").read_text())
     assert parsed("\n".join(lab.lines)).others == expected.others
