@@ -43,7 +43,9 @@ def main(args, ctx):
         step = tf.train.get_or_create_global_step()
         optimizer = tf.train.AdamOptimizer(0.01)
         gradients = [optimizer.compute_gradients(loss, tf.trainable_variables()) for *_, loss in replicas]
-        averages = [(tf.add_n([pair[0] for pair in pairs]) / workers, pairs[0][1]) for pairs in zip(*gradients, strict=True)]
+        averages = [
+            (tf.add_n([pair[0] for pair in pairs]) / workers, pairs[0][1]) for pairs in zip(*gradients, strict=True)
+        ]
         together = optimizer.apply_gradients(averages, step)
         alone = [optimizer.apply_gradients(pairs, step) for pairs in gradients]
     rows, targets, logits, _ = replicas[0]
