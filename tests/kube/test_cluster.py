@@ -98,6 +98,8 @@ def test_objects_survive_a_restart(cluster: Cluster, admin: Client) -> None:
     threading.Timer(0.1, lambda: admin.post(SECRETS, {"metadata": {"name": "b"}})).start()
     assert next(later)["object"]["metadata"]["name"] == "b"
     later.close()  # type: ignore[attr-defined]
+    cluster.restart(0.1)
+    assert cluster.url == url and names(admin, SECRETS) == ["a", "b"]
 
 
 def test_while_the_server_is_down_nothing_happens(cluster: Cluster, admin: Client) -> None:

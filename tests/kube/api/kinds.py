@@ -207,7 +207,7 @@ def _job(job: Object) -> Causes:
     template = spec.setdefault("template", {})
     labels = {**own, "controller-uid": meta["uid"], "job-name": meta["name"]}
     template.setdefault("metadata", {}).setdefault("labels", {}).update(labels)
-    meta["labels"] = {**labels, **(meta.get("labels") or {})}
+    meta["labels"] = meta.get("labels") or dict(template["metadata"]["labels"])
     job["status"] = {}
     causes = _job_spec(spec)
     causes += check_labels("spec.template.labels", template["metadata"]["labels"])

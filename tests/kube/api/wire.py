@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from kube.api.access import ADMIN, NODE, unauthorized
 from kube.api.errors import Cut, Refused, bad_request, forbidden
 from kube.api.routes import Answer, Request
+from kube.faults import Fault
 
 if TYPE_CHECKING:
     from kube.server import Cluster
@@ -91,30 +92,7 @@ class Handler(BaseHTTPRequestHandler):
             request = self._request()
             if cluster.is_lost(request.user):
                 raise Cut
-            hook = fault = None
-            if not request.user.startswith(NODE):
-                cluster.requests.append((self.command, self.path))
-                hook = cluster.on_request
-                if hook is not None:
-                    hook("before", request)
-                fault = cluster.faults.take(f"{self.command} {self.path}")
-            if fault is not None and fault.kind == "cut":
-                raise Cut
-            if fault is not None and fault.kind == "half-open":
-                self._hold("watch" in request.query)
-            is_watch = "watch" in request.query and fault is not None and fault.kind == 410
-            if fault is not None and isinstance(fault.kind, int) and not is_watch:
-                raise fault.refusal()
-            if is_watch and fault is not None:
-                event = json.dumps({"type": "ERROR", "object": fault.refusal().status}).encode() + b"\n"
-                answer = Answer(200, iter([event]))
-            else:
-                answer = cluster.api.answer(request)
-            if fault is not None and fault.kind == "lost":
-                raise Cut
-            if hook is not None:
-                hook("after", request)
-            self._write(answer, request)
+            self._write(self._answer(request), request)
         except Refused as refusal:
             headers = {}
             if "retryAfterSeconds" in refusal.details:
@@ -130,6 +108,35 @@ class Handler(BaseHTTPRequestHandler):
             self._send(500, json.dumps(status).encode(), "application/json", {})
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do
+
+    def _answer(self, request: Request) -> Answer:
+        """Return the answer; requests of all but kubelets are listed, hooked, and meet faults."""
+        cluster = self.server.cluster
+        if request.user.startswith(NODE):
+            return cluster.api.answer(request)
+        cluster.requests.append((self.command, self.path))
+        hook = cluster.on_request
+        if hook is not None:
+            hook("before", request)
+        fault = cluster.faults.take(f"{self.command} {self.path}")
+        answer = cluster.api.answer(request) if fault is None else self._meet(fault, request)
+        if hook is not None:
+            hook("after", request)
+        return answer
+
+    def _meet(self, fault: Fault, request: Request) -> Answer:
+        """Do to a request what a fault says."""
+        is_watch = "watch" in request.query
+        if fault.kind == "half-open":
+            self._hold(is_watch)
+        if fault.kind == "lost":
+            self.server.cluster.api.answer(request)
+        if not isinstance(fault.kind, int):
+            raise Cut
+        refusal = fault.refusal()
+        if fault.kind == 410 and is_watch:
+            return Answer(200, iter([json.dumps({"type": "ERROR", "object": refusal.status}).encode() + b"\n"]))
+        raise refusal
 
     def _request(self) -> Request:
         """Read a request.
@@ -201,7 +208,6 @@ class Handler(BaseHTTPRequestHandler):
             self._headers("application/json")
         while not self._gone():
             self.server.closing.wait(0.05)
-        raise Cut
 
     def _gone(self) -> bool:
         """Whether the client has closed its connection, or the server is closing."""
