@@ -136,6 +136,8 @@ class SupervisorHost:
         """Whether a supervisor has left as it cannot work for this driver."""
         self._farewell = ""
         """Why this process was told to end; empty: it was not."""
+        self._began = time.monotonic()
+        """A pod dials for CUT_SECONDS from then on: its network may come late."""
         self._open = True
 
     def run(self) -> int:
@@ -184,7 +186,7 @@ class SupervisorHost:
         for child, code in self._reap():
             if child.dialled:
                 self._reached, self._reached_at = True, now
-            if code == UNREACHED_CODE:
+            if code == UNREACHED_CODE and not (self._pod and now - self._began < CUT_SECONDS):
                 self._unreached.append(child.number)
             elif code == UNFIT_CODE:
                 self._unfit = True
