@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,11 +39,16 @@ def shared() -> Iterator[Path]:
         yield path
 
 
-def engine(lab: Lab, workers: int, shared: Path, threads: int = 1) -> Any:
+def engine(lab: Lab, workers: int, shared: Path) -> Any:
     """Return an engine whose pods share a folder, as by a claim that many may write."""
     volume = {"name": "shared", "hostPath": {"path": str(shared)}}
     mount = {"name": "shared", "mountPath": str(shared)}
-    pod = {"volumes": [volume], "containers": [{"name": "hopyard", "volumeMounts": [mount]}]}
+    user = {"runAsUser": os.getuid(), "runAsGroup": os.getgid(), "runAsNonRoot": False}  # who may write it
+    pod = {
+        "securityContext": user,
+        "volumes": [volume],
+        "containers": [{"name": "hopyard", "volumeMounts": [mount]}],
+    }
     env = {"TF_CPP_MIN_LOG_LEVEL": "2"}
     return lab.engine(workers=workers, memory="3Gi", pod=pod, env=env, cpu=0.5)
 
