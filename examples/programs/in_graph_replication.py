@@ -9,7 +9,7 @@ Between-graph replication, where each worker has a graph and a session of its ow
 
 import json
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hopyard as hy
 
@@ -67,11 +67,8 @@ def main(args, ctx):
                 session.run(alone[worker], batch(worker, number))
 
         if args["asynchronous"]:
-            threads = [threading.Thread(target=drive, args=(worker,)) for worker in range(workers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(workers) as threads:
+                list(threads.map(drive, range(workers)))  # raises what a replica has raised
         else:
             for number in range(args["steps"]):
                 feeds = {}

@@ -37,7 +37,10 @@ RICH: dict[str, Any] = {
     "terminationGracePeriodSeconds": 60,
     "securityContext": {"runAsUser": 1000, "runAsGroup": None, "fsGroup": 100},
     "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "rows", "readOnly": True}}],
-    "initContainers": [{"name": "warm", "image": "busybox:1", "command": ["true"]}],
+    "initContainers": [
+        {"name": "warm", "image": "busybox:1", "command": ["true"]},
+        {"name": "logs", "image": "fluent/fluent-bit:3", "restartPolicy": "Always"},
+    ],
     "containers": [
         {
             "name": "hopyard",
@@ -45,8 +48,8 @@ RICH: dict[str, Any] = {
             "env": [{"name": "HOME", "value": "/home/me"}, {"name": "HF_HOME", "value": "/data/hf"}],
             "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "data", "mountPath": "/tmp"}],
             "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+            "resources": {"limits": {"rdma/hca": "1"}},
         },
-        {"name": "logs", "image": "fluent/fluent-bit:3", "resources": {"limits": {"memory": "64Mi"}}},
     ],
 }
 
@@ -115,6 +118,7 @@ def test_amounts() -> None:
 
     assert amounts() == {"cpu": "1", "memory": "2Gi"}
     assert amounts(workers_per_pod=3, threads=2) == {"cpu": "6", "memory": "6Gi"}
+    assert amounts(cpu="500m")["cpu"] == "500m" and amounts(cpu="4")["cpu"] == "4"
     assert amounts(cpu=1.5, memory="1.5G", gpus=2) == {"cpu": "1500m", "memory": "1.5G", "nvidia.com/gpu": "2"}
 
 
@@ -150,8 +154,8 @@ def test_what_is_ours_stays_and_is_told() -> None:
         "containers[hopyard].image",
         "containers[hopyard].command",
         "containers[hopyard].args",
-        "containers[hopyard].resources",
-        "containers[hopyard].terminationMessagePolicy",
+        "containers[hopyard].resources.limits.cpu",
+        "containers[hopyard].terminationMessagePath",
         "containers[hopyard].env[HOPYARD_NODE]",
         "containers[hopyard].env[HOPYARD_X]",
         "containers[hopyard].volumeMounts[/run/hopyard/ticket]",
@@ -227,7 +231,10 @@ def test_images(image: str) -> None:
         ({"image": "a\n"}, r"Kubernetes\(image\)"),
         ({"workers_per_pod": 0}, r"workers_per_pod=\).*>= 1, got 0"),
         ({"cpu": 0}, r"cpu=\).*0"),
-        ({"cpu": "1"}, r"cpu=\).*number"),
+        ({"cpu": "1 core"}, r"cpu=\).*500m"),
+        ({"cpu": "0m"}, r"cpu=\).*500m"),
+        ({"pod": {"hostNetwork": True}}, r"hostNetwork is refused"),
+        ({"pod": {"containers": [{"name": "log"}]}}, r"side-cars into initContainers"),
         ({"memory": 8}, r'memory=\).*"8Gi".*got 8'),
         ({"memory": "8GB"}, r"memory=\).*'8GB'"),
         ({"memory": "512m"}, r"memory=\).*'512m'"),

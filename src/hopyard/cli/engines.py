@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,8 +84,10 @@ def print_manifests(engine: object) -> None:
 
     if not isinstance(engine, Kubernetes):
         raise UsageError("--dry-run goes with --kubernetes IMAGE,workers=4, which is missing")
-    import yaml
-
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(f"--dry-run needs PyYAML: pip install 'hopyard[kubernetes]' ({error})") from None
     echo(yaml.safe_dump_all(engine.manifests(), sort_keys=False).rstrip())
 
 
@@ -118,9 +119,9 @@ def _pod(path: Path) -> Any:
         raise UsageError(f"--pod {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         import yaml
-
+    except ImportError as error:
+        raise UsageError(f"--pod needs PyYAML: pip install 'hopyard[kubernetes]' ({error})") from None
+    try:
         return yaml.safe_load(text)
-    except ImportError:
-        return json.loads(text)
     except yaml.YAMLError as error:
         raise UsageError(f"--pod {path} is no YAML: {error}") from None

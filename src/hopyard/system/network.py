@@ -35,12 +35,13 @@ def is_loopback(host: str) -> bool:
 def address_towards(host: str) -> str:
     """Return the address of this host that those on the way to `host` can dial.
 
-    Where the name `host` is unknown here, or stands for a loopback address, that is the address on the default route.
+    Where the name `host` is empty or unknown here, or stands for a loopback address, that is the address on the default
+    route.
     Without a network it is a loopback address.
     """
     if is_loopback(host):
         return host if ":" in host else LOOPBACK
-    for towards in (host, *_ELSEWHERE):
+    for towards in filter(None, (host, *_ELSEWHERE)):
         with contextlib.suppress(OSError):
             targets = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
             family, *_, target = min(targets, key=lambda each: each[0] != socket.AF_INET)

@@ -23,7 +23,7 @@ from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.engines.warm import Startable
 from hopyard.errors import SpecError
 from hopyard.ports.engines import Agents, LaunchInfo
-from hopyard.system.network import address_towards
+from hopyard.system.network import address_towards, is_loopback
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,11 @@ class Kubernetes(Startable):
         workers_per_pod: workers of one pod share its memory, its cache and its GPUs, as those of one host do.
         namespace: None: that of the context, or of this pod.
         context: of the kubeconfig; None: the current one, or in a pod the cluster's own.
-        address: name or address of this host that pods can dial; None: the one that connections to the API server have.
+        address: name or address of this host that pods can dial; None: the one that connections to the API server
+            have, or where that is on this host, the one on the default route.
         port: to listen on for workers, for their supervisors the next one, for States the one after that; 0: any that
             are free.
-        cpu: cores of each pod; None: `threads` for each of its workers.
+        cpu: cores of each pod, as 4 or "500m"; None: `threads` for each of its workers.
         memory: of each pod, with its shared memory, as "16Gi"; None: 2 GiB for each worker.
         gpus: of each pod; they go to its workers in turn.
         shm: shared memory of each pod, as "1Gi".
@@ -54,7 +55,8 @@ class Kubernetes(Startable):
         devices: "auto": workers get the pod's GPUs; None: the CPU.
         queue: Kueue's LocalQueue, by which pods are admitted.
         pod: a partial PodSpec, such as {"nodeSelector": {"gpu": "a100"}}, that is merged into the pods' by name; a
-            key "metadata" may have labels and annotations. What Hopyard needs wins, which a warning says.
+            key "metadata" may have labels and annotations, which the Jobs get too. What Hopyard needs wins, which a
+            warning says. The run directory keeps it, so secrets go by `secretKeyRef`.
         start_timeout: seconds to wait for the first worker, until the run ends with an error.
 
     Raises:
@@ -76,7 +78,7 @@ class Kubernetes(Startable):
         context: str | None = None,
         address: str | None = None,
         port: int = 0,
-        cpu: float | None = None,
+        cpu: float | str | None = None,
         memory: str | None = None,
         gpus: int = 0,
         shm: str = "1Gi",
@@ -102,7 +104,7 @@ class Kubernetes(Startable):
             scalar(image),
             workers_per_pod=self.workers_per_pod,
             threads=self.threads,
-            cpu=cpu,
+            cpu=scalar(cpu),
             memory=scalar(memory),
             gpus=gpus,
             shm=scalar(shm),
@@ -145,13 +147,17 @@ class Kubernetes(Startable):
     @property
     def endpoint(self) -> tuple[str, int]:
         """(host, port) that workers dial. Raises SpecError as `api` does."""
-        return self._address or address_towards(self.api.host), self._port
+        host = "" if is_loopback(self.api.host) else self.api.host  # as of kind and minikube
+        return self._address or address_towards(host), self._port
 
     def manifests(self) -> list[dict[str, Any]]:
         """Return what a run asks the cluster for, without its secrets: a Job and a Secret. Nothing is started."""
         pods = self.workers // self.workers_per_pod
         job = manifests.job(self.settings, "hopyard-00000000", 1, pods)
-        return [job, manifests.secret("hopyard-00000000", b"...", [])]
+        secret = manifests.secret("hopyard-00000000", b"...", [])
+        for each in (job, secret) if self.namespace else ():
+            each["metadata"]["namespace"] = self.namespace
+        return [job, secret]
 
     def open(self, launch: LaunchInfo) -> Agents:
         """Return the agents, of which none is started yet.

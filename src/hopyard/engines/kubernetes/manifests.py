@@ -48,10 +48,16 @@ _KEYS = {
 replaced; of these, tolerations for example, none is ours."""
 _OURS = re.compile(
     r"restartPolicy|hostname|volumes\[hopyard-[^]]*\]"
-    r"|containers\[hopyard\]\.(image|command|args|resources|terminationMessage(Path|Policy)"
+    r"|containers\[hopyard\]\.(image|command|args|terminationMessage(Path|Policy)"
+    r"|resources\.(requests|limits)\.(cpu|memory|nvidia\.com/gpu)"
     r"|env\[HOPYARD_[^]]*\]|volumeMounts\[(/run/hopyard(/[^]]*)?|/dev/shm)/?\])"
 )
 """Paths that `pod=` cannot change."""
+_REFUSED = {
+    "hostNetwork": "a pod must have a network and a host name of its own",
+    "setHostnameAsFQDN": "a pod is known by its short host name",
+}
+"""Field of a PodSpec → why it is refused."""
 _OUR_METADATA = re.compile(r"labels\.(app\.kubernetes\.io/managed-by|hopyard\.dev/.*)")
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|[kMGTPE]|[KMGTPE]i)")
 _POWERS = {"": 1, "k": 10**3, **{letter: 1000**n for n, letter in enumerate("MGTPE", 2)}} | {
@@ -106,7 +112,7 @@ def pod_settings(
         image: a reference of an image that has Python, Hopyard and the framework.
         workers_per_pod: at least 1.
         threads: of each worker.
-        cpu: cores of a pod; None: one for each thread of its workers.
+        cpu: cores of a pod, a number or a quantity such as "500m"; None: one for each thread of its workers.
         memory: of a pod, a quantity such as "8Gi"; None: 2 GiB for each worker.
         gpus: of a pod.
         shm: size of /dev/shm, a quantity; it counts as memory of the pod.
@@ -119,7 +125,7 @@ def pod_settings(
         SpecError: a value is not allowed.
     """
     workers = whole("Kubernetes(workers_per_pod=)", workers_per_pod, 1)
-    cores = workers * threads if cpu is None else checks.number("Kubernetes(cpu=)", cpu, 0.001)
+    cores = workers * threads if cpu is None else _cpu(cpu)
     memory_text, memory_bytes = _size("memory", f"{2 * workers}Gi" if memory is None else memory, LEAST_MEMORY)
     shm_text, shm_bytes = _size("shm", shm, 1 << 20)
     if shm_bytes > memory_bytes:
@@ -168,7 +174,7 @@ def job(settings: PodSettings, places: str, number: int, pods: int) -> dict[str,
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": f"{places}-{number}", "labels": labels | queue},
+        "metadata": {"name": f"{places}-{number}", **metadata, "labels": metadata["labels"] | labels | queue},
         "spec": {
             "completionMode": "Indexed",
             "completions": pods,
@@ -248,7 +254,7 @@ def _spec(settings: PodSettings, places: str) -> dict[str, Any]:
         ],
         "resources": {"requests": dict(amounts), "limits": dict(amounts)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # of an image without Hopyard, what Python says
         "volumeMounts": [
             {"name": "hopyard-ticket", "mountPath": TICKET_FOLDER, "readOnly": True},
             {"name": "hopyard-shm", "mountPath": "/dev/shm"},  # noqa: S108 - a container has 64 MiB there otherwise
@@ -351,6 +357,14 @@ def _parted(pod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         for key, value in values.items():
             _shape(f"metadata.{name}[{key!r}]", value, str, "text")
     merged(_spec(_PROBE, ""), parts)  # raises where a shape does not fit
+    for name, why in _REFUSED.items():
+        if parts.get(name):
+            raise SpecError(f"Kubernetes(pod=): {name} is refused: {why}")
+    if others := [each["name"] for each in parts.get("containers", ()) if each["name"] != CONTAINER]:
+        raise SpecError(
+            f"Kubernetes(pod=): containers has {shown(others)} beside {CONTAINER!r}, and a pod does not end before "
+            'others do; put side-cars into initContainers, with restartPolicy "Always"'
+        )
     return parts, metadata
 
 
@@ -374,6 +388,17 @@ def _size(name: str, value: Any, least: int) -> tuple[str, int]:
             f"Kubernetes({name}={value!r}) is {size:,} bytes, and must be at least {least >> 20}Mi; Gi and Mi are units"
         )
     return str(value), size
+
+
+def _cpu(value: Any) -> float:
+    """Return the cores that the argument `cpu` means."""
+    if not isinstance(value, str):
+        return checks.number("Kubernetes(cpu=)", value, 0.001)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(m?)", value)
+    cores = 0.0 if match is None else float(match[1]) / (1000 if match[2] else 1)
+    if cores < 0.001:
+        raise SpecError(f'Kubernetes(cpu=) must be a number of cores such as 4 or "500m", got {shown(value)}')
+    return cores
 
 
 def _cores(cores: float) -> str:

@@ -38,8 +38,16 @@ def run(slots: int, devices: str, path: Path) -> int:
         path: the ticket's file.
     """
     signal.signal(signal.SIGTERM, _end)
+    if not _comes(path):
+        text = (
+            f"{host_name()} has no ticket: {path} has not come within {TICKET_SECONDS:.0f} seconds; the driver may "
+            "have ended meanwhile, or lack the right to make Secrets"
+        )
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the pod's log
+        _leave_message(text)
+        return 1  # another pod may have one
     try:
-        ticket = _awaited(path)
+        ticket = tickets.read(path)
     except UsageError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - the pod's log
         _leave_message(str(error))
@@ -56,21 +64,14 @@ def _end(number: int, frame: object) -> NoReturn:
     raise SystemExit(TERMINATED_CODE)
 
 
-def _awaited(path: Path) -> tickets.Ticket:
-    """Return the ticket, once its file is there.
-
-    Raises:
-        UsageError: it does not come, cannot be read, or others may read it.
-    """
+def _comes(path: Path) -> bool:
+    """Wait for the ticket's file. Return whether it is there in time."""
     deadline = time.monotonic() + TICKET_SECONDS
     while not path.exists():
         if time.monotonic() > deadline:
-            raise UsageError(
-                f"{host_name()} has no ticket: {path} has not come within {TICKET_SECONDS:.0f} seconds; the driver may "
-                "have ended meanwhile, or lack the right to make Secrets"
-            )
+            return False
         time.sleep(LOOK_SECONDS)
-    return tickets.read(path)
+    return True
 
 
 def _leave_message(text: str) -> None:
