@@ -135,8 +135,8 @@ def test_what_is_ours_stays_and_is_told() -> None:
                 "command": ["sh"],
                 "args": ["-c"],
                 "resources": {"limits": {"cpu": "9"}},
-                "terminationMessagePath": "/dev/termination-log",  # as it is anyway
-                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "terminationMessagePath": "/tmp/message",
+                "terminationMessagePolicy": "FallbackToLogsOnError",  # as it is anyway
                 "env": [{"name": "HOPYARD_NODE", "value": "x"}, {"name": "HOPYARD_X", "value": "x"}],
                 "volumeMounts": [
                     {"name": "mine", "mountPath": "/run/hopyard/ticket"}, {"name": "mine", "mountPath": "/dev/shm/"},

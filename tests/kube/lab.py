@@ -16,7 +16,6 @@ from kube.server import Cluster
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "kubernetes.md"
 USER, NAMESPACE = "driver", "lab"
-POD = {"containers": [{"name": "hopyard", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}]}
 MANAGED = f"labelSelector={MANAGED_BY}%3Dhopyard"
 QUICK = Delays(mount=0.1, image=0.2, config=0.1, content=0.1, longest=0.5)
 
