@@ -290,11 +290,11 @@ class Supervisors:
 
     @property
     def hosts(self) -> dict[str, bool]:
-        """Host → whether an agent has run there, of the hosts that have a supervisor."""
+        """What a host calls itself → whether an agent has run there, of the hosts that have a supervisor."""
         with self._lock:
             hosts: dict[str, bool] = {}
             for supervisor in self._roster.supervisors.values():
-                hosts[supervisor.host] = hosts.get(supervisor.host, False) or supervisor.hosted
+                hosts[supervisor.host_name] = hosts.get(supervisor.host_name, False) or supervisor.hosted
             return hosts
 
     @property
@@ -390,7 +390,8 @@ class Supervisors:
 
     def _note_refused(self, supervisor: Supervisor, reason: str) -> None:
         """Note that this supervisor cannot work for this run. The run ends where that holds of as many as were expected
-        and no other was let in."""
+        and no other was let in. Pods of one node are not told apart, as each that is asked for has another name."""
+        reason = reason.replace(f"{supervisor.host_name} on node ", f"a {self._task_name} on node ")
         self._refused[supervisor.executor, supervisor.job, supervisor.process] = reason
         self._warn_once(f"{reason}; it is turned away", reason)
         if not self._roster.admitted_count and len(self._refused) >= self._expected:

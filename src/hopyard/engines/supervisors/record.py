@@ -10,6 +10,19 @@ from hopyard.engines.supervisors.messages import Lines, SupervisorHello
 from hopyard.engines.supervisors.supervisor import PYTHON
 
 
+class Unexplained(str):
+    """The reason why an agent is lost whose supervisor is gone, and has said nothing. `host_name`: of its host."""
+
+    __slots__ = ("host_name",)
+    host_name: str
+
+    def __new__(cls, text: str, host_name: str) -> Unexplained:
+        """Return that text, of a host."""
+        made = super().__new__(cls, text)
+        made.host_name = host_name
+        return made
+
+
 @dataclass(slots=True)
 class Supervisor:
     """One supervisor, as the driver knows it."""
@@ -48,10 +61,16 @@ class Supervisor:
     reason: str = ""
     """Why it leaves, as it reported."""
 
+    @property
+    def host_name(self) -> str:
+        """What its host calls itself; `host`, which is for people, may say more."""
+        return self.executor.rpartition("-")[0]
+
     def end_reason(self, task_name: str) -> str:
         """Return why its connection ended, as far as that is known. `task_name`: what holds its place."""
         if not self.reason:
-            return f"its {task_name if self.task else 'supervisor'} on {self.host} ended"
+            text = f"its {task_name if self.task else 'supervisor'} on {self.host} ended"
+            return Unexplained(text, self.host_name)
         note = (
             ""
             if self.task
