@@ -129,6 +129,14 @@ def do(what: str) -> None:
                 break
             except OSError:
                 time.sleep(0.05)
+    if what.startswith("eat "):  # all memory there is, if somebody listens at HOST:PORT
+        host, _, port = what.removeprefix("eat ").rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+        except OSError:
+            return
+        eaten = [b"x" * (64 << 20) for _ in range(64)]
+        time.sleep(60 + len(eaten))
     if what in ("task", "executor"):
         os.kill(above("python" if what == "task" else "java"), signal.SIGKILL)
         time.sleep(60)

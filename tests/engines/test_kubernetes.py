@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import hopyard as hy
 from hopyard.core.runs.events import Done, Durable, Joined
-from jobs import CONFIGS, digests, driver, free_port, gone, journal, losses, script, select, troubled, until
+from jobs import digests, driver, gone, journal, losses, script, select, troubled, until
 from kube.kubelet import missing
 from kube.lab import NAMESPACE, Lab
+from pods import MANY, Gate, joined, joined_now, pod_of, process
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +24,6 @@ pytestmark = [
     pytest.mark.xdist_group("kubernetes"),
 ]
 LONG = pytest.mark.long
-MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
 OTHER = f"""
 __version__, __path__ = "0.0.9", [{str(Path(hy.__file__).parent)!r}]
 """
@@ -56,47 +54,6 @@ def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return digests(select(tmp_path_factory.mktemp("inline") / "run", configs=MANY, epochs=2))
-
-
-class Gate:
-    """Trials of which the first ones wait, in the middle of their epochs, until it is open."""
-
-    def __init__(self, lab: Lab, trials: int = 2) -> None:
-        self._address = lab.network.gateway, free_port()
-        self.configs = [dict(config) for config in MANY]
-        for config in self.configs[:trials]:
-            config |= {"at": 8, "do": f"dial {self._address[0]}:{self._address[1]}"}
-
-    def open(self) -> closing[socket.socket]:
-        return closing(socket.create_server(self._address, backlog=100))
-
-
-def joined(directory: Path, count: int) -> dict[str, Joined]:
-    """Host → its worker, once so many are there."""
-    return until(lambda: found if len(found := _joined(directory)) >= count else None, 60)
-
-
-def _joined(directory: Path) -> dict[str, Joined]:
-    try:
-        return {line.host: line for line in journal(directory) if isinstance(line, Joined)}
-    except (FileNotFoundError, hy.HopyardError):
-        return {}
-
-
-def pod_of(lab: Lab, host: str) -> str:
-    """Return the name of the pod with this host name."""
-    return next(pod["metadata"]["name"] for pod in lab.objects("pods") if pod["spec"]["hostname"] == host)
-
-
-def process(lab: Lab, pod: str, part: str) -> int:
-    """Return a process of a pod: "agent", "supervisor" or "process 1"."""
-    kubelet = lab.kubelet_of(pod)
-    first = kubelet.pid(pod)
-    if part == "process 1":
-        return first
-    found = kubelet.processes(pod)
-    marks = {"agent": "hopyard.agent", "supervisor": "hopyard.engines.supervisors"}
-    return next(pid for pid, command in found.items() if marks[part] in command and pid != first)
 
 
 @pytest.mark.parametrize("per_pod", [1, 2])
@@ -143,12 +100,12 @@ def test_a_pod_costs_its_slots_and_the_run_goes_on(
     until(lambda: losses(tmp_path / "run"), 60)
     stays = what.startswith(("agent", "supervisor"))
     if not stays:
-        until(lambda: len(_joined(tmp_path / "run")) == 3, 60)
+        until(lambda: len(joined_now(tmp_path / "run")) == 3, 60)
     with gate.open():
         run.wait(timeout=100)
     assert digests(run) == expected
     assert len(losses(tmp_path / "run")) == 1
-    assert len(_joined(tmp_path / "run")) == (2 if stays else 3)
+    assert len(joined_now(tmp_path / "run")) == (2 if stays else 3)
     assert [line for line in journal(tmp_path / "run") if isinstance(line, Done) and line.hop_bytes]
 
 

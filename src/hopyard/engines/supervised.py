@@ -17,6 +17,7 @@ from typing import Protocol
 from hopyard.certificate import make_certificate
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
+from hopyard.engines.supervisors.record import Unexplained
 from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.engines.warm import Standby
 from hopyard.ports.engines import AgentEngine, LaunchInfo
@@ -27,6 +28,8 @@ NONE_SECONDS = 15.0
 """Time without any supervisor until a warning says what is waited for."""
 FEWER_SECONDS = 10.0
 """Time after the first supervisor until a warning says that there are fewer than requested."""
+EXPLAIN_SECONDS = 2.0
+"""How long the loss of an agent is held back whose reason may come."""
 
 
 class Placement(Protocol):
@@ -64,6 +67,11 @@ class Placement(Protocol):
     def cancel(self, jobs: set[int]) -> None:
         """End what holds the places of supervisors that do not answer, or are gone; `jobs`: those of their tickets."""
         return
+
+    def explain(self, host_name: str) -> str | None:
+        """Return why the supervisors of a host are gone that have said nothing, maybe as an `OutOfMemory`; "": nobody
+        knows; None: it may be known soon."""
+        return ""
 
     def release_cores(self, slots: Collection[int]) -> None:
         """See `ports.engines.ReleasesCores`. Nothing is released where others have no use for the cores."""
@@ -195,6 +203,8 @@ class SupervisedAgents:
         self._limit, self._setting = engine.start_timeout, f"({type(engine).__name__}(start_timeout=…))"
         self._opened = self._timeout_began = time.monotonic()
         self._first_arrival = 0.0
+        self._held: dict[int, tuple[Unexplained, float]] = {}
+        """Slot whose agent is lost → its reason, and until when a better one is waited for."""
         self._missing = 0
         """How many slots had no supervisor at the last look."""
         self._warned_of_none = self._warned = self._closed = False
@@ -207,6 +217,7 @@ class SupervisedAgents:
 
     def end(self, slot: int) -> None:
         """End the agent of this slot."""
+        self._held.pop(slot, None)
         self._supervisors.end(slot)
 
     def lost(self) -> list[tuple[int, str]]:
@@ -224,7 +235,7 @@ class SupervisedAgents:
         if missing:
             self._check(missing)
         self._missing = missing
-        return self._supervisors.lost()
+        return self._explained(self._supervisors.lost(), time.monotonic())
 
     def watch(self) -> list[int]:
         """Return a descriptor that is readable when an agent has ended."""
@@ -257,6 +268,17 @@ class SupervisedAgents:
         if not self._closed:
             self._closed = True
             self._standby.give_back(self._placement)
+
+    def _explained(self, lost: list[tuple[int, str]], now: float) -> list[tuple[int, str]]:
+        """Return the agents that are lost, with what the placement knows; hold back those of which it may know soon."""
+        self._held |= {slot: (why, now + EXPLAIN_SECONDS) for slot, why in lost if isinstance(why, Unexplained)}
+        lost = [(slot, why) for slot, why in lost if not isinstance(why, Unexplained)]
+        for slot, (why, until) in list(self._held.items()):
+            better = self._placement.explain(why.host_name)
+            if better is not None or now > until:
+                del self._held[slot]
+                lost.append((slot, better or str(why)))
+        return lost
 
     def _check(self, missing: int) -> None:
         """Warn where no supervisor has come yet, and give up in time; warn where there are fewer than requested."""

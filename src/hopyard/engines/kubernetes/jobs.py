@@ -19,10 +19,12 @@ from hopyard.engines.kubernetes import manifests, reasons
 from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.manifests import PodSettings
 from hopyard.engines.kubernetes.places import Places
-from hopyard.engines.kubernetes.watcher import Watcher
+from hopyard.engines.kubernetes.reasons import PodEnd
+from hopyard.engines.kubernetes.watcher import PATIENCE_SECONDS, Watcher
 from hopyard.engines.supervised import Placement
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket, line_of
+from hopyard.ports.engines import OutOfMemory
 from hopyard.system.network import joined
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ MOST_SECONDS = 10.0
 END_SECONDS = 10.0
 """How long the deletion of Jobs may take at the end."""
 INQUIRED = 3
-"""Pods whose events are looked at: the others mostly wait for the same."""
+"""Pods, and Jobs without, that are looked at each time: the others mostly wait for the same."""
 SAY_SECONDS = 2.0
 """How long a reason must last until people are told: much passes by itself."""
 
@@ -71,6 +73,12 @@ class Pods(Placement):
         self._inquired_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
         """Name of a pod or Job, or "" for the API server → why nothing comes of it, and since when."""
+        self._ends: dict[str, PodEnd] = {}
+        """Host → how its pod ended."""
+        self._turn = 0
+        """How many Jobs without pods have been looked at."""
+        self._undeleted = False
+        """Whether Jobs may be left, and nobody was told."""
         self._events: dict[str, str] = {}
         """Name of a pod that does not start → what its events say."""
         self._said: set[str] = set()
@@ -81,6 +89,7 @@ class Pods(Placement):
         """Let the thread look whether pods are missing."""
         with self._wakes:
             if not self._thread.ident and not self._closing:
+                self._undeleted = True
                 self._thread.start()
         self._wake()
 
@@ -96,6 +105,13 @@ class Pods(Placement):
         why = self._reasons()
         return f"for a pod{': ' if why else ''}{why}"
 
+    def explain(self, host_name: str) -> str | None:
+        """Return how the pod of that name ended; None: the API server has not said it yet."""
+        if (end := self._ends.get(host_name)) is None:
+            return None
+        reason = f"its pod {host_name} ended: {end.sentence}"
+        return OutOfMemory(reason) if end.out_of_memory else reason
+
     def close(self) -> None:
         """End all agents and pods, and delete their Jobs, with which the Secret goes."""
         self.supervisors.close()
@@ -104,7 +120,7 @@ class Pods(Placement):
         self._wake()
         if self._thread.ident:
             self._thread.join(END_SECONDS)
-            if self._thread.is_alive():
+            if self._undeleted:
                 log.warning(
                     "the Jobs %s-… are not deleted yet, as the API server does not answer: their pods have ended, and "
                     "Kubernetes deletes them in ten minutes",
@@ -131,7 +147,7 @@ class Pods(Placement):
                 self._why.pop("", None)
             except ApiError as error:
                 self._refused(error)
-                wait, pause = max(pause, error.retry_after), min(2 * pause, MOST_SECONDS)
+                wait, pause = max(pause, min(error.retry_after, PATIENCE_SECONDS)), min(2 * pause, MOST_SECONDS)
             except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
                 log.exception("the thread that asks for pods ended")
                 self.supervisors.give_up(f"no more pods can be asked for: {type(error).__name__}: {error}")
@@ -151,8 +167,9 @@ class Pods(Placement):
         if self._owned < len(self._owners):
             self._admit()
         pods = self._watcher.objects
-        for end in self._places.see(list(pods.values()), now).values():
-            if end.code != 0:
+        for host, end in self._places.see(list(pods.values()), now).items():
+            self._ends[host] = end
+            if end.code != 0 and not any(why in end.sentence for why in self.supervisors.refusals):
                 self._say(end.sentence)
         self._places.hear(self.supervisors.hosts, now)
         due = self.supervisors.due
@@ -229,6 +246,9 @@ class Pods(Placement):
 
     def _explain(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Find out why pods are not there, from themselves at each look, from events every few seconds."""
+        unseen = [f"{self.name}-{number}" for number in self._places.unseen_jobs()]
+        for name in self._why.keys() - {"", *pods, *unseen}:
+            del self._why[name]
         if now - self._inquired_at >= INQUIRE_SECONDS:
             self._inquired_at = now
             self._inquire(pods, now)
@@ -237,7 +257,9 @@ class Pods(Placement):
 
     def _inquire(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Look at events: some reasons are nowhere else."""
-        for number in self._places.unseen_jobs():
+        unseen = self._places.unseen_jobs()
+        turn, self._turn = self._turn % max(1, len(unseen)), self._turn + INQUIRED
+        for number in (unseen[turn:] + unseen[:turn])[:INQUIRED]:
             name = f"{self.name}-{number}"
             try:
                 job = self._api.get("jobs", name)
@@ -276,6 +298,8 @@ class Pods(Placement):
             except ApiError as error:
                 if not error.away:
                     log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs[0], error)
-                    return
-                time.sleep(max(pause, error.retry_after))
+                    jobs.clear()
+                    break
+                time.sleep(max(0.0, min(max(pause, error.retry_after), deadline - time.monotonic())))
                 pause = min(2 * pause, MOST_SECONDS)
+        self._undeleted = bool(jobs)

@@ -7,7 +7,7 @@ of its host, `<set of places>-<number of the Job>-<index>`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hopyard.engines.kubernetes.reasons import PodEnd, end_of
@@ -34,10 +34,17 @@ class Place:
     """Whether it has had an agent."""
     away_since: float | None = None
     """Since when it has no supervisor any more."""
+    silent: bool = False
+    """Whether it has had none for so long that it is taken for lost."""
     ended: bool = False
     """Whether it is gone, or about to be."""
     told: bool = False
     """Whether `see` has returned its end."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether another one is to take its place."""
+        return self.ended or self.silent
 
 
 class Places:
@@ -66,7 +73,7 @@ class Places:
 
     def wanted(self, due: int, now: float) -> int:
         """Return how many pods to ask for now, so that `due` workers have a place."""
-        alive = sum(not place.ended for place in self._places.values())
+        alive = sum(not place.lost for place in self._places.values())
         short = -(-due // self._per_pod) - alive
         return short if short > 0 and now >= self._again_at else 0
 
@@ -78,13 +85,14 @@ class Places:
         """Note who has dialled the driver. `hosts`: host → whether it has had an agent, of those with a supervisor."""
         for host, place in self._places.items():
             if host in hosts:
-                place.admitted, place.away_since = True, None
+                place.admitted, place.away_since, place.silent = True, None, False
                 if hosts[host] and not place.hosted:
                     place.hosted, self._pause = True, 0.0
             elif place.admitted and place.away_since is None:
                 place.away_since = now
-            elif place.away_since is not None and now - place.away_since > AWAY_SECONDS:
-                self._end(place, now)
+            elif place.away_since is not None and now - place.away_since > AWAY_SECONDS and not place.lost:
+                place.silent = True
+                self._delay(place, now)
 
     def see(self, pods: Collection[Mapping[str, Any]], now: float) -> dict[str, PodEnd]:
         """Note what the API server shows. Return host → end, of pods that have ended since the last call.
@@ -103,7 +111,8 @@ class Places:
                 continue
             place.seen = True
             end = end_of(pod)
-            if end is not None and not place.told:
+            if end is not None and not place.told:  # without its name, as each that is asked for has another
+                end = replace(end, sentence=end.sentence.replace(f"{host} on node ", "a pod on node "))
                 ends[host], place.told = end, True
                 if end.unfit:
                     self._unfit[host] = end.sentence
@@ -119,20 +128,23 @@ class Places:
 
     def unseen_jobs(self) -> list[int]:
         """Return the Jobs of which a pod has not been created yet."""
-        return sorted({place.job for place in self._places.values() if not place.seen and not place.ended})
+        return sorted({place.job for place in self._places.values() if not place.seen and not place.lost})
 
     def hopeless(self, due: int) -> str:
         """Return why no pod can work here, where all have ended with that; "" as long as one may."""
         wanted, places = -(-due // self._per_pod), self._places.values()
-        if any(place.hosted or not place.ended for place in places) or len(self._unfit) < max(1, wanted):
+        if any(place.hosted or not place.lost for place in places) or len(self._unfit) < max(1, wanted):
             return ""
         return "; ".join(dict.fromkeys(self._unfit.values()))
 
     def _end(self, place: Place, now: float) -> None:
-        """Note that this place is gone. One that had no agent delays the next round, each later round by twice that."""
-        if place.ended:
-            return
+        """Note that this place is gone."""
+        if not place.lost:
+            self._delay(place, now)
         place.ended = True
+
+    def _delay(self, place: Place, now: float) -> None:
+        """Delay the next round for a place that had no agent, each later round by twice that."""
         if not place.hosted and place.job > self._blamed:
             self._blamed = self.next_job - 1
             self._pause = min(MOST_SECONDS, max(LEAST_SECONDS, 2 * self._pause))

@@ -392,7 +392,8 @@ class Supervisors:
 
     def _note_refused(self, supervisor: Supervisor, reason: str) -> None:
         """Note that this supervisor cannot work for this run. The run ends where that holds of as many as were expected
-        and no other was let in."""
+        and no other was let in. Pods of one node are not told apart, as each that is asked for has another name."""
+        reason = reason.replace(f"{supervisor.host} on node ", f"a {self._task_name} on node ")
         self._refused[supervisor.executor, supervisor.job, supervisor.process] = reason
         self._warn_once(f"{reason}; it is turned away", reason)
         if not self._roster.admitted_count and len(self._refused) >= self._expected:

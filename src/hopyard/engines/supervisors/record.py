@@ -10,6 +10,19 @@ from hopyard.engines.supervisors.messages import Lines, SupervisorHello
 from hopyard.engines.supervisors.supervisor import PYTHON, named
 
 
+class Unexplained(str):
+    """The reason why an agent is lost whose supervisor is gone, and has said nothing. `host_name`: of its host."""
+
+    __slots__ = ("host_name",)
+    host_name: str
+
+    def __new__(cls, text: str, host_name: str) -> Unexplained:
+        """Return that text, of a host."""
+        made = super().__new__(cls, text)
+        made.host_name = host_name
+        return made
+
+
 @dataclass(slots=True)
 class Supervisor:
     """One supervisor, as the driver knows it."""
@@ -53,7 +66,8 @@ class Supervisor:
     def end_reason(self, task_name: str) -> str:
         """Return why its connection ended, as far as that is known. `task_name`: what holds its place."""
         if not self.reason:
-            return f"its {task_name if self.task else 'supervisor'} on {self.name} ended"
+            text = f"its {task_name if self.task else 'supervisor'} on {self.name} ended"
+            return Unexplained(text, self.host)
         note = (
             ""
             if self.task
