@@ -30,8 +30,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 COMMENTS = ("setup", "check")
-FENCES = ("python", "bash", "text", "{toctree}")
-"""Languages; the last two are only shown: output, and what Sphinx reads."""
+FENCES = ("python", "bash", "yaml", "text", "{toctree}")
+"""Languages; the last three are only shown: manifests, output, and what Sphinx reads."""
 
 
 class PageError(Exception):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 
 import pages
@@ -166,6 +167,8 @@ def test_blocks_that_are_not_run_parse(page: Path) -> None:
         elif block.language == "bash":
             done = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True, check=False)
             assert not done.stderr, f"{named(page)}, line {block.line}: {done.stderr}"
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.code))
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)

@@ -191,6 +191,18 @@ def test_split_by_device(tmp_path: Path, watch: Watch, quiet: None) -> None:
     assert told["accuracy"] > 0.8
 
 
+@pytest.mark.tensorflow
+@pytest.mark.long
+@needs("tensorflow", "sklearn")
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.campaign)])
+def test_in_graph_replication(asynchronous: bool, tmp_path: Path, watch: Watch, quiet: None) -> None:
+    told = example("programs/in_graph_replication").launch(
+        steps=100, asynchronous=asynchronous, directory=tmp_path / "run"
+    )
+    assert told["steps"] == (200 if asynchronous else 100) and told["accuracy"] > 0.8
+    assert len(told["devices"]) == 2
+
+
 @pytest.mark.campaign
 @needs("torch", "sklearn")
 def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:

@@ -149,6 +149,10 @@ class Cluster:
         time.sleep(seconds)
         self.listen()
 
+    def set_speed(self, speed: float) -> None:
+        """Let the time of controllers and played kubelets run at another speed from now on."""
+        self.store.set_speed(speed)
+
     def compact(self) -> None:
         """Forget history: watches from a revision of before are answered with 410, those that are open go on."""
         self.store.compact()

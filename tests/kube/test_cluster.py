@@ -179,6 +179,29 @@ def test_pods_of_a_lost_node_never_end(tmp_path: Path) -> None:
         until(lambda: admin.get(f"{PODS}/q")["status"]["phase"] == "Running")
 
 
+def test_a_job_with_a_pod_on_a_lost_node(tmp_path: Path) -> None:
+    with Cluster(tmp_path, speed=1000) as cluster, PlayedKubelet(cluster, lambda pod: Life()):
+        for node in "ab":
+            cluster.add_node(node, pods=1)
+        admin = cluster.client()
+        for name in "xy":
+            admin.post(JOBS, job_of(name, 2 if name == "x" else 1))
+        until(lambda: admin.get(f"{JOBS}/x")["status"].get("ready") == 2)
+        (pod,) = [one for one in admin.get(PODS)["items"] if one["spec"].get("nodeName") == "a"]
+        index = pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
+        cluster.lose_node("a")
+        until(lambda: admin.get(f"{JOBS}/x")["status"].get("failedIndexes") == index)
+        assert admin.get(f"{JOBS}/x")["status"]["active"] == 1
+        path = f"{PODS}/{pod['metadata']['name']}"
+        assert admin.get(path)["status"]["phase"] == "Running"
+        assert admin.get(path)["metadata"].get("finalizers", []) == []
+        admin.delete(f"{JOBS}/x", {"propagationPolicy": "Background"})
+        until(lambda: admin.get(f"{JOBS}/y")["status"].get("ready") == 1)  # the room of the other pod
+        assert names(admin, JOBS) == ["y"] and "deletionTimestamp" in admin.get(path)["metadata"]
+        admin.delete(path, {"gracePeriodSeconds": 0})
+        assert len(names(admin, PODS)) == 1
+
+
 def test_pods_of_a_removed_node_fail(cluster: Cluster, admin: Client) -> None:
     admin.post(JOBS, job_of("a", podReplacementPolicy="Failed", backoffLimitPerIndex=1))
     (name,) = until(lambda: names(admin, PODS))

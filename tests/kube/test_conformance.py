@@ -18,7 +18,6 @@ from kube.server import Cluster
 from kube.transcripts import OBSERVED, Record, parsed
 
 REAL = os.environ.get("HOPYARD_KUBE_REAL", "")
-FAST = 5.0
 BACKOFFS = (0, 10, 20, 40)
 
 
@@ -35,12 +34,12 @@ def compare(expected: Record, observed: Record) -> None:
     assert begun == expected.pods
 
 
-def on_double(experiment: Callable[[Lab], None], folder: Path, speed: float) -> None:
+def on_double(experiment: Callable[[Lab], None], folder: Path, *, hurried: bool) -> None:
     expected = parsed((OBSERVED / f"{experiment.__name__}.txt").read_text())
-    with Cluster(folder, speed=speed) as cluster:
+    with Cluster(folder) as cluster:
         cluster.add_node()
         with PlayedKubelet(cluster, played):
-            lab = run(experiment, cluster.client(), "hop")
+            lab = run(experiment, cluster.client(), "hop", cluster.set_speed if hurried else None)
     compare(expected, parsed("\n".join(lab.lines)))
     backoffs = [(f"{job}-{index}.2", seconds) for job, index, seconds in cluster.backoffs]
     assert set(classes(expected.waits)) <= set(backoffs)
@@ -51,13 +50,13 @@ def on_double(experiment: Callable[[Lab], None], folder: Path, speed: float) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.__name__)
 def test_the_double_does_what_a_real_cluster_did(experiment: Callable[[Lab], None], tmp_path: Path) -> None:
-    on_double(experiment, tmp_path, FAST)
+    on_double(experiment, tmp_path, hurried=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.__name__)
 def test_at_the_pace_of_a_real_cluster(experiment: Callable[[Lab], None], tmp_path: Path) -> None:
-    on_double(experiment, tmp_path, 1.0)
+    on_double(experiment, tmp_path, hurried=False)
 
 
 @pytest.mark.long

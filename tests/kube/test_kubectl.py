@@ -19,16 +19,28 @@ from kube.server import Cluster
 from kube.transcripts import OBSERVED, parsed
 
 Kubectl = Callable[..., str]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on PATH"),
-]
+OLDEST = 29
+"""The oldest minor version of kubectl that asks for no OpenAPI of version 2."""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    """The kubectl on PATH."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not on PATH")
+    said = subprocess.run([program, "version", "--client", "-o", "json"], capture_output=True, text=True, check=True)
+    version = json.loads(said.stdout)["clientVersion"]["gitVersion"]
+    if int(version.split(".")[1]) < OLDEST:
+        pytest.skip(f"kubectl {version} is older than 1.{OLDEST}")
+    return program
 
 
 @pytest.fixture
-def command(cluster: Cluster, tmp_path: Path) -> list[str]:
+def command(cluster: Cluster, tmp_path: Path, program: str) -> list[str]:
     config = cluster.kubeconfig(tmp_path / "config")
-    return ["kubectl", "--kubeconfig", str(config), "--cache-dir", str(tmp_path / "cache")]
+    return [program, "--kubeconfig", str(config), "--cache-dir", str(tmp_path / "cache")]
 
 
 @pytest.fixture
@@ -128,6 +140,6 @@ def test_lists_of_other_kinds(kubectl: Kubectl, admin: Client) -> None:
 
 def test_the_experiments_run_through_a_proxy_of_kubectl(cluster: Cluster, command: list[str]) -> None:
     with PlayedKubelet(cluster, played), real_cluster(command[2]) as admin:
-        lab = run(ttl, admin, "other")
+        lab = run(ttl, admin, "other", cluster.set_speed)
     expected = parsed((OBSERVED / "ttl.txt").read_text())
     assert parsed("\n".join(lab.lines)).others == expected.others

@@ -190,6 +190,7 @@ def test_a_pod_that_is_told_to_end_tells_the_driver(driver: Driver, way: str) ->
     for slot in (3, 4):
         supervisors.start(slot)
     until(lambda: len(pod.pairs()) == 2)
+    assert supervisors.hosts == {HERE: True}
     pod.end()
     lost: list[tuple[int, str]] = []
     until(lambda: lost.extend(supervisors.lost()) or len(lost) == 2)
@@ -280,11 +281,11 @@ def test_orphans_are_reaped(driver: Driver, way: str) -> None:
     """A supervisor that is killed gets a successor, and what it leaves becomes its pod's."""
     supervisors = driver.open()
     driver.write()
-    pod = Pod(driver, way)
+    pod = Pod(driver, way, node="n7")
     supervisors.start(3)
     ((supervisor, agent),) = until(lambda: pod.pairs().items())
     os.kill(supervisor, signal.SIGKILL)
-    assert until(supervisors.lost) == [(3, f"its supervisor on {HERE} ended")]
+    assert until(supervisors.lost) == [(3, f"its supervisor on {HERE} on node n7 ended")]
     assert gone([supervisor, agent])
     supervisors.start(4)
     ((successor, _),) = until(lambda: pod.pairs().items())
@@ -349,10 +350,10 @@ def test_a_pod_of_another_version(driver: Driver, message: Path, monkeypatch: py
     monkeypatch.setattr("hopyard.engines.supervisors.record.__version__", "9.9")
     supervisors = driver.open(expected=4)
     driver.write()
-    code, output, errors = Pod(driver, way, 3, quick=True).result()
+    code, output, errors = Pod(driver, way, 3, quick=True, node="n7").result()
     assert (code, output) == (78, "")
     text = sentence(driver, errors)
-    assert text.startswith(f"{HERE} has another version of Hopyard") and "the driver has 9.9" in text
+    assert text.startswith(f"{HERE} on node n7 has another version of Hopyard") and "the driver has 9.9" in text
     assert supervisors.refusals == [text] and supervisors.lost() == []
 
 

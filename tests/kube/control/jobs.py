@@ -47,6 +47,10 @@ def controller_of(obj: Object) -> str | None:
     return None
 
 
+def _is_tracked(pod: Object) -> bool:
+    return TRACKING in pod["metadata"].get("finalizers", [])
+
+
 def is_job_over(job: Object) -> bool:
     conditions = job["status"].get("conditions") or []
     return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)
@@ -84,7 +88,7 @@ class Jobs:
                 if uid in jobs:
                     self._sync(jobs[uid])
         for pod in self._store.objects("pods"):
-            if TRACKING in pod["metadata"].get("finalizers", []) and controller_of(pod) not in jobs:
+            if _is_tracked(pod) and controller_of(pod) not in jobs:
                 self._release(pod)
         return min(self._due.values(), default=None)
 
@@ -105,8 +109,8 @@ class Jobs:
             return
         if change.type == "DELETED":
             self._wake(owner, 0)
-        elif old is not None and has_failed(job, new) and not has_failed(job, old):
-            self._failed_at[new["metadata"]["uid"]] = self._store.now()
+        elif old is not None and _is_tracked(new) and has_failed(job, new) and not has_failed(job, old):
+            self._failed_at[new["metadata"]["uid"]] = self._failed_at[owner] = self._store.now()
             self._wake(owner, self._wait_after(job, new) or BATCH)
         elif old is not None and (old["status"] != new["status"] or is_deleting(old) != is_deleting(new)):
             self._wake(owner, BATCH)
@@ -166,7 +170,7 @@ class Jobs:
         done = {one for one in interval_set(status.get("completedIndexes", "")) if one < total}
         lost = {one for one in interval_set(status.get("failedIndexes", "")) if one < total}
         newest = {index_of(pod): pod["metadata"]["uid"] for pod in self._pods(job)}
-        tracked = [pod for pod in self._pods(job) if TRACKING in pod["metadata"].get("finalizers", [])]
+        tracked = [pod for pod in self._pods(job) if _is_tracked(pod)]
         for pod in tracked:
             action, message = verdict(job, pod) if has_failed(job, pod) else ("Count", "")
             if action == "FailJob" and not _has(status, "FailureTarget"):
@@ -258,22 +262,26 @@ class Jobs:
 
     def _create(self, job: Object, status: Object, indexes: list[int], room: int) -> None:
         uid = job["metadata"]["uid"]
-        newest = {index_of(pod): pod for pod in self._pods(job)}
+        newest = {index_of(pod): pod for pod in self._pods(job) if _is_tracked(pod) and has_failed(job, pod)}
         made = 0
         for index in indexes:
             if made >= room:
                 break
             last = newest.get(index)
-            failures, ignored = counts_of(last) if last is not None else (0, 0)
-            if last is not None and has_failed(job, last):
+            failures = ignored = 0
+            if last is not None:
                 is_ignored = verdict(job, last)[0] == "Ignore"
+                failures, ignored = counts_of(last)
                 failures, ignored = failures + (not is_ignored), ignored + is_ignored
-                since = self._failed_at.setdefault(last["metadata"]["uid"], self._store.now())
-                is_one = job["spec"].get("backoffLimitPerIndex") is None
-                due = since + backoff(status.get("failed", 0) if is_one else failures + ignored, self._first)
-                if due > self._store.now():
-                    self._wake(uid, due - self._store.now())
-                    continue
+            if job["spec"].get("backoffLimitPerIndex") is None:
+                since, times = self._failed_at.get(uid, 0), status.get("failed", 0)
+            else:
+                since = self._failed_at[last["metadata"]["uid"]] if last is not None else 0
+                times = failures + ignored
+            due = since + backoff(times, self._first)
+            if due > self._store.now():
+                self._wake(uid, due - self._store.now())
+                continue
             try:
                 pod = self._create_pod(job["metadata"]["namespace"], _pod(job, index, failures, ignored))
             except Refused as refusal:
@@ -284,7 +292,7 @@ class Jobs:
             made += 1
             name = pod["metadata"]["name"]
             record(self._store, job, "Normal", "SuccessfulCreate", f"Created pod: {name}", COMPONENT)
-            if last is not None and TRACKING in last["metadata"].get("finalizers", []):
+            if last is not None:
                 self._wake(uid, BATCH)  # to count it
         self._refusals.pop(uid, None)
 

@@ -45,6 +45,7 @@ class Store:
     def __init__(self, speed: float = 1.0) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.speed = speed
+        self._since = (time.monotonic(), 0.0)
         self.revision = 1
         self.oldest = 0
         self.changes: list[Change] = []
@@ -52,7 +53,15 @@ class Store:
 
     def now(self) -> float:
         """Return the controllers' time, in their seconds."""
-        return time.monotonic() * self.speed
+        world, here = self._since
+        return here + (time.monotonic() - world) * self.speed
+
+    def set_speed(self, speed: float) -> None:
+        """Let the controllers' time run at another speed from now on."""
+        with self.changed:
+            self._since = (time.monotonic(), self.now())
+            self.speed = speed
+            self.changed.notify_all()
 
     def get(self, resource: str, namespace: str, name: str) -> Object | None:
         return self._objects.get((resource, namespace, name))

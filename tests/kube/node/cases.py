@@ -29,8 +29,9 @@ def ended(pod: Object) -> Object:
     return dict(pod["status"]["containerStatuses"][0]["state"]["terminated"])
 
 
-def conditions(pod: Object) -> dict[str, tuple[str, str]]:
-    return {item["type"]: (item["status"], item.get("reason", "")) for item in pod["status"]["conditions"]}
+def conditions(pod: Object) -> dict[str, tuple[str, str | None, str | None]]:
+    """Type of a condition → its status, reason and message."""
+    return {item["type"]: (item["status"], item["reason"], item["message"]) for item in pod["status"]["conditions"]}
 
 
 def until(condition: Callable[[], object]) -> None:

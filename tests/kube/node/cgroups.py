@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -116,6 +117,9 @@ def sweep(kept: Collection[str]) -> None:
         if base.name.removeprefix(PREFIX) not in kept:
             with contextlib.suppress(OSError):  # its process is removing it, or about to end
                 for pod in [path for path in base.iterdir() if path.is_dir()]:
+                    for process in (pod / "cgroup.procs").read_text().split():  # none, unless a parent was killed late
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(process), signal.SIGKILL)
                     _remove(pod)
                 _remove(base)
 

@@ -32,6 +32,8 @@ class Client:
 
     def __init__(self, url: str, token: str = "") -> None:
         self._address, self._token = urlsplit(url), token
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: that takes long
+        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self._lock = threading.Lock()
         self._watches: set[socket.socket] = set()
         self._closed = False
@@ -92,9 +94,7 @@ class Client:
         host, port = self._address.hostname or "", self._address.port
         if self._address.scheme == "http":
             return HTTPConnection(host, port, timeout=seconds)
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return HTTPSConnection(host, port, timeout=seconds, context=context)
+        return HTTPSConnection(host, port, timeout=seconds, context=self._context)
 
     def _send(
         self,

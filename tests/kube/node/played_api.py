@@ -139,6 +139,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self._answer(404, {"message": "not found"})
             for key, value in change.items():
                 item[key] = {**item.get(key, {}), **value} if isinstance(value, dict) else value
+            for condition in item["status"].get("conditions", ()):  # a strategic merge needs each key that changes
+                assert {"status", "reason", "message"} <= {*condition}
             return self._answer(200, self.api.put(path, item))
 
     def do_DELETE(self) -> None:

@@ -94,8 +94,8 @@ def _conditions(pod: Object, own: Iterable[Condition]) -> list[Object]:
     before = {condition["type"]: condition for condition in pod["status"].get("conditions") or ()}
     conditions = {}
     for kind, status, reason, message in [("Initialized", True, "", ""), *own, ("PodScheduled", True, "", "")]:
-        new = {"type": kind, "status": str(status), **({"reason": reason} if reason else {})}
-        new |= {"message": message} if message else {}
+        # None removes what a strategic merge would keep.
+        new = {"type": kind, "status": str(status), "reason": reason or None, "message": message or None}
         old = before.get(kind, {})
         kept = old.get("lastTransitionTime") if old.get("status") == new["status"] else None
         conditions[kind] = {**new, "lastProbeTime": None, "lastTransitionTime": kept or now()}

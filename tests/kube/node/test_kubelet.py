@@ -42,7 +42,7 @@ def test_the_life_of_a_pod(api: PlayedApi, kubelet: Kubelet, run: Callable[..., 
               for _, item in api.history if item["metadata"]["name"] == "one"]  # fmt: skip
     assert phases == [("Pending",), ("Pending", "waiting"), ("Running", "running"), ("Failed", "terminated")]
     assert (ended(pod)["exitCode"], ended(pod)["reason"]) == (3, "Error")
-    assert conditions(pod)["Ready"] == ("False", "PodFailed")
+    assert conditions(pod)["Ready"] == ("False", "PodFailed", None)
     assert kubelet.log("one").split() == ["1", "green", sys.executable]
     until(lambda: [reason for reason, _, _ in api.events()] == ["Pulled", "Created", "Started"])
     api.delete(f"{PODS}/one", 0)
@@ -54,11 +54,11 @@ def test_a_pod_that_succeeds_and_the_conditions_on_the_way(
     listen = "import socket; s = socket.create_server(('', 99)); print(s.accept()[0].recv(9))"
     path = run("one", listen)
     pod = api.wait(path, "Running")
-    assert conditions(pod)["Ready"] == conditions(pod)["PodReadyToStartContainers"] == ("True", "")
+    assert conditions(pod)["Ready"] == conditions(pod)["PodReadyToStartContainers"] == ("True", None, None)
     until(lambda: talk(pod["status"]["podIP"]))
     pod = api.wait(path, "Succeeded")
     assert ended(pod)["reason"] == "Completed" and ended(pod)["exitCode"] == 0
-    assert conditions(pod)["Ready"] == ("False", "PodCompleted")
+    assert conditions(pod)["Ready"] == ("False", "PodCompleted", None)
     assert conditions(pod)["PodReadyToStartContainers"][0] == "False"
     assert kubelet.log("one") == "b'hello'\n"
 

@@ -17,7 +17,6 @@ class SupervisorHello(msgspec.Struct, frozen=True):
 
     token: str
     host: str = ""
-    """As messages name it: a pod with its node."""
     executor: str = ""
     """Host, and process there to which it belongs: the executor, where Spark placed it."""
     gpus: tuple[str, ...] = ()
@@ -29,6 +28,8 @@ class SupervisorHello(msgspec.Struct, frozen=True):
     """Major and minor version."""
     process: int = 0
     """Its own number on its host."""
+    node: str = ""
+    """The node that runs its pod, for messages to people."""
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, tag=True, tag_field="type"):

@@ -37,6 +37,7 @@ from hopyard.engines.supervisors.messages import (
 )
 from hopyard.engines.supervisors.record import Supervisor, version_fault
 from hopyard.engines.supervisors.roster import Roster
+from hopyard.engines.supervisors.supervisor import named
 from hopyard.errors import ResourceError
 from hopyard.text import escaped
 
@@ -342,7 +343,8 @@ class Supervisors:
             lines: takes the rest.
         """
         supervisor = self._roster.supervisors[line.fileno()] = Supervisor(line, time.monotonic(), lines)
-        supervisor.host, supervisor.executor, supervisor.job = escaped(hello.host), hello.executor, hello.job
+        supervisor.host, supervisor.name = escaped(hello.host), escaped(named(hello.host, hello.node))
+        supervisor.executor, supervisor.job = hello.executor, hello.job
         supervisor.process, supervisor.gpus = hello.process, hello.gpus
         self._select.register(line, selectors.EVENT_READ, lambda: self._receive(supervisor))
         if fault := escaped(version_fault(hello)):
@@ -372,7 +374,7 @@ class Supervisors:
             for text in texts:
                 self._handle(supervisor, report_of(text))
         except UNREADABLE as error:
-            reason = f"its supervisor on {supervisor.host} said what cannot be read: {error}"
+            reason = f"its supervisor on {supervisor.name} said what cannot be read: {error}"
             self._roster.drop(supervisor, reason)
 
     def _handle(self, supervisor: Supervisor, report: Report) -> None:
@@ -381,7 +383,7 @@ class Supervisors:
                 if not supervisor.given_up:  # its agent may be one of an earlier run
                     self._logs.write(slot, text, self._roster.of(slot) is not None)
             case HostWarning(text=text):
-                self._warn_once(f"{supervisor.host}: {escaped(text)}", text)
+                self._warn_once(f"{supervisor.name}: {escaped(text)}", text)
             case Leaving(reason=reason, unfit=True):
                 self._roster.turn_away(supervisor)
                 self._note_refused(supervisor, escaped(reason))

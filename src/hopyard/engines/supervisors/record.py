@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hopyard import __version__
 from hopyard.engines.supervisors.line import Line
 from hopyard.engines.supervisors.messages import Lines, SupervisorHello
-from hopyard.engines.supervisors.supervisor import PYTHON
+from hopyard.engines.supervisors.supervisor import PYTHON, named
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Supervisor:
     since: float
     lines: Lines = field(default_factory=Lines)
     host: str = ""
+    name: str = ""
+    """Of the host, for messages."""
     executor: str = ""
     """Host, and process there to which it belongs."""
     process: int = 0
@@ -51,7 +53,7 @@ class Supervisor:
     def end_reason(self, task_name: str) -> str:
         """Return why its connection ended, as far as that is known. `task_name`: what holds its place."""
         if not self.reason:
-            return f"its {task_name if self.task else 'supervisor'} on {self.host} ended"
+            return f"its {task_name if self.task else 'supervisor'} on {self.name} ended"
         note = (
             ""
             if self.task
@@ -62,14 +64,15 @@ class Supervisor:
 
 def version_fault(hello: SupervisorHello) -> str:
     """Return why a supervisor cannot work for this driver, in words that are right on both hosts; empty: it can."""
+    name = named(hello.host, hello.node)
     if hello.version != __version__:
         return (
-            f"{hello.host} has another version of Hopyard than the driver ({hello.version or 'unknown'}; the driver "
+            f"{name} has another version of Hopyard than the driver ({hello.version or 'unknown'}; the driver "
             f"has {__version__}): install the same one for both"
         )
     if hello.python != PYTHON:
         return (
-            f"{hello.host} runs agents with Python {hello.python}, and the driver with {PYTHON}: neither reads the "
+            f"{name} runs agents with Python {hello.python}, and the driver with {PYTHON}: neither reads the "
             "other's pickles; use the same minor version for both"
         )
     return ""

@@ -171,7 +171,7 @@ class Roster:
                 self._vacate(supervisor)
                 self._give_up(supervisor)
                 self.lost.append(
-                    (slot, f"its supervisor on {supervisor.host} has not started it for {seconds:.0f} seconds")
+                    (slot, f"its supervisor on {supervisor.name} has not started it for {seconds:.0f} seconds")
                 )
             elif self._idle(supervisor) and not self._keep_idle and not self._queue and seconds > SPARE_SECONDS:
                 self._spare(supervisor)
@@ -360,7 +360,7 @@ class Roster:
 
     def _give_up(self, supervisor: Supervisor) -> None:
         """Let its job be cancelled. Should it go on all the same, it finds the order to leave in its socket."""
-        log.warning("a supervisor on %s does not answer: it is given up", supervisor.host)
+        log.warning("a supervisor on %s does not answer: it is given up", supervisor.name)
         supervisor.given_up, supervisor.leaving = True, True
         supervisor.since, supervisor.held_slot = time.monotonic(), -1
         if supervisor.task:
@@ -383,4 +383,4 @@ class Roster:
         try:
             supervisor.line.send(line_of(order))
         except OSError:  # no room for a few bytes: nobody reads there any more
-            self.drop(supervisor, f"its {self._task_name} on {supervisor.host} does not listen")
+            self.drop(supervisor, f"its {self._task_name} on {supervisor.name} does not listen")

@@ -74,6 +74,8 @@ POLL_SECONDS = 0.2
 """Time between two looks at processes, where the system has no descriptors of them, or a template still imports."""
 END_SECONDS = 4.0
 """How long a killed agent may take to end, until its template is killed: one that is stopped does not report it."""
+NODE = "HOPYARD_NODE"
+"""Variable of a pod that names its node, for messages to people."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -119,9 +121,17 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str], *, echo:
         Why it has left, and the sentence that says why it cannot work for this driver; empty: it can.
     """
     with contextlib.closing(line), holder.task:
-        executor = f"{socket.gethostname()}-{holder.process}"
+        host = socket.gethostname()
         hello = SupervisorHello(
-            ticket.token, host_name(), executor, tuple(gpus), ticket.job, __version__, PYTHON, os.getpid()
+            ticket.token,
+            host,
+            f"{host}-{holder.process}",
+            tuple(gpus),
+            ticket.job,
+            __version__,
+            PYTHON,
+            os.getpid(),
+            os.environ.get(NODE, ""),
         )
         with contextlib.suppress(OSError):  # the driver has closed; the next look at the connection shows it
             line.send(line_of(hello))
@@ -130,8 +140,12 @@ def attend(ticket: Ticket, line: Line, holder: Holder, gpus: list[str], *, echo:
 
 
 def host_name() -> str:
-    """Return the name of this host for messages: a pod's with that of its node."""
-    host, node = socket.gethostname(), os.environ.get("HOPYARD_NODE")
+    """Return the name of this host for messages."""
+    return named(socket.gethostname(), os.environ.get(NODE, ""))
+
+
+def named(host: str, node: str) -> str:
+    """Return the name of a host for messages: a pod's with that of its node."""
     return f"{host} on node {node}" if node else host
 
 
