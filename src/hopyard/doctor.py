@@ -24,14 +24,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from hopyard import __version__
 from hopyard.data.keywords import CACHE_BYTES
 from hopyard.engines.hosts.engine import Hosts
 from hopyard.engines.hosts.reach import unreached
 from hopyard.engines.hosts.ssh import ask_all
-from hopyard.engines.kubernetes.api import ApiError
+from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.engine import Kubernetes
 from hopyard.engines.kubernetes.jobs import OLDEST
 from hopyard.engines.kubernetes.probe import ask_pod, fault_of, missing_rights
+from hopyard.engines.supervisors.supervisor import PYTHON
 from hopyard.errors import HopyardError
 from hopyard.folders import cache_folder
 from hopyard.spark.local import environment, java
@@ -86,30 +88,44 @@ def examine_elsewhere(engine: Hosts | Kubernetes) -> list[Finding]:
 
 def examine_cluster(engine: Kubernetes) -> list[Finding]:
     """Checks a Kubernetes cluster: its version, this user's rights, and a pod of the image, which is deleted again."""
+    findings: list[Finding] = []
     try:
-        api = engine.api
-        found = api.version()
-        text = f"{api.server}, Kubernetes {found[0]}.{found[1]}"
-        findings = [_check("api", found >= OLDEST, text, f"use {OLDEST[0]}.{OLDEST[1]} or newer")]
-        missing = missing_rights(api)
-        text = f"in namespace {api.namespace}: {'not ' if missing else 'all that is needed'}{', '.join(missing)}"
-        findings.append(_check("rights", not missing, text, "docs/kubernetes.md has a Role with these"))
-        if missing:
-            return findings
-        answer, unreached = ask_pod(engine)
-    except (HopyardError, ApiError, OSError) as error:
-        return [Finding("cluster", False, str(error))]
+        findings += _rights(engine.api)
+        if all(finding.ok for finding in findings):
+            findings += _image(engine)
+    except ApiError as error:
+        findings.append(Finding("cluster", False, engine.api.why(error)))
+    except (HopyardError, OSError) as error:
+        findings.append(Finding("cluster", False, str(error)))
+    return findings
+
+
+def _rights(api: Api) -> list[Finding]:
+    """Checks the version of a cluster, and what this user may do in the namespace."""
+    found = api.version()
+    text = f"{api.server}, Kubernetes {found[0]}.{found[1]}"
+    version = _check("api", found >= OLDEST, text, f"use {OLDEST[0]}.{OLDEST[1]} or newer")
+    role = "the Role of docs/kubernetes.md has it, or give another namespace="
+    missing = [
+        Finding("right", False, f"{right} is not allowed in namespace {api.namespace}: {fault}", role)
+        for right, fault in missing_rights(api)
+    ]
+    return [version, *(missing or [Finding("rights", True, f"all that are needed in namespace {api.namespace}")])]
+
+
+def _image(engine: Kubernetes) -> list[Finding]:
+    """Checks the image and the way to this process, by a pod."""
+    answer, unreached = ask_pod(engine)
     if isinstance(answer, str):
-        return [*findings, Finding("image", False, answer)]
+        return [Finding("image", False, answer)]
+    have = f"Hopyard {answer.version}, Python {answer.python}; {', '.join(answer.frameworks)}"
+    advice = f"use an image of Python {PYTHON} with hopyard[torch]=={__version__}, or another extra"
     fault = fault_of(answer)
-    have = f"Hopyard {answer.version}, Python {answer.python}; {', '.join(answer.frameworks) or 'no framework'}"
-    findings.append(
-        _check("image", not fault and bool(answer.frameworks), fault or have, "install hopyard[torch] in it")
-    )
-    host, _ = engine.endpoint
-    text = "; ".join(unreached) or f"a pod dials this process at {host}"
-    advice = "give address= and port= that pods can dial, or run this in a pod"
-    return [*findings, _check("reach", not unreached, text, advice)]
+    text = "; ".join(unreached) or f"a pod dials this process at {engine.endpoint[0]}"
+    return [
+        _check("image", not fault, fault or have, advice),
+        _check("reach", not unreached, text, "give address= and port= that pods can dial, or run this in a pod"),
+    ]
 
 
 def examine_hosts(engine: Hosts) -> list[Finding]:

@@ -45,10 +45,12 @@ def disrupted(reason: str, message: str = "") -> list[dict[str, Any]]:
     return [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]
 
 
-PULL = (
-    'Back-off pulling image "registry.example.com/team/hopyard:0.1": ErrImagePull: rpc error: code = NotFound desc = '
-    'failed to pull and unpack image "registry.example.com/team/hopyard:0.1": not found'
-)
+NAME = "; see its name, and imagePullSecrets in pod="
+LESS = "; give less cpu=, memory= or gpus=, or wait until others have ended"
+CREATE = "; create it, or correct pod="
+ERROR = f'rpc error: code = NotFound desc = failed to pull and unpack image "{IMAGE}": not found'
+PULL = f'Back-off pulling image "{IMAGE}": ErrImagePull: {ERROR}'
+"""The image and its error, as they follow each other at every try."""
 RUNC = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     'unable to start container process: error during container init: exec: "python": executable file not found in $PATH'
@@ -66,15 +68,20 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
     [
         (pod("Running", containerStatuses=state("running", startedAt="x")), ""),
         (pod("Succeeded", containerStatuses=state("terminated", exitCode=0, reason="Completed")), ""),
-        (waiting("ErrImagePull", "not found"), f"image {IMAGE} cannot be pulled: not found"),
-        (waiting("ImagePullBackOff", PULL), f"image {IMAGE} cannot be pulled: {PULL}"),
+        (waiting("ErrImagePull", "not found"), f"image {IMAGE} cannot be pulled: not found{NAME}"),
+        (waiting("ErrImagePull", ERROR), f"image {IMAGE} cannot be pulled: {ERROR[34:]}{NAME}"),
+        (waiting("ImagePullBackOff", PULL), f"image {IMAGE} cannot be pulled: {ERROR[34:]}{NAME}"),
+        (
+            waiting("ImagePullBackOff", 'Back-off pulling image "x"'),
+            f'image {IMAGE} cannot be pulled: Back-off pulling image "x"{NAME}',
+        ),
         (
             waiting("InvalidImageName", 'Failed to apply default image tag "A/B": couldn\'t parse image name'),
             f'{IMAGE} is no name of an image: Failed to apply default image tag "A/B": couldn\'t parse image name',
         ),
         (
             waiting("CreateContainerConfigError", 'secret "wandb" not found'),
-            'the container cannot be configured: secret "wandb" not found',
+            f'the container cannot be configured: secret "wandb" not found{CREATE}',
         ),
         (
             waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
@@ -86,15 +93,15 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
         (waiting("CrashLoopBackOff", "back-off 5m0s", "logs"), "container 'logs': CrashLoopBackOff: back-off 5m0s"),
         (
             pod(initContainerStatuses=state("waiting", "warm", reason="ErrImagePull", message="denied")),
-            "container 'warm': image busybox:1 cannot be pulled: denied",
+            f"container 'warm': image busybox:1 cannot be pulled: denied{NAME}",
         ),
         (
             pod(conditions=scheduled("False", "Unschedulable", NO_ROOM)),
-            "no node takes the pod: 0/1 nodes are available: 1 Insufficient cpu.",
+            f"no node takes the pod: 0/1 nodes are available: 1 Insufficient cpu{LESS}",
         ),
         (
             pod(conditions=scheduled("False", "Unschedulable", 'persistentvolumeclaim "rows" not found')),
-            'no node takes the pod: persistentvolumeclaim "rows" not found',
+            f'no node takes the pod: persistentvolumeclaim "rows" not found{CREATE}',
         ),
         (
             pod(
@@ -105,7 +112,8 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
                     "are available: 3 Preemption is not helpful for scheduling.",
                 )
             ),
-            "no node takes the pod: 0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            "no node takes the pod: 0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims; "
+            "see `kubectl describe pvc`",
         ),
         (
             pod(
@@ -117,10 +125,10 @@ NO_PYTHON = "the image has no command `python`: take one with Python and Hopyard
             "the pod is not scheduled before its scheduling gates are removed: kueue.x-k8s.io/topology, b",
         ),
         (pod(), ""),
-        (pod("Running", deleting=True), "the pod is being deleted: somebody deleted it or its Job"),
+        (pod("Running", deleting=True), "the pod was deleted: somebody deleted it or its Job"),
         (
             pod("Running", deleting=True, conditions=disrupted("DeletionByTaintManager", "Taint manager: deleting")),
-            "the pod is being deleted: its node is unreachable or must be left (Taint manager: deleting)",
+            "the pod was lost: its node is unreachable or must be left (Taint manager: deleting)",
         ),
         (ended(1), "the pod's process ended with exit code 1"),
         ({"metadata": {}}, ""),
@@ -313,13 +321,15 @@ ACCOUNT = (
         (
             "FailedCreate",
             QUOTA,
-            "quota q of the namespace leaves no room for the pod: requested: pods=1, used: pods=1, limited: pods=1",
+            "quota q of the namespace leaves no room for the pod: requested: pods=1, used: pods=1, limited: pods=1"
+            + LESS,
         ),
         (
             "FailedCreate",
             RESTRICTED,
             "the namespace admits no such pod (Pod Security restricted:latest): runAsNonRoot != true (pod or container "
-            '"agent" must set securityContext.runAsNonRoot=true)',
+            '"agent" must set securityContext.runAsNonRoot=true); leave out of pod= what it names, or give '
+            "another namespace=",
         ),
         (
             "FailedCreate",
@@ -329,13 +339,14 @@ ACCOUNT = (
         (
             "FailedCreate",
             ACCOUNT,
-            'the API refuses the pod: error looking up service account hop/x: serviceaccount "x" not found',
+            f'the API refuses the pod: error looking up service account hop/x: serviceaccount "x" not found{CREATE}',
         ),
-        ("FailedScheduling", NO_ROOM, "no node takes the pod: 0/1 nodes are available: 1 Insufficient cpu."),
+        ("FailedScheduling", NO_ROOM, f"no node takes the pod: 0/1 nodes are available: 1 Insufficient cpu{LESS}"),
         (
             "FailedMount",
             'MountVolume.SetUp failed for volume "k" : secret "k" not found',
-            'a volume of the pod cannot be mounted: MountVolume.SetUp failed for volume "k" : secret "k" not found',
+            'a volume of the pod cannot be mounted: MountVolume.SetUp failed for volume "k" : secret "k" not found'
+            + CREATE,
         ),
         (
             "FailedCreatePodSandBox",
@@ -376,9 +387,10 @@ def job(spec: Any = None, labels: Any = None, **status: Any) -> dict[str, Any]:
                     {"type": "Suspended", "status": "True", "reason": "JobSuspended", "message": "Job suspended"}
                 ],
             ),
-            "Kueue has not admitted the Job from queue team-a: see `kubectl describe workloads`",
+            "Kueue has not admitted the Job from queue team-a; `kubectl describe workloads` says why, and "
+            "start_timeout= how long to wait",
         ),
-        (job({"suspend": True}), "the Job is suspended, and by whom is not known: see `kubectl describe job`"),
+        (job({"suspend": True}), "the Job is suspended, and by whom is not known; see `kubectl describe jobs`"),
         (
             job(
                 conditions=[

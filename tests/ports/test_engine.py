@@ -23,6 +23,8 @@ from hopyard.errors import ResourceError
 from hopyard.ports.engines import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
 from jobs import alive, free_port, gone, until
+from kube.kubelet import missing
+from kube.lab import Lab
 from played_spark import Session
 from played_supervisors import children, command
 
@@ -37,20 +39,61 @@ def spark(executors: Any) -> Any:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[LaunchInfo]:
+def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LaunchInfo]:
     """Its card leads to a port where nobody answers: an agent with it dials, and waits."""
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        card = {"slot": 0, "address": f"tcp://127.0.0.1:{port.getsockname()[1]}", **KEYS}
+    in_pods = "kubernetes" in request.node.name
+    host = request.getfixturevalue("lab").network.gateway if in_pods else "127.0.0.1"
+    with socket.create_server((host, 0)) as port:
+        card = {"slot": 0, "address": f"tcp://{host}:{port.getsockname()[1]}", **KEYS}
         text = json.dumps(card).encode() + b"\n"
         yield LaunchInfo(lambda slot: text, lambda slot: tmp_path / "logs" / f"{slot}.log")
 
 
 SubprocessEngine = example("subprocess_engine").SubprocessEngine
 CORES = len(os.sched_getaffinity(0))
-BY_HOST = {"hosts": (CORES, 1), "hosts, started": (1, 1), "hosts, by hand": ()}
+BY_HOST = {
+    **{"hosts": (CORES, 1), "hosts, started": (1, 1), "hosts, by hand": ()},
+    **{"kubernetes": (1, 1), "kubernetes, started": (1, 1)},
+}
 """Workers of each host, of engines that have more than one."""
 OWN = ["subprocesses", "subprocesses, started"]
 ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
+
+IN_PODS = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.xdist_group("kubernetes"), *marks],
+    )
+    for name, marks in {
+        "kubernetes": [],
+        "kubernetes, started": [pytest.mark.long],
+        "kubernetes, two a pod": [pytest.mark.long],
+        "kubernetes, two a pod, started": [],
+    }.items()
+]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A cluster, of which nothing must be left at the end."""
+    with Lab(tmp_path_factory.mktemp("lab"), speed=20) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(made.config))
+        yield made
+        until(lambda: not made.left() and not made.pods(), 90)
+
+
+@pytest.fixture(scope="module")
+def started_pods(lab: Lab) -> Iterator[hy.Kubernetes]:
+    """An engine whose pods stay, from one test to the next."""
+    with lab.engine(devices=None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def started_pod(lab: Lab) -> Iterator[hy.Kubernetes]:
+    """The same, with both workers in one pod."""
+    with lab.engine(devices=None, workers_per_pod=2) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +116,9 @@ def started_example() -> Iterator[Any]:
         yield engine
 
 
-@pytest.fixture(params=[*OWN, "local", "local, started", "hosts", "hosts, started", "hosts, by hand", *ON_SPARK])
+@pytest.fixture(
+    params=[*OWN, "local", "local, started", "hosts", "hosts, started", "hosts, by hand", *IN_PODS, *ON_SPARK]
+)
 def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -> Iterator[Agents]:
     engines: dict[str, Callable[[], Any]] = {
         "subprocesses": lambda: SubprocessEngine(workers=2),
@@ -83,6 +128,10 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
         "hosts, started": lambda: request.getfixturevalue("started_hosts"),
         "hosts": lambda: hy.Hosts(["a", "b:1"], ssh=played_ssh(tmp_path), devices=None),
         "hosts, by hand": lambda: hy.Hosts(join=ticket(tmp_path), workers=2),
+        "kubernetes": lambda: request.getfixturevalue("lab").engine(devices=None),
+        "kubernetes, started": lambda: request.getfixturevalue("started_pods"),
+        "kubernetes, two a pod": lambda: request.getfixturevalue("lab").engine(devices=None, workers_per_pod=2),
+        "kubernetes, two a pod, started": lambda: request.getfixturevalue("started_pod"),
         "spark": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2),
         "spark, one beside the driver": lambda: hy.Spark(request.getfixturevalue("spark"), workers=2, driver_workers=1),
     }
@@ -92,8 +141,9 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
     assert engine.threads == 1
     assert engine.env == {}
     if "by hand" not in request.param:  # there the ticket has fixed ports
-        assert engine.endpoint == ("127.0.0.1", 0)
-    assert engine.start_timeout == 120.0
+        near = engine.name != "kubernetes"
+        assert engine.endpoint == ("127.0.0.1" if near else request.getfixturevalue("lab").network.gateway, 0)
+    assert engine.start_timeout == (300.0 if engine.name == "kubernetes" else 120.0)
     assert engine.apart == (engine.name not in ("local", "subprocesses"))
     assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
     assert engine.driver_workers == int("beside" in request.param)

@@ -26,6 +26,10 @@ KEEP_ALIVE = {"idle": 10, "interval": 5, "count": 2}
 LOG_LINES = 200
 JSON = "application/json"
 Query = Sequence[tuple[str, str]]
+UNTRUSTED = "Untrusted"
+"""Reason of an error: the server's certificate is not one that the kubeconfig trusts."""
+_DISTRUST = re.compile(r"certificate verify failed: (.*?)(?: \(_ssl|$)")
+"""In the words of OpenSSL."""
 INSTALL = "hy.Kubernetes needs the Kubernetes client: pip install 'hopyard[kubernetes]'"
 
 
@@ -47,7 +51,7 @@ class ApiError(Exception):
     @property
     def away(self) -> bool:
         """Return True if it may pass by itself: the API is away or overloaded."""
-        return self.status in {0, 429} or self.status >= 500
+        return self.reason != UNTRUSTED and (self.status in {0, 429} or self.status >= 500)
 
     @classmethod
     def of(cls, status: int, body: bytes | dict[str, Any], retry_after: str = "") -> ApiError:
@@ -160,6 +164,22 @@ class Api:
         with self.request("GET", self.path("pods", pod) + "/log", query=query) as body:
             return bytes(body.data).decode(errors="replace")
 
+    def why(self, error: ApiError) -> str:
+        """Return a sentence about a call that failed, with the next step."""
+        if error.reason == UNTRUSTED:
+            return f"{error}; give its authority in the kubeconfig, as certificate-authority-data"
+        if error.status == 0:
+            return f"{error}; see whether `kubectl get pods` works"
+        which = f"the API server {self.server}"
+        if error.status == 401:
+            return f"{which} does not know this user (401 Unauthorized); log in again, or renew the kubeconfig's token"
+        if error.status == 404 and f'namespaces "{self.namespace}"' in error.message:
+            return f"{which} has no namespace {self.namespace}; create it, or give another namespace="
+        if error.status == 403 and " cannot " in error.message:
+            role = "let the user have the Role of docs/kubernetes.md, or give another namespace="
+            return f"{which} refuses: {error.message}; {role}"
+        return f"{which} {'does not answer' if error.away else 'refuses'}: {error}"
+
     def path(self, resource: str, name: str = "") -> str:
         """Return the path of a resource of the namespace, or of one of its objects."""
         parts = ["apis/batch/v1" if resource == "jobs" else "api/v1", "namespaces", quote(self.namespace, ""), resource]
@@ -187,7 +207,12 @@ class Api:
             finally:
                 response.close()  # what was read to its end has given its connection back already
         except self.failures as error:
-            raise ApiError(0, "", f"{self.server} cannot be reached: {error_line(error)}") from None
+            fault = error_line(error)
+            if distrust := _DISTRUST.search(fault):
+                why = f"the certificate of the API server {self.server} is not trusted: {distrust[1]}"
+                raise ApiError(0, UNTRUSTED, why) from None
+            fault = fault.rpartition("Failed to establish a new connection: ")[2]
+            raise ApiError(0, "", f"the API server {self.server} cannot be reached: {fault}") from None
 
     def _send(self, client: Any, method: str, path: str, body: Any, query: Query, kind: str, read: float) -> Any:
         for first in (True, False):

@@ -41,8 +41,11 @@ MOST_SECONDS = 10.0
 """The longest time before it is asked again."""
 END_SECONDS = 10.0
 """How long the deletion of Jobs may take at the end."""
+UNKNOWN_SECONDS = 10.0
+"""How long an API server may be away at the beginning, when it is not known to be one."""
 INQUIRED = 3
 """Pods, and Jobs without, that are looked at each time: the others mostly wait for the same."""
+WATCH, EVENTS = "watch", "events"
 SAY_SECONDS = 2.0
 """How long a reason must last until people are told: much passes by itself."""
 
@@ -68,11 +71,12 @@ class Pods(Placement):
         """How many of them own the Secret."""
         self._wakes = threading.Condition()
         self._woken = self._closing = False
+        self._began = 0.0
         self._checked = False
-        """Whether the cluster's version is known to do."""
+        """Whether the cluster's version is known to do. Until then nothing is asked for."""
         self._inquired_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
-        """Name of a pod or Job, or "" for the API server → why nothing comes of it, and since when."""
+        """Name of a pod or Job, "", WATCH or EVENTS for the API server → why nothing comes of it, and since when."""
         self._ends: dict[str, PodEnd] = {}
         """Host → how its pod ended."""
         self._turn = 0
@@ -95,9 +99,8 @@ class Pods(Placement):
 
     def absence(self, when: str) -> str:
         """Return the sentence that no pod has a supervisor here."""
-        why = self._reasons()
         look = f"kubectl get pods -n {self._api.namespace} -l {manifests.PLACES}={self.name}"
-        return f"no pod has dialled {self._address} {when}{': ' if why else ''}{why}; `{look}` shows them"
+        return f"no pod has dialled {self._address} {when}: {self._reasons() or f'`{look}` shows what there is'}"
 
     @property
     def remedy(self) -> str:  # type: ignore[override]  # what others have as text depends on the cluster here
@@ -136,6 +139,7 @@ class Pods(Placement):
 
     def _run(self) -> None:
         labels = f"{manifests.PLACES}={self.name}"
+        self._began = time.monotonic()
         self._watcher = Watcher(self._api, "pods", labels=labels, changed=self._wake)
         pause = AGAIN_SECONDS
         while not self._closing:
@@ -162,15 +166,20 @@ class Pods(Placement):
     def _step(self, now: float) -> None:
         """Look what is there, and ask for what is missing."""
         assert self._watcher is not None
-        if not self._checked:
-            self._check()
+        if why := self._fault_of_cluster():
+            self.supervisors.give_up(why)
+            return
         if self._owned < len(self._owners):
             self._admit()
         pods = self._watcher.objects
-        for host, end in self._places.see(list(pods.values()), now).items():
+        seen = [*self._watcher.removed(), *pods.values()]
+        for host, end in self._places.see(seen, now).items():
             self._ends[host] = end
             if end.code != 0 and not any(why in end.sentence for why in self.supervisors.refusals):
                 self._say(end.sentence)
+        for pod in seen:
+            if "deletionTimestamp" in pod["metadata"]:
+                self._say(reasons.of_pod(pod))
         self._places.hear(self.supervisors.hosts, now)
         due = self.supervisors.due
         if why := self._places.hopeless(due):
@@ -182,15 +191,17 @@ class Pods(Placement):
         else:
             self._why.clear()
 
-    def _check(self) -> None:
-        """Give up where the cluster is too old."""
-        version = self._api.version()
-        if version < OLDEST:
-            self.supervisors.give_up(
-                f"{self._api.server} is Kubernetes {version[0]}.{version[1]}, and Hopyard needs "
-                f"{OLDEST[0]}.{OLDEST[1]} or newer (a Job's backoffLimitPerIndex)"
-            )
-        self._checked = True
+    def _fault_of_cluster(self) -> str:
+        """Return why the cluster is too old; "" once it is known not to be."""
+        if not self._checked:
+            version = self._api.version()
+            if version < OLDEST:
+                return (
+                    f"{self._api.server} is Kubernetes {version[0]}.{version[1]}, and Hopyard needs "
+                    f"{OLDEST[0]}.{OLDEST[1]} or newer (a Job's backoffLimitPerIndex); give another context="
+                )
+            self._checked = True
+        return ""
 
     def _ask(self, pods: int) -> None:
         """Ask for a Job of so many pods. Where the answer to an earlier try was lost, the Job of that try counts."""
@@ -210,25 +221,34 @@ class Pods(Placement):
         """Let the Secret have all Jobs as its owners; create it where it is not there."""
         owners = list(self._owners)
         try:
-            if not self._owned:
-                raise ApiError(404, "NotFound", "not created yet")
-            self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            try:
-                self._api.create("secrets", manifests.secret(self.name, self._ticket, owners))
-            except ApiError as again:
-                if again.reason != "AlreadyExists":  # the answer to an earlier try was lost
-                    raise
+            if self._owned:
                 self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+            else:
+                self._create_secret(owners)
+        except ApiError as error:
+            if not self._owned or error.status not in {403, 404}:
+                raise
+            if error.status == 404:
+                self._create_secret(owners)
+            else:  # pods come all the same, until the Jobs that own it are deleted
+                self._say(self._api.why(error))
         self._owned = len(owners)
 
+    def _create_secret(self, owners: list[dict[str, Any]]) -> None:
+        """Create the Secret, unless it is there: the answer to an earlier try may have been lost."""
+        try:
+            self._api.create("secrets", manifests.secret(self.name, self._ticket, owners))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+
     def _refused(self, error: ApiError) -> None:
-        """Note what the API server refuses; give up where it will go on to, and no worker is there."""
-        why = str(error) if error.away else f"the API server {self._api.server} refuses: {error}"
+        """Note that a call failed; give up where no pod can come."""
+        why = self._api.why(error)
         self._note("", why, time.monotonic())
-        if not error.away and not self.supervisors.admitted_count:
+        unknown = not self._checked and time.monotonic() - self._began > UNKNOWN_SECONDS
+        if (unknown or not error.away) and not self.supervisors.admitted_count:
             self.supervisors.give_up(why)
 
     # ---------------------------------------------------------------- reasons
@@ -240,20 +260,26 @@ class Pods(Placement):
 
     def _say(self, sentence: str) -> None:
         """Warn, once of each."""
-        if sentence not in self._said:
+        if sentence and sentence not in self._said:
             self._said.add(sentence)
             log.warning("%s", sentence)
 
     def _explain(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Find out why pods are not there, from themselves at each look, from events every few seconds."""
-        unseen = [f"{self.name}-{number}" for number in self._places.unseen_jobs()]
-        for name in self._why.keys() - {"", *pods, *unseen}:
-            del self._why[name]
+        assert self._watcher is not None
+        self._note(WATCH, self._watcher.fault, now)
         if now - self._inquired_at >= INQUIRE_SECONDS:
             self._inquired_at = now
-            self._inquire(pods, now)
+            try:
+                self._inquire(pods, now)
+                self._why.pop(EVENTS, None)
+            except ApiError as error:  # pods come all the same
+                self._note(EVENTS, self._api.why(error), now)
         for name, pod in pods.items():
             self._note(name, reasons.of_pod(pod) or self._events.get(name, "") or reasons.of_start(pod), now)
+        jobs = {f"{self.name}-{number}" for number in self._places.unseen_jobs()}
+        for name in self._why.keys() - {"", WATCH, EVENTS, *jobs, *pods}:
+            del self._why[name]
 
     def _inquire(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Look at events: some reasons are nowhere else."""
@@ -290,14 +316,14 @@ class Pods(Placement):
     def _delete(self) -> None:
         """Delete the Jobs, the newest one too whose answer may have been lost."""
         pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
-        jobs = list(range(1, self._places.next_job + 1))
+        jobs = list(range(1, self._places.next_job + 1)) if self._checked else []
         while jobs and time.monotonic() < deadline:
             try:
                 self._api.delete("jobs", f"{self.name}-{jobs[0]}")
                 jobs.pop(0)
             except ApiError as error:
                 if not error.away:
-                    log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs[0], error)
+                    log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs[0], self._api.why(error))
                     jobs.clear()
                     break
                 time.sleep(max(0.0, min(max(pause, error.retry_after), deadline - time.monotonic())))

@@ -1,10 +1,9 @@
-"""What a cluster lacks, for `hopyard doctor`: rights, version, and whether a pod of the image reaches this process."""
+"""What a cluster lacks, for `hopyard doctor`: rights, and whether a pod of the image reaches this process."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from typing import Any
 
@@ -18,13 +17,22 @@ from hopyard.engines.survey import ASK, MARK, HostAnswer, one_line, read_answer
 from hopyard.system.network import joined, listen
 from hopyard.text import escaped
 
-RIGHTS = (
-    *(("create", "jobs"), ("get", "jobs"), ("delete", "jobs"), ("list", "pods"), ("watch", "pods")),
-    *(("create", "secrets"), ("patch", "secrets"), ("list", "events"), ("get", "pods/log")),
-)
-"""What the driver does: verb and resource."""
-POD_SECONDS = 180.0
+RIGHTS = {
+    ("create", "jobs"): "no pod can be asked for",
+    ("get", "jobs"): "nothing says why a Job has no pods",
+    ("delete", "jobs"): "Jobs and their pods stay for ten minutes after a run",
+    ("list", "pods"): "a lost pod is noticed late",
+    ("watch", "pods"): "a lost pod is noticed late",
+    ("create", "secrets"): "no pod is let in",
+    ("patch", "secrets"): "pods that come for lost ones are let in for ten minutes only",
+    ("list", "events"): "nothing says why a pod does not start",
+    ("get", "pods/log"): "this check cannot read what its pod says",
+}
+"""Verb and resource → what goes wrong without this right."""
+POD_SECONDS = 180
 """How long the pod of the check may take, with the image's download."""
+WHY_SECONDS = 20.0
+"""How long it may wait for one and the same reason."""
 LOOK_SECONDS = 0.5
 """Time between two looks at it."""
 UNREACHED = "hopyard-unreached "
@@ -38,9 +46,13 @@ for port in sys.argv[4:]:
 """
 
 
-def missing_rights(api: Api) -> list[str]:
-    """Return the rights that this user does not have, such as "create jobs"."""
-    return [f"{verb} {resource}" for verb, resource in RIGHTS if not api.allowed(verb, *resource.split("/"))]
+def missing_rights(api: Api) -> list[tuple[str, str]]:
+    """Return the rights that this user lacks, such as "create jobs", each with what goes wrong without it."""
+    return [
+        (f"{verb} {resource}", fault)
+        for (verb, resource), fault in RIGHTS.items()
+        if not api.allowed(verb, *resource.split("/"))
+    ]
 
 
 def ask_pod(engine: Kubernetes) -> tuple[HostAnswer | str, list[str]]:
@@ -57,59 +69,56 @@ def ask_pod(engine: Kubernetes) -> tuple[HostAnswer | str, list[str]]:
     name = f"hopyard-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listen(host, port + n if port else 0)) for n in range(3 if port else 1)]
+        ports = [str(listener.getsockname()[1]) for listener in listeners]
         job = manifests.job(engine.settings, name, 1, 1)
-        arguments = [__version__, PYTHON, host, *[str(_port_of(listener)) for listener in listeners]]
-        container = job["spec"]["template"]["spec"]["containers"][0]
-        container["command"] = ["python", "-P", "-c", one_line(ASK + DIAL), *arguments]
+        job["spec"]["activeDeadlineSeconds"] = POD_SECONDS  # it ends by itself if this process is killed
+        container = next(
+            each for each in job["spec"]["template"]["spec"]["containers"] if each["name"] == manifests.CONTAINER
+        )
+        container["command"] = ["python", "-P", "-c", one_line(ASK + DIAL), __version__, PYTHON, host, *ports]
+        stack.callback(api.delete, "jobs", job["metadata"]["name"])
         api.create("jobs", job)
-        try:
-            output = _output(api, name)
-        finally:
-            api.delete("jobs", job["metadata"]["name"])
-    if isinstance(output, Exception):
-        return str(output), []
+        output, why = _output(api, name)
     lines = output.splitlines()
-    faults = [line.removeprefix(UNREACHED).partition(": ") for line in lines if line.startswith(UNREACHED)]
     answer = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), "")
+    faults = [line.removeprefix(UNREACHED).partition(": ") for line in lines if line.startswith(UNREACHED)]
     try:
         return read_answer(answer), [f"{joined(host, int(at))}: {escaped(fault)}" for at, _, fault in faults]
     except (*UNREADABLE, ValueError):
-        return escaped((output.strip().splitlines() or ["the pod has printed nothing"])[-1]), []
+        return "; ".join(filter(None, [why, escaped((lines or ["the pod has printed nothing"])[-1])])), []
 
 
 def fault_of(answer: HostAnswer) -> str:
     """Return what the image lacks; "" where it is nothing."""
     if answer.python != PYTHON:
-        return (
-            f"the image has Python {escaped(answer.python)}, and this process is {PYTHON}: use the same minor version"
-        )
+        return f"the image has Python {escaped(answer.python)}, and this process is {PYTHON}"
     if answer.fault or answer.version != __version__:
-        found = escaped(answer.fault or f"Hopyard {answer.version}")
-        return f"the image has not Hopyard {__version__} ({found}): pip install hopyard=={__version__} in it"
-    return ""
+        return f"the image has no Hopyard {__version__} but {escaped(answer.fault or answer.version)}"
+    return "" if answer.frameworks else "the image has no framework"
 
 
-def _output(api: Api, name: str) -> str | Exception:
-    """Return what the pod printed, or an error that says why there is none."""
-    deadline, why = time.monotonic() + POD_SECONDS, "no pod was created"
-    while time.monotonic() < deadline:
+def _output(api: Api, name: str) -> tuple[str, str]:
+    """Return what the pod printed, and why it has not ended well; "" where it has."""
+    deadline, why, since = time.monotonic() + POD_SECONDS, "no pod was created", time.monotonic()
+    while (now := time.monotonic()) < min(deadline, since + WHY_SECONDS):
         pods = api.list("pods", labels=f"{manifests.PLACES}={name}")["items"]
-        if pods and reasons.end_of(pods[0]) is not None:
-            return api.log(pods[0]["metadata"]["name"])
-        kind, its = ("Pod", pods[0]["metadata"]["name"]) if pods else ("Job", f"{name}-1")
-        why = (reasons.of_pod(pods[0]) if pods else "") or reasons.of_events(_events(api, kind, its)) or why
+        if pods and (end := reasons.end_of(pods[0])) is not None:
+            never = end.code is None
+            return "" if never else api.log(pods[0]["metadata"]["name"]), end.sentence if end.code != 0 else ""
+        now_why = _why(api, name, pods)
+        why, since = now_why or why, since if now_why == why else now
         time.sleep(LOOK_SECONDS)
-    return TimeoutError(f"no pod has run within {POD_SECONDS:.0f} seconds: {why}")
+    return "", why
 
 
-def _events(api: Api, kind: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of an object."""
-    found: list[dict[str, Any]] = api.list("events", fields=f"involvedObject.kind={kind},involvedObject.name={name}")[
-        "items"
-    ]
-    return found
+def _why(api: Api, name: str, pods: list[dict[str, Any]]) -> str:
+    """Return why the pod has not started; "" where nothing is known, and it may be about to."""
+    if pods:
+        return reasons.of_pod(pods[0]) or _of_events(api, "Pod", pods[0]["metadata"]["name"])
+    return reasons.of_job(api.get("jobs", f"{name}-1")) or _of_events(api, "Job", f"{name}-1")
 
 
-def _port_of(listener: socket.socket) -> int:
-    """Return the port of a socket."""
-    return int(listener.getsockname()[1])
+def _of_events(api: Api, kind: str, name: str) -> str:
+    return reasons.of_events(
+        api.list("events", fields=f"involvedObject.kind={kind},involvedObject.name={name}")["items"]
+    )

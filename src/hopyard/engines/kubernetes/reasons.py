@@ -31,8 +31,18 @@ _PULLS = {
     "SignatureValidationFailed",
 }
 _STARTS = {"CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"}
+_PULL = re.compile(r'(Back-off pulling image "[^"]*": )?(ErrImagePull: )?(rpc error: code = \w+ desc = )?')
+"""What kubelets write before the reason, which is the same at each try."""
 _NO_PYTHON = re.compile(r"python\W.{0,30}not found in \$PATH")
 """In the words of runc, crun and others."""
+_STEPS = (
+    ("Insufficient|exceeded quota|Too many pods", "give less cpu=, memory= or gpus=, or wait until others have ended"),
+    ("affinity/selector|untolerated taint", "see nodeSelector, affinity and tolerations in pod="),
+    ("not found", "create it, or correct pod="),
+    ("unbound", "see `kubectl describe pvc`"),
+    ("PodSecurity", "leave out of pod= what it names, or give another namespace="),
+)
+"""What is in the words of others → the next step."""
 _DISRUPTIONS = {
     "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
     "Preempting": ("preempted", "a pod of higher priority took its place"),
@@ -70,8 +80,8 @@ def of_pod(pod: Object) -> str:
     if (end := end_of(pod)) is not None:
         return end.sentence if status.get("phase") == "Failed" else ""
     if "deletionTimestamp" in pod["metadata"]:
-        _, why = _disruption(pod)
-        return f"the pod is being deleted{f': {why}' if why else ''}"
+        kind, why = _disruption(pod)
+        return f"the pod was {kind}: {why}"
     for container, waiting in _states(pod, "waiting"):
         if sentence := _of_waiting(pod, container, waiting):
             return sentence
@@ -103,7 +113,7 @@ def of_event(event: Object) -> str:
     if reason == "FailedScheduling":
         return _of_scheduler(message)
     if reason in {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}:
-        return f"a volume of the pod cannot be mounted: {_quoted(message)}"
+        return f"a volume of the pod cannot be mounted: {_quoted(message)}{_step(message)}"
     if reason == "FailedCreatePodSandBox":
         return f"the node cannot give the pod a network or a sandbox: {_quoted(message)}"
     return f"{_quoted(reason)}: {_quoted(message)}"
@@ -126,8 +136,9 @@ def of_job(job: Object) -> str:
     if not job.get("spec", {}).get("suspend"):
         return ""
     if queue := (job["metadata"].get("labels") or {}).get(QUEUE):
-        return f"Kueue has not admitted the Job from queue {_quoted(queue)}: see `kubectl describe workloads`"
-    return "the Job is suspended, and by whom is not known: see `kubectl describe job`"
+        why = "`kubectl describe workloads` says why, and start_timeout= how long to wait"
+        return f"Kueue has not admitted the Job from queue {_quoted(queue)}; {why}"
+    return "the Job is suspended, and by whom is not known; see `kubectl describe jobs`"
 
 
 def end_of(pod: Object) -> PodEnd | None:
@@ -202,11 +213,12 @@ def _of_waiting(pod: Object, container: str, waiting: Object) -> str:
     }
     image = _quoted(images.get(container))
     if reason in _PULLS:
-        return f"{where}image {image} cannot be pulled: {message}"
+        why = _quoted(_PULL.sub("", waiting.get("message") or "", count=1))
+        return f"{where}image {image} cannot be pulled: {why}; see its name, and imagePullSecrets in pod="
     if reason == "InvalidImageName":
         return f"{where}{image} is no name of an image: {message}"
     if reason == "CreateContainerConfigError":
-        return f"{where}the container cannot be configured: {message}"
+        return f"{where}the container cannot be configured: {message}{_step(message)}"
     if reason in _STARTS:
         return where + _of_start(waiting.get("message"))
     if reason in {"", "ContainerCreating", "PodInitializing"}:
@@ -222,19 +234,27 @@ def _of_start(message: Any) -> str:
 
 def _of_scheduler(message: Any) -> str:
     words = re.split(r",? (?:no new claims to deallocate, )?preemption: ", str(message or ""))[0]
-    return f"no node takes the pod: {_quoted(words)}"
+    return f"no node takes the pod: {_quoted(words.removesuffix('.'))}{_step(words)}"
 
 
 def _of_refusal(message: str) -> str:
     """Return why the API refused a pod of a Job."""
     words = re.sub(r'^Error creating: |pods? "[^"]*" is forbidden: ', "", message)
     if quota := re.match(r"exceeded quota: ([^,]+), (requested: .*)", words, re.DOTALL):
-        return f"quota {_quoted(quota[1])} of the namespace leaves no room for the pod: {_quoted(quota[2])}"
+        return (
+            f"quota {_quoted(quota[1])} of the namespace leaves no room for the pod: {_quoted(quota[2])}{_step(words)}"
+        )
     if level := re.match(r'violates PodSecurity "([^"]+)": (.*)', words, re.DOTALL):
-        return f"the namespace admits no such pod (Pod Security {_quoted(level[1])}): {_quoted(level[2])}"
+        why = f"Pod Security {_quoted(level[1])}): {_quoted(level[2])}{_step(words)}"
+        return f"the namespace admits no such pod ({why}"
     if hook := re.match(r'admission webhook "([^"]+)" denied the request: (.*)', words, re.DOTALL):
         return f"admission webhook {_quoted(hook[1])} refuses the pod: {_quoted(hook[2])}"
-    return f"the API refuses the pod: {_quoted(words)}"
+    return f"the API refuses the pod: {_quoted(words)}{_step(words)}"
+
+
+def _step(words: str) -> str:
+    """Return the next step, behind a semicolon; "" where none is known."""
+    return next((f"; {step}" for pattern, step in _STEPS if re.search(pattern, words)), "")
 
 
 def _exited(code: int) -> str:

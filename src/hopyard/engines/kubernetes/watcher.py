@@ -50,6 +50,7 @@ class Watcher:
         self._selector = [("labelSelector", labels)] if labels else []
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._objects: dict[str, dict[str, Any]] = {}
+        self._removed: list[dict[str, Any]] = []
         self.listed = False
         """Whether `objects` has been complete once."""
         self.fault = ""
@@ -66,6 +67,12 @@ class Watcher:
         """A snapshot: name → object. The objects are not to be changed."""
         with self._lock:
             return dict(self._objects)
+
+    def removed(self) -> list[dict[str, Any]]:
+        """Return what is known last of the objects that were deleted since the last call."""
+        with self._lock:
+            removed, self._removed = self._removed, []
+        return removed
 
     def close(self) -> None:
         """End the thread, and what it waits for."""
@@ -98,7 +105,7 @@ class Watcher:
                 self._follow()
             except ApiError as error:
                 wait = error.retry_after
-                self._fail(str(error))
+                self._fail(self._api.why(error))
             except Exception as error:  # noqa: BLE001 - an answer of another shape; the thread has to go on
                 self._fail(f"{self._api.server} gave an odd answer: {error_line(error)}")
             if time.monotonic() - self._watching_since > STEADY_SECONDS:
@@ -119,6 +126,7 @@ class Watcher:
         objects = {each["metadata"]["name"]: each for each in listing["items"]}
         with self._lock:
             same = self.listed and not self.fault and objects == self._objects
+            self._removed += [old for name, old in self._objects.items() if name not in objects]
             self._objects, self.listed, self.fault = objects, True, ""
         if not same:
             self._changed()
@@ -136,6 +144,7 @@ class Watcher:
         with self._lock:
             if kind == "DELETED":
                 self._objects.pop(name, None)
+                self._removed.append(body)
             else:
                 self._objects[name] = body
         self._changed()
