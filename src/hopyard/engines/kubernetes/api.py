@@ -51,7 +51,8 @@ class ApiError(Exception):
     @property
     def away(self) -> bool:
         """Return True if it may pass by itself: the API is away or overloaded."""
-        return self.reason != UNTRUSTED and (self.status in {0, 429} or self.status >= 500)
+        passes = self.status in {0, 429} or self.status >= 500 or "exceeded quota" in self.message
+        return self.reason != UNTRUSTED and passes
 
     @classmethod
     def of(cls, status: int, body: bytes | dict[str, Any], retry_after: str = "") -> ApiError:
@@ -89,14 +90,14 @@ class Api:
             raise UsageError(f"{INSTALL} ({error})") from None
         self.failures = (urllib3.exceptions.HTTPError, ApiException, ConfigException, OSError)
         """What the client raises where the API cannot be reached."""
-        self._lock, self._context = threading.Lock(), context
+        self._lock = threading.Lock()
         self._configuration = Configuration()
         self._configuration.retries = False  # waiting is the caller's matter
         self._configuration.socket_options = tcp_keepalive_socket_options(**KEEP_ALIVE)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: nothing is probed while something sent is not acknowledged
             most = 1000 * (KEEP_ALIVE["idle"] + KEEP_ALIVE["interval"] * KEEP_ALIVE["count"])
             self._configuration.socket_options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most))
-        own = configure(self._configuration, context)
+        self.context, own = configure(self._configuration, context)
         self.server: str = self._configuration.host
         self.host: str = urlsplit(self.server).hostname or ""
         self.namespace: str = namespace or own or "default"
@@ -229,5 +230,5 @@ class Api:
             if response.status != 401 or not first:
                 break
             with self._lock, contextlib.suppress(SpecError):  # a token that was replaced in its file, in days of a run
-                configure(self._configuration, self._context)
+                configure(self._configuration, self.context)
         raise ApiError.of(response.status, text, response.headers.get("Retry-After", ""))

@@ -14,12 +14,15 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The credentials of a pod."""
 
 
-def configure(configuration: Any, context: str | None) -> str:
-    """Read server and credentials as kubectl does, and return the namespace that goes with them; "" where none does.
+def configure(configuration: Any, context: str | None) -> tuple[str | None, str]:
+    """Read server and credentials as kubectl does.
 
     Args:
         configuration: a `kubernetes.client.Configuration`, changed in place.
         context: of the kubeconfig; None: its current one, or without a kubeconfig the pod that this process is in.
+
+    Returns:
+        The context, None in a pod; and its namespace, "" where it has none.
 
     Raises:
         SpecError: there is no configuration, or no such context.
@@ -48,12 +51,12 @@ def configure(configuration: Any, context: str | None) -> str:
             "the pod a serviceAccountName, and leave automountServiceAccountToken on"
         ) from None
     try:
-        return (ACCOUNT / "namespace").read_text().strip()
+        return None, (ACCOUNT / "namespace").read_text().strip()
     except OSError:
-        return ""
+        return None, ""
 
 
-def _from_kubeconfig(configuration: Any, where: str, context: str | None) -> str:
+def _from_kubeconfig(configuration: Any, where: str, context: str | None) -> tuple[str, str]:
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     try:
@@ -75,7 +78,7 @@ def _from_kubeconfig(configuration: Any, where: str, context: str | None) -> str
             files.config, active_context=name, config_base_path=None, config_persister=files.save_changes
         )
         loader.load_and_set(configuration)
-        return str(loader.current_context["context"].get("namespace") or "")
+        return name, str(loader.current_context["context"].get("namespace") or "")
     except Exception as error:  # noqa: BLE001 - a cluster or a file that is not there, a field of another type
         raise SpecError(
             f"context {shown(name)} of the kubeconfig {where} cannot be used: {error_line(error)}"

@@ -125,8 +125,10 @@ class Kubernetes(Startable):
         return f"Kubernetes(workers={self.workers}, image={self.settings.image!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what was asked for. A pickle has no connection to the cluster, and is not started."""
-        return self.__dict__ | {"_api": None, "_standby": Warm()}
+        """Return what was asked for, with context and namespace as they were found. A pickle has no connection to the
+        cluster, and is not started."""
+        found = {} if self._api is None else {"context": self._api.context, "namespace": self._api.namespace}
+        return self.__dict__ | found | {"_api": None, "_standby": Warm()}
 
     @property
     def api(self) -> Api:

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 OLDEST = (1, 29)
 """The first version of Kubernetes that has `backoffLimitPerIndex`."""
 LOOK_SECONDS = 1.0
-"""Time between two looks at what has become of pods, as long as one is missing."""
+"""The longest time between two looks at what has become of pods."""
+STEP_SECONDS = 0.1
+"""The shortest one: a thousand pods that start bring thousands of changes."""
 INQUIRE_SECONDS = 2.0
 """Time between two looks at events."""
 AGAIN_SECONDS = 0.2
@@ -65,10 +67,10 @@ class Pods(Placement):
         self.name = f"hopyard-{secrets.token_hex(4)}"
         self._ticket, self._address = line_of(ticket), joined(ticket.host, ticket.port)
         self._places = Places(self.name, settings.workers_per_pod)
-        self._owners: list[dict[str, Any]] = []
-        """References to the Jobs that there are."""
+        self._owners: dict[int, dict[str, Any]] = {}
+        """Number of a Job → reference to it, of those that there are."""
         self._owned = 0
-        """How many of them own the Secret."""
+        """Number of the last Job that owns the Secret."""
         self._wakes = threading.Condition()
         self._woken = self._closing = False
         self._began = 0.0
@@ -83,6 +85,8 @@ class Pods(Placement):
         """How many Jobs without pods have been looked at."""
         self._undeleted = False
         """Whether Jobs may be left, and nobody was told."""
+        self._queued = False
+        """Whether a Job waits in a queue."""
         self._events: dict[str, str] = {}
         """Name of a pod that does not start → what its events say."""
         self._said: set[str] = set()
@@ -108,6 +112,11 @@ class Pods(Placement):
         why = self._reasons()
         return f"for a pod{': ' if why else ''}{why}"
 
+    @property
+    def blocked(self) -> bool:
+        """Return True while Jobs wait in a queue, which may take hours: that time does not count."""
+        return self._queued
+
     def explain(self, host_name: str) -> str | None:
         """Return how the pod of that name ended; None: the API server has not said it yet."""
         if (end := self._ends.get(host_name)) is None:
@@ -125,8 +134,8 @@ class Pods(Placement):
             self._thread.join(END_SECONDS)
             if self._undeleted:
                 log.warning(
-                    "the Jobs %s-… are not deleted yet, as the API server does not answer: their pods have ended, and "
-                    "Kubernetes deletes them in ten minutes",
+                    "the Jobs %s-… are not deleted yet, as the API server does not answer: their pods end, and "
+                    "Kubernetes deletes the Jobs ten minutes later",
                     self.name,
                 )
 
@@ -138,13 +147,23 @@ class Pods(Placement):
             self._wakes.notify_all()
 
     def _run(self) -> None:
-        labels = f"{manifests.PLACES}={self.name}"
-        self._began = time.monotonic()
-        self._watcher = Watcher(self._api, "pods", labels=labels, changed=self._wake)
-        pause = AGAIN_SECONDS
+        """Keep pods up until `close`, then delete their Jobs."""
+        try:
+            self._watcher = Watcher(self._api, "pods", labels=f"{manifests.PLACES}={self.name}", changed=self._wake)
+            self._keep_up()
+        except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
+            log.exception("the thread that asks for pods ended")
+            self.supervisors.give_up(f"no more pods can be asked for: {type(error).__name__}: {error}")
+        finally:
+            if self._watcher is not None:
+                self._watcher.close()
+            self._delete()
+
+    def _keep_up(self) -> None:
+        """Look again whenever something has changed, and after errors of the API server ever later."""
+        self._began, pause = time.monotonic(), AGAIN_SECONDS
         while not self._closing:
-            wait = 0.0
-            """How long nothing is asked, whatever happens."""
+            wait = STEP_SECONDS
             try:
                 self._step(time.monotonic())
                 pause = AGAIN_SECONDS
@@ -152,16 +171,10 @@ class Pods(Placement):
             except ApiError as error:
                 self._refused(error)
                 wait, pause = max(pause, min(error.retry_after, PATIENCE_SECONDS)), min(2 * pause, MOST_SECONDS)
-            except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
-                log.exception("the thread that asks for pods ended")
-                self.supervisors.give_up(f"no more pods can be asked for: {type(error).__name__}: {error}")
-                break
             with self._wakes:
                 self._wakes.wait_for(lambda: self._closing, wait)
                 self._wakes.wait_for(lambda: self._woken or self._closing, LOOK_SECONDS)
                 self._woken = False
-        self._watcher.close()
-        self._delete()
 
     def _step(self, now: float) -> None:
         """Look what is there, and ask for what is missing."""
@@ -169,7 +182,7 @@ class Pods(Placement):
         if why := self._fault_of_cluster():
             self.supervisors.give_up(why)
             return
-        if self._owned < len(self._owners):
+        if self._owned < max(self._owners, default=0):
             self._admit()
         pods = self._watcher.objects
         seen = [*self._watcher.removed(), *pods.values()]
@@ -214,12 +227,13 @@ class Pods(Placement):
             job = self._api.get("jobs", f"{self.name}-{number}")
         self._places.add(int(job["spec"]["completions"]))
         self._inquired_at = time.monotonic()
-        self._owners.append(manifests.owner(job))
+        self._owners = {each: self._owners[each] for each in self._places.jobs & self._owners.keys()}
+        self._owners[number] = manifests.owner(job)
         self._admit()
 
     def _admit(self) -> None:
         """Let the Secret have all Jobs as its owners; create it where it is not there."""
-        owners = list(self._owners)
+        owners = list(self._owners.values())
         try:
             if self._owned:
                 self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
@@ -232,7 +246,7 @@ class Pods(Placement):
                 self._create_secret(owners)
             else:  # pods come all the same, until the Jobs that own it are deleted
                 self._say(self._api.why(error))
-        self._owned = len(owners)
+        self._owned = max(self._owners)
 
     def _create_secret(self, owners: list[dict[str, Any]]) -> None:
         """Create the Secret, unless it is there: the answer to an earlier try may have been lost."""
@@ -284,6 +298,7 @@ class Pods(Placement):
     def _inquire(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Look at events: some reasons are nowhere else."""
         unseen = self._places.unseen_jobs()
+        self._queued = False
         turn, self._turn = self._turn % max(1, len(unseen)), self._turn + INQUIRED
         for number in (unseen[turn:] + unseen[:turn])[:INQUIRED]:
             name = f"{self.name}-{number}"
@@ -294,8 +309,9 @@ class Pods(Placement):
                     raise
                 self._places.forget(number, now)
                 continue
+            self._queued = self._queued or bool(job["spec"].get("suspend"))
             self._note(name, reasons.of_job(job) or self._of_events("Job", name), now)
-        pending = [name for name, pod in pods.items() if pod["status"].get("phase") == "Pending"]
+        pending = [name for name, pod in pods.items() if reasons.of_start(pod) and not reasons.of_pod(pod)]
         self._events = {name: self._of_events("Pod", name) for name in pending[:INQUIRED]}
 
     def _of_events(self, kind: str, name: str) -> str:
@@ -316,16 +332,15 @@ class Pods(Placement):
     def _delete(self) -> None:
         """Delete the Jobs, the newest one too whose answer may have been lost."""
         pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
-        jobs = list(range(1, self._places.next_job + 1)) if self._checked else []
+        jobs = sorted(self._places.jobs | {self._places.next_job}) if self._checked else []
         while jobs and time.monotonic() < deadline:
             try:
                 self._api.delete("jobs", f"{self.name}-{jobs[0]}")
                 jobs.pop(0)
             except ApiError as error:
                 if not error.away:
-                    log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs[0], self._api.why(error))
-                    jobs.clear()
-                    break
+                    log.warning("Job %s-%d cannot be deleted: %s", self.name, jobs.pop(0), self._api.why(error))
+                    continue
                 time.sleep(max(0.0, min(max(pause, error.retry_after), deadline - time.monotonic())))
                 pause = min(2 * pause, MOST_SECONDS)
         self._undeleted = bool(jobs)

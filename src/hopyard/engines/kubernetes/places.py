@@ -62,6 +62,8 @@ class Places:
         """Number of the Job that is asked for next."""
         self._unfit: dict[str, str] = {}
         """Host → why it cannot work here, of the pods that said so."""
+        self._works = False
+        """Whether a pod has had an agent."""
         self._pause, self._again_at, self._blamed = 0.0, 0.0, 0
         """The pause of the last round, until when it lasts, and the last Job that was asked for before it."""
 
@@ -71,15 +73,16 @@ class Places:
             self._places[f"{self.name}-{self.next_job}-{index}"] = Place(self.next_job)
         self.next_job += 1
 
+    @property
+    def jobs(self) -> set[int]:
+        """The numbers of the Jobs that may be there."""
+        return {place.job for place in self._places.values()}
+
     def wanted(self, due: int, now: float) -> int:
         """Return how many pods to ask for now, so that `due` workers have a place."""
         alive = sum(not place.lost for place in self._places.values())
         short = -(-due // self._per_pod) - alive
         return short if short > 0 and now >= self._again_at else 0
-
-    def wait(self, now: float) -> float:
-        """Return the seconds until pods may be asked for."""
-        return max(0.0, self._again_at - now)
 
     def hear(self, hosts: Mapping[str, bool], now: float) -> None:
         """Note who has dialled the driver. `hosts`: host → whether it has had an agent, of those with a supervisor."""
@@ -87,7 +90,7 @@ class Places:
             if host in hosts:
                 place.admitted, place.away_since, place.silent = True, None, False
                 if hosts[host] and not place.hosted:
-                    place.hosted, self._pause = True, 0.0
+                    place.hosted, self._works, self._pause = True, True, 0.0
             elif place.admitted and place.away_since is None:
                 place.away_since = now
             elif place.away_since is not None and now - place.away_since > AWAY_SECONDS and not place.lost:
@@ -103,11 +106,12 @@ class Places:
         """
         ends: dict[str, PodEnd] = {}
         shown = {pod["spec"].get("hostname"): pod for pod in pods}
-        for host, place in self._places.items():
+        for host, place in list(self._places.items()):
             pod = shown.get(host)
             if pod is None:
                 if place.seen:
                     self._end(place, now)
+                    del self._places[host]
                 continue
             place.seen = True
             end = end_of(pod)
@@ -133,7 +137,7 @@ class Places:
     def hopeless(self, due: int) -> str:
         """Return why no pod can work here, where all have ended with that; "" as long as one may."""
         wanted, places = -(-due // self._per_pod), self._places.values()
-        if any(place.hosted or not place.lost for place in places) or len(self._unfit) < max(1, wanted):
+        if self._works or not all(place.lost for place in places) or len(self._unfit) < max(1, wanted):
             return ""
         return "; ".join(dict.fromkeys(self._unfit.values()))
 

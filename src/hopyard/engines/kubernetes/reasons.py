@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hopyard import __version__
 from hopyard.engines.kubernetes.manifests import CONTAINER, QUEUE
+from hopyard.engines.supervisors.host import UNFIT_CODE
+from hopyard.engines.supervisors.supervisor import UNREACHED
 from hopyard.text import escaped, shown
 
 LONGEST = 300
 """Characters of what is quoted."""
-UNFIT_CODE = 78
-"""Exit code of a supervisor host that cannot work in its pod; its termination message says why."""
+ADDRESS = "; give hy.Kubernetes(address=…) an address of the driver's host that pods can dial"
+"""The next step where they cannot."""
 
 Object = Mapping[str, Any]
 
@@ -105,9 +108,11 @@ def of_start(pod: Object) -> str:
 
 def of_event(event: Object) -> str:
     """Return what a warning about a Job or a pod says; "" for other events."""
+    reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
+    if reason == "NotTriggerScaleUp":
+        return f"the cluster autoscaler adds no node: {_quoted(message)}"
     if event.get("type") == "Normal":
         return ""
-    reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
     if reason == "FailedCreate":
         return _of_refusal(message)
     if reason == "FailedScheduling":
@@ -144,15 +149,18 @@ def of_job(job: Object) -> str:
 def end_of(pod: Object) -> PodEnd | None:
     """Return how a pod ended; None: it has not."""
     status = pod.get("status") or {}
-    if status.get("phase") not in {"Succeeded", "Failed"}:
-        return None
     ours = next((state for container, state in _states(pod, "terminated") if container == CONTAINER), {})
+    if status.get("phase") not in {"Succeeded", "Failed"} and not ours:  # a side-car of others may go on
+        return None
     code, reason, message = ours.get("exitCode"), ours.get("reason"), ours.get("message")
-    if status["phase"] == "Succeeded":
-        return PodEnd("the pod left as it was told", 0 if code is None else code)
+    if status.get("phase") != "Failed" and not code:
+        return PodEnd("the pod left as it was told", 0)
     if code == UNFIT_CODE:
         said = _quoted(message) if message else "it has left no message: see its log"
-        return PodEnd(f"the pod cannot work: {said}", code, unfit=True)
+        return PodEnd(f"the pod cannot work: {said}{ADDRESS if UNREACHED in said else ''}", code, unfit=True)
+    if "No module named 'hopyard" in str(message) or "No module named hopyard" in str(message):
+        said = f"the image has no Hopyard in its `python`: pip install hopyard=={__version__} in it"
+        return PodEnd(said, code, unfit=True)
     if reason == "OOMKilled":
         limit = _quoted(_limit(pod))
         return PodEnd(f"the pod used more than its memory of {limit}: give more memory=", code, out_of_memory=True)

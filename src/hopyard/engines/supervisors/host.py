@@ -126,6 +126,8 @@ class SupervisorHost:
         self._children: dict[int, Child] = {}
         self._due: list[tuple[float, int]] = []
         """When which slot gets another supervisor."""
+        self._left: list[tuple[float, int]] = []
+        """The same of slots whose supervisors left as the driver ordered, if others are still there."""
         self._reached = False
         """Whether a supervisor has dialled the driver."""
         self._reached_at = 0.0
@@ -190,8 +192,8 @@ class SupervisorHost:
                 self._unreached.append(child.number)
             elif code == UNFIT_CODE:
                 self._unfit = True
-            elif code != 0:
-                self._due.append((now + AGAIN_SECONDS, child.number))
+            else:  # one that was ordered to leave may have been given up: its place is kept as long as others stay
+                (self._due if code else self._left).append((now + AGAIN_SECONDS, child.number))
         for pid, child in self._children.items():
             if state_of(pid) not in "Tt":
                 child.stopped_at = 0.0
@@ -207,9 +209,10 @@ class SupervisorHost:
         if self._unreached and self._reached:
             self._due += [(now + AGAIN_SECONDS, number) for number in self._unreached]
             self._unreached.clear()
-        for at, number in [due for due in self._due if due[0] <= now]:
-            self._due.remove((at, number))
-            self._start(number)
+        for waiting in (self._due, self._left) if self._children else (self._due,):
+            for at, number in [due for due in waiting if due[0] <= now]:
+                waiting.remove((at, number))
+                self._start(number)
 
     def _reap(self) -> list[tuple[Child, int]]:
         """Return the supervisors that have ended, with their exit codes. Others that have ended were orphans, of which
