@@ -14,6 +14,7 @@ import pytest
 import hopyard as hy
 from hopyard.core.runs.events import Done, Durable, Joined
 from jobs import digests, driver, gone, journal, losses, script, select, troubled, until
+from kube.client import MERGE
 from kube.kubelet import missing
 from kube.lab import NAMESPACE, Lab
 from pods import MANY, Gate, joined, joined_now, pod_of, process
@@ -147,3 +148,16 @@ def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(lab: Lab, tmp_pat
     assert len(hosts) == 2 and gone(pids, 60)
     with gate.open():
         assert digests(hy.resume(tmp_path / "run")) == expected
+
+
+@LONG
+def test_a_run_waits_in_a_queue_until_its_job_is_admitted(
+    lab: Lab, tmp_path: Path, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = select(tmp_path / "run", configs=MANY, engine=lab.engine(queue="research"), wait=False)
+    until(lambda: "Kueue has not admitted the Job from queue research" in caplog.text, 60)
+    for job in lab.objects("jobs"):  # what Kueue does
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}"
+        lab.admin.call("PATCH", path, {"spec": {"suspend": False}}, MERGE)
+    run.wait(timeout=100)
+    assert digests(run) == expected

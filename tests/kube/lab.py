@@ -76,8 +76,7 @@ class Lab:
     def add(self, name: str, **more: Any) -> Kubelet:
         """Add a node."""
         token = self.cluster.token(f"system:node:{name}")
-        settings = {"directory": self._folder / "nodes", "network": self.network, "images": self._images}
-        (self._folder / "nodes").mkdir(exist_ok=True)
+        settings = {"directory": self._folder, "network": self.network, "images": self._images}
         kubelet = Kubelet(self.cluster.url, token, name, **{"delays": QUICK, **settings, **self._kubelet, **more})
         self.kubelets[name] = kubelet
         self._stack.callback(kubelet.stop)

@@ -98,7 +98,7 @@ def test_unknown_fields(cluster: Cluster, admin: Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "missing"),
     [
-        ("POST", JOBS, job_of("a", activeDeadlineSeconds=3), "Job.spec.activeDeadlineSeconds"),
+        ("POST", JOBS, job_of("a", managedBy="x"), "Job.spec.managedBy"),
         ("POST", JOBS, job_of("a", completionMode="NonIndexed"), "completionMode NonIndexed"),
         ("POST", PODS, pod_of("a", schedulingGates=[{"name": "x"}]), "Pod.spec.schedulingGates"),
         ("GET", "/apis/apps/v1/deployments", None, "deployments"),

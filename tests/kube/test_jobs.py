@@ -198,3 +198,9 @@ def test_a_quota_is_said_by_an_event_alone(cluster: Cluster, admin: Client) -> N
     admin.merge(f"{quotas}/q", {"spec": {"hard": {"pods": "2"}}})
     until(lambda: len(names(admin, PODS)) == 2)
     assert until(lambda: admin.get(f"{quotas}/q")["status"]["used"]["pods"] == "2")
+
+
+def test_a_job_that_is_active_for_too_long_fails(cluster: Cluster, admin: Client) -> None:
+    with PlayedKubelet(cluster, lambda pod: Life()):
+        admin.post(JOBS, job_of("late", activeDeadlineSeconds=4))
+        until(lambda: conditions(admin.get(f"{JOBS}/late")).get("Failed") == "DeadlineExceeded")

@@ -20,7 +20,7 @@ UNKNOWN_OF_PODS = frozenset({
     "preemptionPolicy", "priorityClassName", "readinessGates", "resourceClaims", "resources", "runtimeClassName",
     "schedulingGates", "schedulingGroup", "setHostnameAsFQDN", "topologySpreadConstraints",
 })  # fmt: skip
-UNKNOWN_OF_JOBS = frozenset({"activeDeadlineSeconds", "managedBy", "manualSelector", "selector", "successPolicy"})
+UNKNOWN_OF_JOBS = frozenset({"managedBy", "manualSelector", "selector", "successPolicy"})
 UNKNOWN_OF_CONTAINERS = frozenset({"lifecycle", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy"})
 QUOTAS = frozenset(
     f"{prefix}{name}" for name in ("cpu", "memory") for prefix in ("", "requests.", "limits.")

@@ -72,6 +72,7 @@ class Jobs:
         self._due: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
         self._over_at: dict[str, float] = {}
+        self._began_at: dict[str, float] = {}
         self._refusals: dict[str, int] = {}
         self.backoffs: list[tuple[str, int, float]] = []
         """(Job, index, seconds) of each failure that is followed by another pod."""
@@ -212,6 +213,13 @@ class Jobs:
                 _set(status, "FailureTarget", "FailedIndexes", "Job has failed indexes")
             else:
                 _set(status, "SuccessCriteriaMet", "CompletionsReached", ENOUGH)
+        elif spec.get("activeDeadlineSeconds") is not None and not spec.get("suspend"):
+            uid, now = job["metadata"]["uid"], self._store.now()
+            due = self._began_at.setdefault(uid, now) + spec["activeDeadlineSeconds"]
+            if now >= due:
+                _set(status, "FailureTarget", "DeadlineExceeded", "Job was active longer than specified deadline")
+            else:
+                self._wake(uid, due - now)
 
     def _end(self, job: Object, status: Object) -> None:
         """End the pods that are left; once none is, the Job is Complete or Failed."""
@@ -238,6 +246,7 @@ class Jobs:
             self._release(pod)
             self._delete_pod(job, pod)
         status.pop("startTime", None)
+        self._began_at.pop(job["metadata"]["uid"], None)
         if not _has(status, "Suspended"):
             _set(status, "Suspended", "JobSuspended", "Job suspended")
             record(self._store, job, "Normal", "Suspended", "Job suspended", COMPONENT)

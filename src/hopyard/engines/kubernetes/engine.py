@@ -93,7 +93,8 @@ class Kubernetes(Startable):
         self.workers_per_pod = whole("Kubernetes(workers_per_pod=)", workers_per_pod, 1)
         if self.workers % self.workers_per_pod:
             raise SpecError(
-                f"Kubernetes(workers={self.workers}) must be a multiple of workers_per_pod={self.workers_per_pod}"
+                f"Kubernetes(workers={self.workers}) must be a multiple of workers_per_pod={self.workers_per_pod}, "
+                "so that all pods are equal"
             )
         self.threads = whole("Kubernetes(threads=)", threads, 1)
         self.env = worker_environment("Kubernetes(env=)", {} if env is None else env)
@@ -116,7 +117,7 @@ class Kubernetes(Startable):
             log.warning("Kubernetes(pod=): %s: these are Hopyard's own, and stay", ", ".join(clashes))
         self.namespace = None if namespace is None else manifests.dns_name("Kubernetes(namespace=)", scalar(namespace))
         self.context = scalar(context)
-        if self.context is not None and not isinstance(self.context, str):
+        if self.context is not None and not (isinstance(self.context, str) and self.context):
             raise SpecError(f"Kubernetes(context=) must name a context of the kubeconfig, got {shown(context)}")
         self._api: Api | None = None
         self._standby: Warm = Warm()
@@ -149,8 +150,10 @@ class Kubernetes(Startable):
     @property
     def endpoint(self) -> tuple[str, int]:
         """(host, port) that workers dial. Raises SpecError as `api` does."""
+        if self._address:
+            return self._address, self._port
         host = "" if is_loopback(self.api.host) else self.api.host  # as of kind and minikube
-        return self._address or address_towards(host), self._port
+        return address_towards(host), self._port
 
     def manifests(self) -> list[dict[str, Any]]:
         """Return what a run asks the cluster for, without its secrets: a Job and a Secret. Nothing is started."""

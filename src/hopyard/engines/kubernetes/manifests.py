@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopyard import checks
-from hopyard.checks import one_of, whole
+from hopyard.checks import one_of, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.text import shown
 
@@ -335,9 +335,11 @@ def _parted(pod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(pod, Mapping):
         raise SpecError(f"Kubernetes(pod=) must be a partial PodSpec, a mapping, got {shown(pod)}")
     try:
-        parts = json.loads(json.dumps(pod, default=dict, allow_nan=False))
+        parts = json.loads(json.dumps(pod, default=_jsonable, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise SpecError(f"Kubernetes(pod=) must hold only what JSON can: {error}") from None
+        raise SpecError(
+            f"Kubernetes(pod=) must hold only what JSON can (text, numbers, lists, mappings): {error}"
+        ) from None
     metadata = parts.pop("metadata", {})
     spec = parts.pop("spec", None)
     if spec is not None and (others := parts.keys() - {"apiVersion", "kind"}):
@@ -366,6 +368,14 @@ def _parted(pod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             'others do; put side-cars into initContainers, with restartPolicy "Always"'
         )
     return parts, metadata
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a mapping or a scalar of NumPy as JSON has it."""
+    plain = dict(value) if isinstance(value, Mapping) else scalar(value)
+    if plain is value:
+        raise TypeError(f"got {shown(value)}")
+    return plain
 
 
 def _image(value: Any) -> str:

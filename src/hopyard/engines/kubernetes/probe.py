@@ -25,12 +25,15 @@ RIGHTS = {
     ("watch", "pods"): "a lost pod is noticed late",
     ("create", "secrets"): "no pod is let in",
     ("patch", "secrets"): "pods that come for lost ones are let in for ten minutes only",
+    ("delete", "secrets"): "OpenShift lets nobody change the owners of a Secret without it",
     ("list", "events"): "nothing says why a pod does not start",
     ("get", "pods/log"): "this check cannot read what its pod says",
 }
 """Verb and resource → what goes wrong without this right."""
-POD_SECONDS = 180
+POD_SECONDS = 180.0
 """How long the pod of the check may take, with the image's download."""
+DEADLINE_SECONDS = 600
+"""After which Kubernetes ends it, where this process was killed."""
 WHY_SECONDS = 20.0
 """How long it may wait for one and the same reason."""
 LOOK_SECONDS = 0.5
@@ -71,7 +74,7 @@ def ask_pod(engine: Kubernetes) -> tuple[HostAnswer | str, list[str]]:
         listeners = [stack.enter_context(listen(host, port + n if port else 0)) for n in range(3 if port else 1)]
         ports = [str(listener.getsockname()[1]) for listener in listeners]
         job = manifests.job(engine.settings, name, 1, 1)
-        job["spec"]["activeDeadlineSeconds"] = POD_SECONDS  # it ends by itself if this process is killed
+        job["spec"]["activeDeadlineSeconds"] = DEADLINE_SECONDS
         container = next(
             each for each in job["spec"]["template"]["spec"]["containers"] if each["name"] == manifests.CONTAINER
         )
