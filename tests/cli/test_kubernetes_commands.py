@@ -155,7 +155,8 @@ def test_a_script_runs_in_pods(tmp_path: Path) -> None:
     assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_leaves_nothing_and_is_resumed(lab: Lab, tmp_path: Path, number: int) -> None:
     epochs = 40
     command = hopyard(tmp_path, "run", "--kubernetes", PODS, train(tmp_path, f", epochs={epochs}"))
@@ -170,6 +171,7 @@ def test_a_command_that_is_interrupted_leaves_nothing_and_is_resumed(lab: Lab, t
     assert hy.load(tmp_path / "run").status == "completed"
 
 
+@pytest.mark.long
 def test_a_program_runs_in_pods(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("import os; print(os.environ['JOB_NAME'], os.environ['TASK_INDEX'])")
     image = "hopyard:test,memory=1Gi,shm=256Mi"
