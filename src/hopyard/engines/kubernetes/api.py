@@ -46,8 +46,8 @@ class ApiError(Exception):
 
     @property
     def away(self) -> bool:
-        """Return True if it may pass by itself: the API is away or overloaded."""
-        return self.status in {0, 429} or self.status >= 500
+        """Return True if it may pass by itself: the API is away or overloaded, or others changed a quota meanwhile."""
+        return self.status in {0, 429} or self.status >= 500 or self.reason == "Conflict"
 
     @classmethod
     def of(cls, status: int, body: bytes | dict[str, Any], retry_after: str = "") -> ApiError:

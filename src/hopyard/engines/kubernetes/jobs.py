@@ -169,7 +169,7 @@ class Pods(Placement):
         pods = self._watcher.objects
         for host, end in self._places.see(list(pods.values()), now).items():
             self._ends[host] = end
-            if end.code != 0 and not any(why in end.sentence for why in self.supervisors.refusals):
+            if end.code != 0:
                 self._say(end.sentence)
         self._places.hear(self.supervisors.hosts, now)
         due = self.supervisors.due
@@ -239,8 +239,8 @@ class Pods(Placement):
         return "; ".join(dict.fromkeys([*(why for why, _ in list(self._why.values())), *([fault] if fault else [])]))
 
     def _say(self, sentence: str) -> None:
-        """Warn, once of each."""
-        if sentence not in self._said:
+        """Warn, once of each, and not of pods that were turned away, which has been said."""
+        if sentence not in self._said and not any(why in sentence for why in self.supervisors.refusals):
             self._said.add(sentence)
             log.warning("%s", sentence)
 
@@ -253,7 +253,9 @@ class Pods(Placement):
             self._inquired_at = now
             self._inquire(pods, now)
         for name, pod in pods.items():
-            self._note(name, reasons.of_pod(pod) or self._events.get(name, "") or reasons.of_start(pod), now)
+            end = self._ends.get(pod["spec"].get("hostname"))
+            why = reasons.of_pod(pod) if end is None else end.sentence if end.code != 0 else ""
+            self._note(name, why or self._events.get(name, "") or reasons.of_start(pod), now)
 
     def _inquire(self, pods: dict[str, dict[str, Any]], now: float) -> None:
         """Look at events: some reasons are nowhere else."""
