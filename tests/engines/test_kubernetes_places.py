@@ -122,6 +122,20 @@ def test_a_pod_whose_supervisors_are_gone_is_lost_after_a_moment_and_not_before(
     assert them.wanted(2, 3.1 + AWAY_SECONDS) == 1
 
 
+def test_a_pod_that_was_cut_off_and_is_back_counts_again() -> None:
+    them = places(2)
+    all_of_them = {host(1, 0): True, host(1, 1): True}
+    them.hear(all_of_them, 0.0)
+    them.hear({}, 1.0)
+    them.hear({}, 1.1 + AWAY_SECONDS)
+    assert them.wanted(2, 10.0) == 2
+    them.add(2)
+    them.hear(all_of_them, 11.0)
+    assert them.wanted(4, 11.0) == 0
+    them.see([failed(host(1, 0), 143)], 12.0)
+    assert them.wanted(3, 12.0) == 0 and them.wanted(4, 12.0) == 1
+
+
 def test_a_pod_that_has_not_dialled_yet_is_awaited() -> None:
     them = places(1)
     them.see([pod(host(1, 0))], 0.0)

@@ -50,9 +50,9 @@ class ApiError(Exception):
 
     @property
     def away(self) -> bool:
-        """Return True if it may pass by itself: the API is away or overloaded."""
-        passes = self.status in {0, 429} or self.status >= 500 or "exceeded quota" in self.message
-        return self.reason != UNTRUSTED and passes
+        """Return True if it may pass by itself: the API is away or overloaded, or a quota is full or was changed."""
+        busy = self.reason == "Conflict" or "exceeded quota" in self.message
+        return self.reason != UNTRUSTED and (busy or self.status in {0, 429} or self.status >= 500)
 
     @classmethod
     def of(cls, status: int, body: bytes | dict[str, Any], retry_after: str = "") -> ApiError:

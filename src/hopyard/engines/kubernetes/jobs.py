@@ -188,7 +188,7 @@ class Pods(Placement):
         seen = [*self._watcher.removed(), *pods.values()]
         for host, end in self._places.see(seen, now).items():
             self._ends[host] = end
-            if end.code != 0 and not any(why in end.sentence for why in self.supervisors.refusals):
+            if end.code != 0:
                 self._say(end.sentence)
         for pod in seen:
             if "deletionTimestamp" in pod["metadata"]:
@@ -273,8 +273,9 @@ class Pods(Placement):
         return "; ".join(dict.fromkeys([*(why for why, _ in list(self._why.values())), *([fault] if fault else [])]))
 
     def _say(self, sentence: str) -> None:
-        """Warn, once of each."""
-        if sentence and sentence not in self._said:
+        """Warn, once of each, and not of pods that were turned away, which has been said."""
+        known = sentence in self._said or any(why in sentence for why in self.supervisors.refusals)
+        if sentence and not known:
             self._said.add(sentence)
             log.warning("%s", sentence)
 
@@ -290,7 +291,9 @@ class Pods(Placement):
             except ApiError as error:  # pods come all the same
                 self._note(EVENTS, self._api.why(error), now)
         for name, pod in pods.items():
-            self._note(name, reasons.of_pod(pod) or self._events.get(name, "") or reasons.of_start(pod), now)
+            end = self._ends.get(pod["spec"].get("hostname"))
+            why = reasons.of_pod(pod) if end is None else end.sentence if end.code != 0 else ""
+            self._note(name, why or self._events.get(name, "") or reasons.of_start(pod), now)
         jobs = {f"{self.name}-{number}" for number in self._places.unseen_jobs()}
         for name in self._why.keys() - {"", WATCH, EVENTS, *jobs, *pods}:
             del self._why[name]
