@@ -53,8 +53,8 @@ def test_as_many_pods_are_asked_for_as_hold_the_workers_that_are_due(due: int, p
 
 def test_a_pod_that_had_an_agent_is_replaced_at_once() -> None:
     them = places(2)
-    them.hear({host(1, 0): True, host(1, 1): True}, 1.0)
-    ends = them.see([failed(host(1, 0), 143), pod(host(1, 1))], 2.0)
+    them.note_supervisors({host(1, 0): True, host(1, 1): True}, 1.0)
+    ends = them.note_pods([failed(host(1, 0), 143), pod(host(1, 1))], 2.0)
     assert [*ends] == [host(1, 0)]
     assert them.wanted(2, 2.0) == 1
     them.add(1)
@@ -64,11 +64,11 @@ def test_a_pod_that_had_an_agent_is_replaced_at_once() -> None:
 
 def test_a_pod_that_is_about_to_end_is_replaced_before_it_has() -> None:
     them = places(1)
-    them.hear({host(1, 0): True}, 1.0)
-    assert not them.see([pod(host(1, 0), deletionTimestamp="2026-01-01T00:00:00Z")], 2.0)
+    them.note_supervisors({host(1, 0): True}, 1.0)
+    assert not them.note_pods([pod(host(1, 0), deletionTimestamp="2026-01-01T00:00:00Z")], 2.0)
     assert them.wanted(1, 2.0) == 1
-    assert [*them.see([failed(host(1, 0), 143)], 3.0)] == [host(1, 0)]
-    assert not them.see([failed(host(1, 0), 143)], 4.0)  # it is told once
+    assert [*them.note_pods([failed(host(1, 0), 143)], 3.0)] == [host(1, 0)]
+    assert not them.note_pods([failed(host(1, 0), 143)], 4.0)  # it is told once
     assert them.wanted(1, 4.0) == 1
 
 
@@ -77,7 +77,7 @@ def test_pods_that_end_without_an_agent_are_asked_for_ever_later() -> None:
     for job in range(1, 10):
         assert them.wanted(1, now) == 1
         them.add(1)
-        them.see([failed(host(job, 0), 1)], now)
+        them.note_pods([failed(host(job, 0), 1)], now)
         assert them.wanted(1, now) == 0
         waits.append(wait(them, now))
         assert them.wanted(1, now + waits[-1] - 0.01) == 0
@@ -87,67 +87,67 @@ def test_pods_that_end_without_an_agent_are_asked_for_ever_later() -> None:
 
 def test_pods_of_one_round_that_fail_delay_the_next_one_once() -> None:
     them = places(8)
-    them.see([failed(host(1, index), 1) for index in range(4)], 0.0)
+    them.note_pods([failed(host(1, index), 1) for index in range(4)], 0.0)
     assert wait(them, 0.0) == 1.0
-    them.see([failed(host(1, index), 1) for index in range(8)], 0.5)
+    them.note_pods([failed(host(1, index), 1) for index in range(8)], 0.5)
     assert wait(them, 0.5) == 0.5
     assert them.wanted(8, 1.0) == 8
 
 
 def test_an_agent_ends_the_delays() -> None:
     them = places(1)
-    them.see([failed(host(1, 0), 1)], 0.0)
+    them.note_pods([failed(host(1, 0), 1)], 0.0)
     them.add(1)
-    them.see([failed(host(2, 0), 1)], 1.0)
+    them.note_pods([failed(host(2, 0), 1)], 1.0)
     assert wait(them, 1.0) == 2.0
     them.add(1)
-    them.hear({host(3, 0): False}, 3.0)  # dialled, no agent yet
-    them.hear({host(3, 0): True}, 4.0)
-    them.see([failed(host(3, 0), 137)], 5.0)
+    them.note_supervisors({host(3, 0): False}, 3.0)  # dialled, no agent yet
+    them.note_supervisors({host(3, 0): True}, 4.0)
+    them.note_pods([failed(host(3, 0), 137)], 5.0)
     assert them.wanted(1, 5.0) == 1
     them.add(1)
-    them.see([failed(host(4, 0), 1)], 6.0)
+    them.note_pods([failed(host(4, 0), 1)], 6.0)
     assert wait(them, 6.0) == 1.0
 
 
 def test_a_pod_whose_supervisors_are_gone_is_lost_after_a_moment_and_not_before() -> None:
     them = places(2)
-    them.hear({host(1, 0): True, host(1, 1): True}, 0.0)
-    them.hear({host(1, 0): True}, 1.0)
-    them.hear({host(1, 0): True, host(1, 1): True}, 2.0)  # a successor came
-    them.hear({host(1, 0): True}, 3.0)
-    them.hear({host(1, 0): True}, 3.0 + AWAY_SECONDS)
+    them.note_supervisors({host(1, 0): True, host(1, 1): True}, 0.0)
+    them.note_supervisors({host(1, 0): True}, 1.0)
+    them.note_supervisors({host(1, 0): True, host(1, 1): True}, 2.0)  # a successor came
+    them.note_supervisors({host(1, 0): True}, 3.0)
+    them.note_supervisors({host(1, 0): True}, 3.0 + AWAY_SECONDS)
     assert them.wanted(2, 3.0 + AWAY_SECONDS) == 0
-    them.hear({host(1, 0): True}, 3.1 + AWAY_SECONDS)
+    them.note_supervisors({host(1, 0): True}, 3.1 + AWAY_SECONDS)
     assert them.wanted(2, 3.1 + AWAY_SECONDS) == 1
 
 
 def test_a_pod_that_was_cut_off_and_is_back_counts_again() -> None:
     them = places(2)
     all_of_them = {host(1, 0): True, host(1, 1): True}
-    them.hear(all_of_them, 0.0)
-    them.hear({}, 1.0)
-    them.hear({}, 1.1 + AWAY_SECONDS)
+    them.note_supervisors(all_of_them, 0.0)
+    them.note_supervisors({}, 1.0)
+    them.note_supervisors({}, 1.1 + AWAY_SECONDS)
     assert them.wanted(2, 10.0) == 2
     them.add(2)
-    them.hear(all_of_them, 11.0)
+    them.note_supervisors(all_of_them, 11.0)
     assert them.wanted(4, 11.0) == 0
-    them.see([failed(host(1, 0), 143)], 12.0)
+    them.note_pods([failed(host(1, 0), 143)], 12.0)
     assert them.wanted(3, 12.0) == 0 and them.wanted(4, 12.0) == 1
 
 
 def test_a_pod_that_has_not_dialled_yet_is_awaited() -> None:
     them = places(1)
-    them.see([pod(host(1, 0))], 0.0)
-    them.hear({}, 1000.0)
+    them.note_pods([pod(host(1, 0))], 0.0)
+    them.note_supervisors({}, 1000.0)
     assert them.wanted(1, 1000.0) == 0
 
 
 def test_a_pod_that_vanishes_from_the_api_is_lost_unless_it_was_never_shown() -> None:
     them = places(2)
-    them.see([pod(host(1, 0))], 0.0)
+    them.note_pods([pod(host(1, 0))], 0.0)
     assert them.unseen_jobs() == [1]
-    them.see([], 1.0)
+    them.note_pods([], 1.0)
     assert them.wanted(2, 100.0) == 1
     them.forget(1, 100.0)  # the Job is gone too
     assert them.unseen_jobs() == []
@@ -156,29 +156,29 @@ def test_a_pod_that_vanishes_from_the_api_is_lost_unless_it_was_never_shown() ->
 
 def test_pods_of_others_do_not_count() -> None:
     them = places(1)
-    assert not them.see([failed("hopyard-00000000-1-0", 1), failed(f"{SET}-7-0", 1)], 0.0)
-    them.hear({"somebody": True}, 0.0)
+    assert not them.note_pods([failed("hopyard-00000000-1-0", 1), failed(f"{SET}-7-0", 1)], 0.0)
+    them.note_supervisors({"somebody": True}, 0.0)
     assert them.wanted(1, 0.0) == 0
 
 
 def test_where_all_pods_cannot_work_their_sentences_say_so() -> None:
     them = places(3)
-    them.see([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 78, "no torch"), pod(host(1, 2))], 0.0)
+    them.note_pods([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 78, "no torch"), pod(host(1, 2))], 0.0)
     assert them.hopeless(3) == ""
-    them.see([failed(host(1, index), 78, "no torch" if index < 2 else "other") for index in range(3)], 1.0)
+    them.note_pods([failed(host(1, index), 78, "no torch" if index < 2 else "other") for index in range(3)], 1.0)
     assert them.hopeless(3) == "the pod cannot work: no torch; the pod cannot work: other"
 
 
 def test_one_pod_that_can_work_keeps_the_run() -> None:
     them = places(2)
-    them.hear({host(1, 1): True}, 0.0)
-    them.see([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 143)], 1.0)
+    them.note_supervisors({host(1, 1): True}, 0.0)
+    them.note_pods([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 143)], 1.0)
     them.add(2)
-    them.see([failed(host(2, 0), 78, "no torch"), failed(host(2, 1), 78, "no torch")], 2.0)
+    them.note_pods([failed(host(2, 0), 78, "no torch"), failed(host(2, 1), 78, "no torch")], 2.0)
     assert them.hopeless(2) == ""
 
 
 def test_pods_that_end_for_another_reason_leave_hope() -> None:
     them = places(2)
-    them.see([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 1)], 0.0)
+    them.note_pods([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 1)], 0.0)
     assert them.hopeless(2) == ""

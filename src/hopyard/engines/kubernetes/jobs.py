@@ -1,10 +1,11 @@
 """The pods of one set of places: the Jobs that bring them, the Secret that lets them in, and why none comes.
 
-A thread asks the API server, and goes by what is true: how many workers are due, which pods are there, who has dialled.
-So a server that is away, or forgets, delays what is asked for, and loses none of it. Units that run need nothing of it.
+A thread reconciles the pods that are wanted with those that are there, as controllers of Kubernetes do. An API server
+that is away delays new pods, and nothing else: workers that are up do not need it.
 
-Nothing stays behind, whatever dies. Pods end when the driver is gone, their Jobs are deleted ten minutes later, and the
-Secret with the last of these. The Secret is created after the first Job, which owns it; a pod that finds none ends.
+A driver that is killed leaves nothing for long. Its pods end, Kubernetes deletes their Jobs ten minutes later, and the
+Secret with the last of them. The first Job is created before the Secret, so that the Secret has an owner from the
+beginning; a pod that finds no Secret ends.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Pods(Placement):
         self._owned = 0
         """Number of the last Job that owns the Secret."""
         self._wakes = threading.Condition()
-        self._woken = self._closing = False
+        self._wake_pending = self._closing = False
         self._began = 0.0
         self._checked = False
         """Whether the cluster's version is known to do. Until then nothing is asked for."""
@@ -89,7 +90,7 @@ class Pods(Placement):
         """Whether a Job waits in a queue."""
         self._events: dict[str, str] = {}
         """Name of a pod that does not start → what its events say."""
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._watcher: Watcher | None = None
         self._thread = threading.Thread(target=self._run, name="hopyard-pods", daemon=True)
 
@@ -143,7 +144,7 @@ class Pods(Placement):
 
     def _wake(self) -> None:
         with self._wakes:
-            self._woken = True
+            self._wake_pending = True
             self._wakes.notify_all()
 
     def _run(self) -> None:
@@ -173,8 +174,8 @@ class Pods(Placement):
                 wait, pause = max(pause, min(error.retry_after, PATIENCE_SECONDS)), min(2 * pause, MOST_SECONDS)
             with self._wakes:
                 self._wakes.wait_for(lambda: self._closing, wait)
-                self._wakes.wait_for(lambda: self._woken or self._closing, LOOK_SECONDS)
-                self._woken = False
+                self._wakes.wait_for(lambda: self._wake_pending or self._closing, LOOK_SECONDS)
+                self._wake_pending = False
 
     def _step(self, now: float) -> None:
         """Look what is there, and ask for what is missing."""
@@ -186,14 +187,14 @@ class Pods(Placement):
             self._admit()
         pods = self._watcher.objects
         seen = [*self._watcher.removed(), *pods.values()]
-        for host, end in self._places.see(seen, now).items():
+        for host, end in self._places.note_pods(seen, now).items():
             self._ends[host] = end
             if end.code != 0:
-                self._say(end.sentence)
+                self._warn_once(end.sentence)
         for pod in seen:
             if "deletionTimestamp" in pod["metadata"]:
-                self._say(reasons.of_pod(pod))
-        self._places.hear(self.supervisors.hosts, now)
+                self._warn_once(reasons.of_pod(pod))
+        self._places.note_supervisors(self.supervisors.hosts, now)
         due = self.supervisors.due
         if why := self._places.hopeless(due):
             self.supervisors.give_up(why)
@@ -245,7 +246,7 @@ class Pods(Placement):
             if error.status == 404:
                 self._create_secret(owners)
             else:  # pods come all the same, until the Jobs that own it are deleted
-                self._say(self._api.why(error))
+                self._warn_once(self._api.why(error))
         self._owned = max(self._owners)
 
     def _create_secret(self, owners: list[dict[str, Any]]) -> None:
@@ -272,11 +273,11 @@ class Pods(Placement):
         fault = self._watcher.fault if self._watcher is not None else ""
         return "; ".join(dict.fromkeys([*(why for why, _ in list(self._why.values())), *([fault] if fault else [])]))
 
-    def _say(self, sentence: str) -> None:
-        """Warn, once of each, and not of pods that were turned away, which has been said."""
-        known = sentence in self._said or any(why in sentence for why in self.supervisors.refusals)
+    def _warn_once(self, sentence: str) -> None:
+        """Warn, once of each sentence, and not of pods that were turned away, which has been said."""
+        known = sentence in self._warned or any(why in sentence for why in self.supervisors.refusals)
         if sentence and not known:
-            self._said.add(sentence)
+            self._warned.add(sentence)
             log.warning("%s", sentence)
 
     def _explain(self, pods: dict[str, dict[str, Any]], now: float) -> None:
@@ -330,10 +331,10 @@ class Pods(Placement):
         known, since = self._why.get(name, ("", now))
         self._why[name] = why, since if why == known else now
         if now - self._why[name][1] >= SAY_SECONDS:
-            self._say(why)
+            self._warn_once(why)
 
     def _delete(self) -> None:
-        """Delete the Jobs, the newest one too whose answer may have been lost."""
+        """Delete the Jobs, and the next one, which is there if the answer to its creation was lost."""
         pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
         jobs = sorted(self._places.jobs | {self._places.next_job}) if self._checked else []
         while jobs and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Which pods of a run are there, and how many more to ask for. It decides by what it is told, and calls nobody.
+"""Which pods of a run are there, and how many more to ask for: decisions, without calls and without a clock.
 
 A place is one pod that was asked for: an index of an Indexed Job, which Kubernetes never retries. Its key is the name
 of its host, `<set of places>-<number of the Job>-<index>`.
@@ -27,7 +27,7 @@ class Place:
     job: int
     """Number of its Job."""
     seen: bool = False
-    """Whether the API server has shown its pod."""
+    """Whether its pod has been created."""
     admitted: bool = False
     """Whether it has had a supervisor."""
     hosted: bool = False
@@ -38,8 +38,8 @@ class Place:
     """Whether it has had none for so long that it is taken for lost."""
     ended: bool = False
     """Whether it is gone, or about to be."""
-    told: bool = False
-    """Whether `see` has returned its end."""
+    end_reported: bool = False
+    """Whether `note_pods` has returned its end."""
 
     @property
     def lost(self) -> bool:
@@ -64,7 +64,7 @@ class Places:
         """Host → why it cannot work here, of the pods that said so."""
         self._works = False
         """Whether a pod has had an agent."""
-        self._pause, self._again_at, self._blamed = 0.0, 0.0, 0
+        self._pause, self._again_at, self._last_failed_job = 0.0, 0.0, 0
         """The pause of the last round, until when it lasts, and the last Job that was asked for before it."""
 
     def add(self, pods: int) -> None:
@@ -84,7 +84,7 @@ class Places:
         short = -(-due // self._per_pod) - alive
         return short if short > 0 and now >= self._again_at else 0
 
-    def hear(self, hosts: Mapping[str, bool], now: float) -> None:
+    def note_supervisors(self, hosts: Mapping[str, bool], now: float) -> None:
         """Note who has dialled the driver. `hosts`: host → whether it has had an agent, of those with a supervisor."""
         for host, place in self._places.items():
             if host in hosts:
@@ -97,7 +97,7 @@ class Places:
                 place.silent = True
                 self._delay(place, now)
 
-    def see(self, pods: Collection[Mapping[str, Any]], now: float) -> dict[str, PodEnd]:
+    def note_pods(self, pods: Collection[Mapping[str, Any]], now: float) -> dict[str, PodEnd]:
         """Note what the API server shows. Return host → end, of pods that have ended since the last call.
 
         Args:
@@ -115,9 +115,9 @@ class Places:
                 continue
             place.seen = True
             end = end_of(pod)
-            if end is not None and not place.told:  # without its name, as each that is asked for has another
+            if end is not None and not place.end_reported:  # without its name, as each that is asked for has another
                 end = replace(end, sentence=end.sentence.replace(f"{host} on node ", "a pod on node "))
-                ends[host], place.told = end, True
+                ends[host], place.end_reported = end, True
                 if end.unfit:
                     self._unfit[host] = end.sentence
             if end is not None or "deletionTimestamp" in pod["metadata"]:
@@ -149,7 +149,7 @@ class Places:
 
     def _delay(self, place: Place, now: float) -> None:
         """Delay the next round for a place that had no agent, each later round by twice that."""
-        if not place.hosted and place.job > self._blamed:
-            self._blamed = self.next_job - 1
+        if not place.hosted and place.job > self._last_failed_job:
+            self._last_failed_job = self.next_job - 1
             self._pause = min(MOST_SECONDS, max(LEAST_SECONDS, 2 * self._pause))
             self._again_at = now + self._pause
