@@ -33,6 +33,8 @@ OLDEST = (1, 29)
 """The first version of Kubernetes that has `backoffLimitPerIndex`."""
 LOOK_SECONDS = 1.0
 """Time between two looks at what has become of pods, as long as one is missing."""
+PAUSE_SECONDS = 0.05
+"""Least time between two looks: each takes milliseconds for a thousand pods, of which each event would be a reason."""
 INQUIRE_SECONDS = 2.0
 """Time between two looks at events."""
 AGAIN_SECONDS = 0.2
@@ -139,7 +141,7 @@ class Pods(Placement):
         self._watcher = Watcher(self._api, "pods", labels=labels, changed=self._wake)
         pause = AGAIN_SECONDS
         while not self._closing:
-            wait = 0.0
+            wait = PAUSE_SECONDS
             """How long nothing is asked, whatever happens."""
             try:
                 self._step(time.monotonic())
