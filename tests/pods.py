@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import tempfile
 import textwrap
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from jobs import CONFIGS, free_port, journal, until
 from kube.lab import MANAGED, Lab
 
 MANY: list[dict[str, Any]] = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
+HASTY = "import hopyard.engines.supervisors.pod as pod\npod.TICKET_SECONDS = 6.0"
+"""Code of an image whose pods do not wait long for a ticket."""
 
 
 class Gate:
@@ -81,3 +86,26 @@ def image(folder: Path, code: str) -> Path:
     body = f'import sys\nif "hopyard.engines.supervisors" in sys.orig_argv:\n{textwrap.indent(code, "    ")}\n'
     (made / "sitecustomize.py").write_text(body)
     return made
+
+
+def kill(lab: Lab, host: str) -> None:
+    """Kill process 1 of a pod, and so all of it."""
+    os.kill(process(lab, pod_of(lab, host), "process 1"), signal.SIGKILL)
+
+
+@contextmanager
+def once(lab: Lab) -> Iterator[str]:
+    """Give the address of a listener that is gone once somebody has dialled."""
+    with socket.create_server((lab.network.gateway, 0), backlog=0) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                server.accept()[0].close()
+            server.close()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield ":".join(map(str, server.getsockname()[:2]))
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        thread.join()

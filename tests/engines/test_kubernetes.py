@@ -57,7 +57,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return digests(select(tmp_path_factory.mktemp("inline") / "run", configs=MANY, epochs=2))
 
 
-@pytest.mark.parametrize("per_pod", [1, 2])
+@pytest.mark.parametrize("per_pod", [pytest.param(1, marks=LONG), 2])
 def test_a_selection_gives_the_same_bits(lab: Lab, tmp_path: Path, expected: list[str], per_pod: int) -> None:
     run = select(tmp_path / "run", configs=MANY, engine=lab.engine(workers=2 * per_pod, workers_per_pod=per_pod))
     assert digests(run) == expected and not losses(tmp_path / "run")
@@ -124,7 +124,9 @@ def test_a_program_knows_its_tasks_by_the_addresses_of_pods(lab: Lab, tmp_path: 
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ("hopyard:none", r"no pod has dialled .* within 6 seconds .*image hopyard:none cannot be pulled"),
+        pytest.param(
+            "hopyard:none", r"no pod has dialled .* within 6 seconds .*image hopyard:none cannot be pulled", marks=LONG
+        ),
         ("hopyard:other", r"another version of Hopyard|has Hopyard 0\.0\.9|cannot work"),
     ],
 )

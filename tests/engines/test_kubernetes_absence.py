@@ -217,7 +217,9 @@ CASES: dict[str, tuple[dict[str, Any], Life, Play | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] if case == "queue" else []) for case in CASES]
+)
 def test_a_sentence_says_once_why_no_pod_comes(
     cluster: Cluster, ask: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

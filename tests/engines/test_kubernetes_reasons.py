@@ -143,7 +143,7 @@ def test_pods_that_do_not_come(item: dict[str, Any], sentence: str) -> None:
     [
         (
             pod(spec={"nodeName": "node-7"}, containerStatuses=state("waiting", reason="ContainerCreating")),
-            "node node-7 is pulling the image, which takes minutes for several GB, or mounting volumes",
+            "the pod's node is pulling the image, which takes minutes for several GB, or mounting volumes",
         ),
         (pod(), "no scheduler has seen the pod; its scheduler is default-scheduler"),
         (pod("Running", spec={"nodeName": "node-7"}), ""),

@@ -48,7 +48,14 @@ def on_double(experiment: Callable[[Lab], None], folder: Path, *, hurried: bool)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(one, marks=[pytest.mark.long] if one.__name__ in ("exit_1", "never_replaced") else [])
+        for one in EXPERIMENTS
+    ],
+    ids=lambda one: one.__name__,
+)
 def test_the_double_does_what_a_real_cluster_did(experiment: Callable[[Lab], None], tmp_path: Path) -> None:
     on_double(experiment, tmp_path, hurried=True)
 

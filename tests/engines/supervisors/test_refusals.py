@@ -104,6 +104,7 @@ def test_refusals_are_of_one_run(tmp_path: Path) -> None:
         supervisors.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_host_that_stands_by_says_it_once_and_dials_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

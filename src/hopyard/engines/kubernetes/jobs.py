@@ -34,7 +34,7 @@ OLDEST = (1, 29)
 """The first version of Kubernetes that has `backoffLimitPerIndex`."""
 LOOK_SECONDS = 1.0
 """The longest time between two looks at what has become of pods."""
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.05
 """The shortest one: a thousand pods that start bring thousands of changes."""
 INQUIRE_SECONDS = 2.0
 """Time between two looks at events."""

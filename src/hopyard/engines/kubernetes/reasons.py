@@ -101,8 +101,8 @@ def of_start(pod: Object) -> str:
     """Return what a pod is about that has not started yet, and says no more of itself."""
     if (pod.get("status") or {}).get("phase") != "Pending":
         return ""
-    if node := pod.get("spec", {}).get("nodeName"):
-        return f"node {_quoted(node)} is pulling the image, which takes minutes for several GB, or mounting volumes"
+    if pod.get("spec", {}).get("nodeName"):
+        return "the pod's node is pulling the image, which takes minutes for several GB, or mounting volumes"
     return f"no scheduler has seen the pod; its scheduler is {_quoted(pod.get('spec', {}).get('schedulerName'))}"
 
 
