@@ -198,7 +198,6 @@ def test_the_pauses_grow(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @LONG
 def test_a_run_whose_api_server_is_away_at_its_end(
-@pytest.mark.long
     lab: Lab, tmp_path: Path, expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(lab)
@@ -216,6 +215,9 @@ def test_a_run_whose_api_server_is_away_at_its_end(
     warned = [line.getMessage() for line in caplog.records if line.name.startswith("hopyard.engines")]
     assert len(warned) == 1 and "are not deleted yet" in warned[0]
     assert lab.objects("jobs")  # they end by their ttl
+
+
+@LONG
 def test_missing_pods_cost_few_requests_and_others_none(lab: Lab, tmp_path: Path) -> None:
     before = len(requested(lab, ""))
     with pytest.raises(hy.ResourceError, match="hopyard:none cannot be pulled"):
@@ -341,7 +343,6 @@ def test_a_node_whose_image_is_another_version_is_left_out(
 
 
 def test_nodes_that_all_have_another_version_end_the_run(
-@pytest.mark.long
     own: Lab, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own.add("bad", images={"hopyard:test": image(folder, OTHER)})
@@ -349,10 +350,15 @@ def test_nodes_that_all_have_another_version_end_the_run(
     with pytest.raises(hy.ResourceError, match=r"another version of Hopyard than the driver \(0\.0\.9"):
         select(tmp_path / "run", engine=own.engine())
     assert time.monotonic() - began < 200  # start_timeout is 300 s
+
+
+@LONG
 def test_pods_that_cannot_reach_this_process_end_the_run(lab: Lab, tmp_path: Path) -> None:
-@pytest.mark.long
     with pytest.raises(hy.ResourceError, match=r"the pod cannot work: .* cannot reach the driver at 127\.0\.0\.1"):
         select(tmp_path / "run", engine=lab.engine(address="127.0.0.1"))
+
+
+@LONG
 def test_pods_that_crash_are_no_storm(lab: Lab, tmp_path: Path, folder: Path, images: dict[str, Any]) -> None:
     images["hopyard:crash"] = image(folder, "raise SystemExit(1)")
     before = len(requested(lab, r"POST .*/jobs\?"))
