@@ -1,6 +1,6 @@
 """Jobs and Secrets as they are sent, by files that were read by people, and by the schemas of Kubernetes.
 
-`python tests/engines/test_kubernetes_manifests.py` writes the files anew.
+`python tests/engines/kubernetes/test_manifests.py` writes the files anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hopyard.engines.kubernetes import manifests
 from hopyard.engines.kubernetes.manifests import clashes, dns_name, job, merged, owner, pod_settings, secret
 from hopyard.errors import SpecError
 
-GOLDEN = Path(__file__).with_name("kubernetes_golden")
+GOLDEN = Path(__file__).with_name("golden")
 IMAGE = "registry.example.com:5000/team/hopyard:0.1"
 PLACES = "hopyard-0a1b2c3d"
 RICH: dict[str, Any] = {

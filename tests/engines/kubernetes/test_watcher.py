@@ -247,7 +247,7 @@ def test_a_host_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(apis, "KEEP_ALIVE", {"idle": 1, "interval": 1, "count": 2})
     monkeypatch.setattr(apis, "CONNECT_SECONDS", 1.0)
     network = Network(("api",))
-    path = f"{Path(__file__).parent.parent}"
+    path = f"{Path(__file__).parent.parent.parent}"
     process = subprocess.Popen(
         [*network.enter("api"), sys.executable, "-c", SERVE, network.addresses["api"]],
         env=os.environ | {"PYTHONPATH": path},
