@@ -28,7 +28,7 @@ NONE_SECONDS = 15.0
 """Time without any supervisor until a warning says what is waited for."""
 FEWER_SECONDS = 10.0
 """Time after the first supervisor until a warning says that there are fewer than requested."""
-EXPLAIN_SECONDS = 2.0
+EXPLAIN_SECONDS = 3.0
 """How long the loss of an agent is held back whose reason may come."""
 
 

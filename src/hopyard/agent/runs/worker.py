@@ -297,7 +297,8 @@ class Worker:
         return built, time.perf_counter() - begin, moved
 
     def _load(self, unit: Unit, built: Built) -> int:
-        """Copy the unit's State into the built model: from shared memory, else from the store."""
+        """Copy the unit's State into the built model: from shared memory, else from the worker that made it, else
+        from the store."""
         ref = unit.start
         assert ref is not None
         own = self._arena.own(unit.memory_key, ref) if unit.memory_key else None

@@ -82,7 +82,8 @@ def select(
         max_trials: at most so many trials, those of `enqueue` included.
         max_time: seconds after which the run ends with what it has, as completed; time without a driver does not count.
         goal: the value of `metric` at which the run ends, as completed.
-        engine: hy.Local() (the default), hy.Hosts([…]), hy.Spark(spark, workers=…) or hy.Inline().
+        engine: hy.Local() (the default), hy.Hosts([…]), hy.Spark(spark, workers=…), hy.Kubernetes(workers, image) or
+            hy.Inline().
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
         directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.

@@ -12,6 +12,6 @@ roster.py      in the driver: the assignment of slots to supervisors
 record.py      in the driver: the record of one supervisor
 logs.py        in the driver: the output of agents
 
-None of this knows how supervisors are placed: `engines/spark/` and `engines/hosts/` do, each by a `Placement`
-(`engines/supervised.py`).
+None of this knows how supervisors are placed: `engines/spark/`, `engines/hosts/` and `engines/kubernetes/` do, each by
+a `Placement` (`engines/supervised.py`).
 """

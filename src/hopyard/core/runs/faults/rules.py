@@ -9,6 +9,8 @@
 | a slot stored no State in time | its unit goes to another slot at once; the third in a row ends the State's trial |
 | a slot was lost | the unit goes to another slot at once; the third slot (`strikes`) ends the trial as poison |
 
+The lease of a slot that was lost is revoked in `slots.py`, and its trial rewound in `lifecycle.py`.
+
 A unit that ends well clears what was counted against it, and progress of its trial makes the next wait short again.
 Work that is only done again is no progress: a unit that kills every worker, behind others that end well, must not go on
 for ever.
