@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
@@ -18,6 +19,11 @@ LONGEST = 1e9
 """Seconds that stand for more: 31 years. No lock can wait for 300."""
 GUESSES = 20
 """How many wrong names are compared with all existing ones. For thousands of each this would take long."""
+
+_ADDRESS = re.compile(r"[^\s/:@\[\]]+|[0-9A-Fa-f.%\w]*:[0-9A-Fa-f:.%\w]*:[0-9A-Fa-f:.%\w]*")
+"""A name or an IPv4 address; an IPv6 address."""
+LONGEST_VARIABLE = 128 * 1024
+"""Bytes of an environment variable and its name, of Linux (MAX_ARG_STRLEN)."""
 
 
 def closest(name: Any, candidates: Iterable[str]) -> str:
@@ -281,9 +287,12 @@ def address(name: str, value: Any) -> str | None:
         SpecError: it is neither a name nor an address.
     """
     text = scalar(value)
-    if text is None or (isinstance(text, str) and text):
+    if text is None or (isinstance(text, str) and text.isprintable() and _ADDRESS.fullmatch(text)):
         return text
-    raise SpecError(f"{name} must be a name or address of this host that others can dial, got {shown(value)}")
+    raise SpecError(
+        f"{name} must be a name or address of this host that others can dial, without a port (port= has it), got "
+        f"{shown(value)}"
+    )
 
 
 def environment(name: str, value: Any) -> dict[str, str]:
@@ -300,4 +309,9 @@ def environment(name: str, value: Any) -> dict[str, str]:
         if not both_text or not key or "=" in key or "\0" in key + text or not sendable(key + text):
             kind = type(text).__name__  # the value may be a secret
             raise SpecError(f"{name}[{key!r}], of type {kind}: names and values are text without NUL, names without =")
+        if len(f"{key}={text}".encode(errors="surrogateescape")) >= LONGEST_VARIABLE:
+            raise SpecError(
+                f"{name}[{key!r}] has {len(text):,} characters, and no process can have a variable of more than "
+                f"{LONGEST_VARIABLE:,} bytes: put it into a file, and give its path"
+            )
     return variables

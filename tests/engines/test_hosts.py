@@ -339,7 +339,7 @@ def free_ports() -> int:
         (["run", "--hosts", "a:0"], "got 'a:0'"),
         (["run", "--python", "/x"], "--python and --ssh go with --hosts"),
         (["launch", "--roles", "worker=1", "--hosts", "a:1", "--engine", "spark"], "leave --engine and --master out"),
-        (["resume", "--hosts", "a:1", "--workers", "2"], "the numbers stand with the hosts: a:2"),
+        (["resume", "--hosts", "a:1", "--workers", "2"], "the number stands with the option: --hosts a:2"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, words: list[str], message: str) -> None:

@@ -228,7 +228,7 @@ def test_more_workers_than_slots(
     assert run.status == "completed"
     (text,) = [record.getMessage() for record in caplog.records if "wait for a slot" in record.getMessage()]
     # said once, as soon as one is there
-    assert re.search(r"(2 workers, 3|1 workers, 4) more wait for a slot of Spark: more executors \(spark\.exec", text)
+    assert re.search(r"workers up: (2; 3|1; 4) wait for a slot of Spark: more executors \(spark\.exec", text)
     end = time.monotonic() + 60  # Spark tells of the end of a job some time after it
     while (left := spark.sparkContext.statusTracker().getActiveJobsIds()) and time.monotonic() < end:
         time.sleep(0.05)

@@ -287,7 +287,7 @@ class SupervisedAgents:
             self._first_arrival = self._first_arrival or now
             if self._placement.remedy and not self._warned and now - self._first_arrival > FEWER_SECONDS:
                 self._warned = True
-                log.warning("%d workers, %d more wait %s", self._supervisors.occupied, missing, self._placement.remedy)
+                log.warning("workers up: %d; %d wait %s", self._supervisors.occupied, missing, self._placement.remedy)
             return
         if self._placement.blocked:
             self._timeout_began = now

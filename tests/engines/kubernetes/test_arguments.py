@@ -23,7 +23,12 @@ WRONG: dict[str, list[tuple[str, list[Any]]]] = {
     "workers_per_pod": [(COUNT, [0, "1", None]), (r"=3, so that", [3])],
     "namespace": [(NAME, ["", "Upper", "a.b", "-a", 3, "a" * 64])],
     "context": [("must name a context of the kubeconfig, got", ["", 3, b"x"])],
-    "address": [("must be a name or address of this host that others can dial, got", ["", 3])],
+    "address": [
+        (
+            "must be a name or address of this host that others can dial, .*got",
+            ["", 3, "1.2.3.4:80", "a b", "http://a", "[::1]"],
+        )
+    ],
     "port": [("must be an integer from 0 to 65533, got", [-1, 65534, "x", None])],
     "cpu": [
         ('must be a number of cores such as 4 or "500m", got', ["two", ""]),

@@ -163,3 +163,21 @@ def test_a_run_waits_in_a_queue_until_its_job_is_admitted(
         lab.admin.call("PATCH", path, {"spec": {"suspend": False}}, MERGE)
     run.wait(timeout=100)
     assert digests(run) == expected
+
+
+@LONG
+def test_a_job_that_is_suspended_in_a_run_is_gone_after_it(lab: Lab, tmp_path: Path, expected: list[str]) -> None:
+    """As a queue does when another takes its room: nothing may bring the Job's pods again."""
+    gate = Gate(lab)
+    run = select(tmp_path / "run", troubled, gate.configs, engine=lab.engine(), wait=False)
+    joined(tmp_path / "run", 2)
+    (job,) = lab.objects("jobs")
+    lab.admin.merge(
+        f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}", {"spec": {"suspend": True}}
+    )
+    joined(tmp_path / "run", 4)
+    assert [each["metadata"]["name"] for each in lab.objects("jobs")] != [job["metadata"]["name"]]
+    with gate.open():
+        run.wait(timeout=100)
+    assert digests(run) == expected
+    assert not lab.objects("jobs")

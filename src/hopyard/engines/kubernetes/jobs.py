@@ -44,6 +44,8 @@ MOST_SECONDS = 10.0
 """The longest time before it is asked again."""
 END_SECONDS = 10.0
 """How long the deletion of Jobs may take at the end."""
+REFUSED_SECONDS = 60.0
+"""How long an API server may refuse calls, as of a namespace that was deleted, until a run without workers ends."""
 UNKNOWN_SECONDS = 10.0
 """How long an API server may be away at the beginning, when it is not known to be one."""
 INQUIRED = 3
@@ -74,7 +76,8 @@ class Pods(Placement):
         """Number of the last Job that owns the Secret."""
         self._wakes = threading.Condition()
         self._wake_pending = self._closing = False
-        self._began = 0.0
+        self._began = self._refused_at = 0.0
+        """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
         """Whether the cluster's version is known to do. Until then nothing is asked for."""
         self._inquired_at = 0.0
@@ -162,12 +165,13 @@ class Pods(Placement):
 
     def _keep_up(self) -> None:
         """Look again whenever something has changed, and after errors of the API server ever later."""
-        self._began, pause = time.monotonic(), AGAIN_SECONDS
+        self._began = self._refused_at = time.monotonic()
+        pause = AGAIN_SECONDS
         while not self._closing:
             wait = STEP_SECONDS
             try:
                 self._step(time.monotonic())
-                pause = AGAIN_SECONDS
+                pause, self._refused_at = AGAIN_SECONDS, time.monotonic()
                 self._why.pop("", None)
             except ApiError as error:
                 self._refused(error)
@@ -228,9 +232,11 @@ class Pods(Placement):
             job = self._api.get("jobs", f"{self.name}-{number}")
         self._places.add(int(job["spec"]["completions"]))
         self._inquired_at = time.monotonic()
-        self._owners = {each: self._owners[each] for each in self._places.jobs & self._owners.keys()}
         self._owners[number] = manifests.owner(job)
         self._admit()
+        for gone in self._owners.keys() - self._places.jobs:  # one that a queue suspended would bring its pods again
+            self._api.delete("jobs", f"{self.name}-{gone}")
+            del self._owners[gone]
 
     def _admit(self) -> None:
         """Let the Secret have all Jobs as its owners; create it where it is not there."""
@@ -262,9 +268,14 @@ class Pods(Placement):
         """Note that a call failed; give up where no pod can come."""
         why = self._api.why(error)
         self._note("", why, time.monotonic())
-        unknown = not self._checked and time.monotonic() - self._began > UNKNOWN_SECONDS
+        now = time.monotonic()
+        if error.away or self.supervisors.occupied:
+            self._refused_at = now
+        unknown = not self._checked and now - self._began > UNKNOWN_SECONDS
         if (unknown or not error.away) and not self.supervisors.admitted_count:
             self.supervisors.give_up(why)
+        elif now - self._refused_at > REFUSED_SECONDS:
+            self.supervisors.give_up(f"no worker is left, and no pod can come: {why}")
 
     # ---------------------------------------------------------------- reasons
 
@@ -336,7 +347,7 @@ class Pods(Placement):
     def _delete(self) -> None:
         """Delete the Jobs, and the next one, which is there if the answer to its creation was lost."""
         pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
-        jobs = sorted(self._places.jobs | {self._places.next_job}) if self._checked else []
+        jobs = sorted({*self._owners, self._places.next_job}) if self._checked else []
         while jobs and time.monotonic() < deadline:
             try:
                 self._api.delete("jobs", f"{self.name}-{jobs[0]}")

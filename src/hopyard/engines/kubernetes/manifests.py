@@ -53,13 +53,15 @@ _OURS = re.compile(
     r"|env\[HOPYARD_[^]]*\]|volumeMounts\[(/run/hopyard(/[^]]*)?|/dev/shm)/?\])"
 )
 """Paths that `pod=` cannot change."""
+_AMOUNTS = re.compile(r"containers\[hopyard\]\.resources(\.(requests|limits))?")
+"""Paths that `pod=` can extend, and not remove."""
 _REFUSED = {
     "hostNetwork": "a pod must have a network and a host name of its own",
     "setHostnameAsFQDN": "a pod is known by its short host name",
 }
 """Field of a PodSpec → why it is refused."""
 _OUR_METADATA = re.compile(r"labels\.(app\.kubernetes\.io/managed-by|hopyard\.dev/.*)")
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|[kMGTPE]|[KMGTPE]i)")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(|[kMGTPE]|[KMGTPE]i)")
 _POWERS = {"": 1, "k": 10**3, **{letter: 1000**n for n, letter in enumerate("MGTPE", 2)}} | {
     f"{letter}i": 1024**n for n, letter in enumerate("KMGTPE", 1)
 }
@@ -294,6 +296,8 @@ def _mapping(
                 lost.append(path)
         elif key in _KEYS and (not at or at.endswith("]")):
             result[key] = _list(ours.get(key, []), value, path, _KEYS[key], protected, lost)
+        elif value is None and _AMOUNTS.fullmatch(path):
+            lost.append(path)
         elif value is None:
             result.pop(key, None)
         elif isinstance(ours.get(key), dict):
@@ -404,7 +408,7 @@ def _cpu(value: Any) -> float:
     """Return the cores that the argument `cpu` means."""
     if not isinstance(value, str):
         return checks.number("Kubernetes(cpu=)", value, 0.001)
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(m?)", value)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)", value)
     cores = 0.0 if match is None else float(match[1]) / (1000 if match[2] else 1)
     if cores < 0.001:
         raise SpecError(f'Kubernetes(cpu=) must be a number of cores such as 4 or "500m", got {shown(value)}')
