@@ -146,7 +146,7 @@ class Crowd:
     threads: int = 1
     env: dict[str, str] = field(default_factory=dict)
     in_process: bool = False
-    address: tuple[str, int] = ("127.0.0.1", 0)
+    endpoint: tuple[str, int] = ("127.0.0.1", 0)
     start_timeout: float = 120.0
     driver_workers: int = 0
 

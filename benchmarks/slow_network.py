@@ -225,7 +225,7 @@ class Hosts(hy.Local):
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", len(self.network.hosts))
         object.__setattr__(self, "devices", None)
-        object.__setattr__(self, "address", (self.network.own, 0))
+        object.__setattr__(self, "endpoint", (self.network.own, 0))
         hy.Local.__post_init__(self)
 
     @property

@@ -657,7 +657,7 @@ def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
 
         engine = hy.Local(workers=1)
-        object.__setattr__(engine, "address", ("127.0.0.1", port))
+        object.__setattr__(engine, "endpoint", ("127.0.0.1", port))
         with pytest.raises(hy.ResourceError, match=f"port {port}"):
             hy.launch(programs.idle, roles={"worker": 1}, engine=engine, directory=tmp_path / "program")
     assert not (tmp_path / "program" / "program.jsonl").exists()
