@@ -149,6 +149,7 @@ def test_a_page_runs_from_its_first_block_to_its_last(page: Path, alone: bool, t
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", FIRST, ids=named)
 def test_the_first_program_of_a_page_runs_when_pasted(page: Path, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

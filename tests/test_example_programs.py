@@ -270,6 +270,7 @@ def marked(word: str) -> dict[int, str]:
                 "ps_tutorial --sync",
                 "multi_worker_mirrored",
                 "parameter_server_strategy",
+                "in_graph_replication",
                 "split_by_device",
                 "torch_ddp",
                 "jax_data_parallel",

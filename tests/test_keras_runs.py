@@ -233,7 +233,7 @@ def test_on_torch(alone: dict[str, Run]) -> None:
     assert quiet(run)
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.jax)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.long])])
 def test_a_model_of_another_backend_is_as_good_here(
     request: pytest.FixtureRequest, alone: dict[str, Run], backend: str, one: Run
 ) -> None:

@@ -13,7 +13,12 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    "backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.long), pytest.param("jax", marks=pytest.mark.jax)]
+    "backend",
+    [
+        "torch",
+        pytest.param("tensorflow", marks=pytest.mark.long),
+        pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.long]),
+    ],
 )
 def test_a_saved_model_is_the_whole_state(backend: str, tmp_path: Path) -> None:
     """In a process of its own: a process has one backend."""

@@ -136,7 +136,9 @@ def test_a_started_engine_holds_no_core_between_its_runs(tmp_path: Path, spark: 
     assert not losses(tmp_path / "1")
 
 
-@pytest.mark.parametrize("what", ["kill", "task", "executor", "stop"])
+@pytest.mark.parametrize(
+    "what", ["kill", *(pytest.param(what, marks=pytest.mark.long) for what in ("task", "executor", "stop"))]
+)
 def test_whatever_is_killed(tmp_path: Path, engine: hy.Spark, undisturbed: list[str], what: str) -> None:
     """An agent, Spark's Python worker above it, the executor's JVM above that; an agent that is stopped."""
     run = select(

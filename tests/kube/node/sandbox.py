@@ -265,9 +265,10 @@ def _devices(gpus: bool) -> list[str]:
 
 @functools.cache
 def _closed() -> list[Path]:
-    """Return the folders above the code that only root may enter: the pod's copies of these are opened to all."""
+    """Return the folders above the code that only root may enter: the pod's copies of these are opened to all. Those
+    below a folder of the pod's own are made anew there."""
     code = {Path(__file__).resolve().parents[1], *(Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path))}
-    bound = code_elsewhere()
+    bound = [*code_elsewhere(), *map(Path, OWN)]
     folders = {folder for path in code if path.is_dir() for folder in (path, *path.parents)}
     folders |= {folder for path in code if path.is_dir() for folder in (path.resolve(), *path.resolve().parents)}
     return sorted(

@@ -379,7 +379,7 @@ class TestWholeState:
         "parts",
         [
             [*model_parts.BUFFERS, *model_parts.OTHERS],
-            ["hidden"],
+            pytest.param(["hidden"], marks=pytest.mark.long),
             pytest.param(["extra-tree", "tied"], marks=pytest.mark.long),
         ],
     )
