@@ -281,9 +281,8 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     if reason := missing():
         sys.exit(reason)
-    over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: sys.exit())  # an Event that is set here could wait for its own lock
     images: dict[str, Image] = {}
     for text in given.image:
         name, _, folder = text.partition("=")
@@ -295,7 +294,8 @@ def main(words: Sequence[str] | None = None) -> None:
             kubelet = Kubelet(given.url, token, node, directory=given.directory, network=network, images=images)
             stack.enter_context(kubelet)
         print(network.gateway, flush=True)
-        over.wait()
+        while True:
+            signal.pause()
 
 
 if __name__ == "__main__":
