@@ -51,7 +51,7 @@ def on_double(experiment: Callable[[Lab], None], folder: Path, *, hurried: bool)
 @pytest.mark.parametrize(
     "experiment",
     [
-        pytest.param(one, marks=[pytest.mark.long] if one.__name__ in ("exit_1", "never_replaced") else [])
+        pytest.param(one, marks=[pytest.mark.long] if one.__name__ not in ("refused", "no_room") else [])
         for one in EXPERIMENTS
     ],
     ids=lambda one: one.__name__,

@@ -14,7 +14,7 @@ from kube.node.cases import HARDENED, RESTRICTED, SECRETS, SLEEP, USER, secret, 
 from kube.node.client import Object
 from kube.node.played_api import PlayedApi
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
 def test_user_groups_and_capabilities(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) -> None:

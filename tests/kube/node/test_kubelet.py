@@ -21,7 +21,7 @@ from kube.node import cgroups
 from kube.node.cases import PODS, RESTRICTED, SLEEP, conditions, ended, ready, traces, until
 from kube.node.played_api import PlayedApi
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
 def test_a_node_has_what_it_can_give(api: PlayedApi, tmp_path: Path) -> None:
