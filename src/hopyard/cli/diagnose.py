@@ -74,7 +74,7 @@ def doctor(
     kubernetes: PodImage = None,
     pod: PodFile = None,
 ) -> None:
-    """What is here, on other hosts or in a cluster, what is missing, and what to do about it."""
+    """Check this machine, other hosts or a cluster: what they have, what is missing, and the next step."""
     from hopyard.doctor import examine, examine_elsewhere, exports
 
     if env:

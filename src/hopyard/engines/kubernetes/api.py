@@ -89,7 +89,7 @@ class Api:
         except ImportError as error:
             raise UsageError(f"{INSTALL} ({error})") from None
         self.failures = (urllib3.exceptions.HTTPError, ApiException, ConfigException, OSError)
-        """What the client raises where the API cannot be reached."""
+        """Exceptions of the client for an API server that cannot be reached."""
         self._lock = threading.Lock()
         self._configuration = Configuration()
         self._configuration.retries = False  # waiting is the caller's matter
@@ -140,6 +140,10 @@ class Api:
         """Return the objects that these selectors choose, as a list object with `items`."""
         selectors = [(key, text) for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text]
         return self.call("GET", self.path(resource), query=selectors)
+
+    def events(self, kind: str, name: str) -> Any:
+        """Return the events of an object; `kind`: "Job" or "Pod"."""
+        return self.list("events", fields=f"involvedObject.kind={kind},involvedObject.name={name}")["items"]
 
     def version(self) -> tuple[int, int]:
         """Return the server's version, (1, 36) for example."""

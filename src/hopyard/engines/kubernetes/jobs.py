@@ -10,6 +10,7 @@ beginning; a pod that finds no Secret ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -52,7 +53,7 @@ INQUIRED = 3
 """Pods, and Jobs without, that are looked at each time: the others mostly wait for the same."""
 WATCH, EVENTS = "watch", "events"
 SAY_SECONDS = 2.0
-"""How long a reason must last until people are told: much passes by itself."""
+"""A reason that lasts this long is logged. Shorter ones resolve themselves."""
 
 
 class Pods(Placement):
@@ -79,7 +80,7 @@ class Pods(Placement):
         self._began = self._refused_at = 0.0
         """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
-        """Whether the cluster's version is known to do. Until then nothing is asked for."""
+        """Whether the cluster is known to be new enough. No Job is created before."""
         self._inquired_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
         """Name of a pod or Job, "", WATCH or EVENTS for the API server → why nothing comes of it, and since when."""
@@ -88,9 +89,9 @@ class Pods(Placement):
         self._turn = 0
         """How many Jobs without pods have been looked at."""
         self._undeleted = False
-        """Whether Jobs may be left, and nobody was told."""
+        """Whether Jobs may remain in the cluster, without a warning so far."""
         self._queued = False
-        """Whether a Job waits in a queue."""
+        """Whether a Job is suspended, as in a queue of Kueue."""
         self._events: dict[str, str] = {}
         """Name of a pod that does not start → what its events say."""
         self._warned: set[str] = set()
@@ -235,8 +236,9 @@ class Pods(Placement):
         self._owners[number] = manifests.owner(job)
         self._admit()
         for gone in self._owners.keys() - self._places.jobs:  # one that a queue suspended would bring its pods again
-            self._api.delete("jobs", f"{self.name}-{gone}")
-            del self._owners[gone]
+            with contextlib.suppress(ApiError):  # `close` tries again
+                self._api.delete("jobs", f"{self.name}-{gone}")
+                del self._owners[gone]
 
     def _admit(self) -> None:
         """Let the Secret have all Jobs as its owners; create it where it is not there."""
@@ -266,9 +268,8 @@ class Pods(Placement):
 
     def _refused(self, error: ApiError) -> None:
         """Note that a call failed; give up where no pod can come."""
-        why = self._api.why(error)
-        self._note("", why, time.monotonic())
-        now = time.monotonic()
+        why, now = self._api.why(error), time.monotonic()
+        self._note("", why, now)
         if error.away or self.supervisors.occupied:
             self._refused_at = now
         unknown = not self._checked and now - self._began > UNKNOWN_SECONDS
@@ -325,14 +326,9 @@ class Pods(Placement):
                 self._places.forget(number, now)
                 continue
             self._queued = self._queued or bool(job["spec"].get("suspend"))
-            self._note(name, reasons.of_job(job) or self._of_events("Job", name), now)
+            self._note(name, reasons.of_job(job) or reasons.of_events(self._api.events("Job", name)), now)
         pending = [name for name, pod in pods.items() if reasons.of_start(pod) and not reasons.of_pod(pod)]
-        self._events = {name: self._of_events("Pod", name) for name in pending[:INQUIRED]}
-
-    def _of_events(self, kind: str, name: str) -> str:
-        """Return what the events of an object say."""
-        fields = f"involvedObject.kind={kind},involvedObject.name={name}"
-        return reasons.of_events(self._api.list("events", fields=fields)["items"])
+        self._events = {name: reasons.of_events(self._api.events("Pod", name)) for name in pending[:INQUIRED]}
 
     def _note(self, name: str, why: str, now: float) -> None:
         """Keep why nothing comes of a pod or Job, and warn of what lasts; "": nothing is known."""

@@ -23,7 +23,7 @@ MANAGED_BY, PLACES, QUEUE = "app.kubernetes.io/managed-by", "hopyard.dev/places"
 """Labels."""
 TICKET_FOLDER = "/run/hopyard/ticket"
 USER = 65532
-"""Of processes in pods, and their group: "nobody" of images without root. `pod=` may name another."""
+"""User and group of the processes in pods, the "nonroot" of distroless images. `pod=` may set others."""
 KEEP_SECONDS = 600
 """How long a finished Job stays."""
 GRACE_SECONDS = 20
@@ -76,7 +76,7 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What pods are to be. `pod_settings` makes one of what users say."""
+    """Checked settings of pods, as `pod_settings` returns them."""
 
     image: str
     workers_per_pod: int

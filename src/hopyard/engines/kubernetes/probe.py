@@ -117,11 +117,5 @@ def _output(api: Api, name: str) -> tuple[str, str]:
 def _why(api: Api, name: str, pods: list[dict[str, Any]]) -> str:
     """Return why the pod has not started; "" where nothing is known, and it may be about to."""
     if pods:
-        return reasons.of_pod(pods[0]) or _of_events(api, "Pod", pods[0]["metadata"]["name"])
-    return reasons.of_job(api.get("jobs", f"{name}-1")) or _of_events(api, "Job", f"{name}-1")
-
-
-def _of_events(api: Api, kind: str, name: str) -> str:
-    return reasons.of_events(
-        api.list("events", fields=f"involvedObject.kind={kind},involvedObject.name={name}")["items"]
-    )
+        return reasons.of_pod(pods[0]) or reasons.of_events(api.events("Pod", pods[0]["metadata"]["name"]))
+    return reasons.of_job(api.get("jobs", f"{name}-1")) or reasons.of_events(api.events("Job", f"{name}-1"))
