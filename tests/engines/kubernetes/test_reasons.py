@@ -190,14 +190,12 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
                 "the pod was evicted: its node evicted it (The node was low on resource: memory. Threshold quantity: "
                 "100Mi, available: 48Mi.)",
                 137,
-                disruption="evicted",
             ),
         ),
         (
             pod("Failed", reason="Evicted", message="Usage of EmptyDir volume exceeds the limit"),  # never ran
             PodEnd(
                 "the pod was evicted: its node evicted it (Usage of EmptyDir volume exceeds the limit)",
-                disruption="evicted",
             ),
         ),
         (
@@ -212,7 +210,6 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
                 "the pod was preempted: a pod of higher priority took its place (default-scheduler: preempting to "
                 "accommodate a higher priority pod)",
                 143,
-                disruption="preempted",
             ),
         ),
         (
@@ -220,12 +217,11 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
             PodEnd(
                 "the pod was evicted: it was evicted, as from a node that is drained (Eviction API: evicting)",
                 143,
-                disruption="evicted",
             ),
         ),
         (
             ended(143, deleting=True),
-            PodEnd("the pod was deleted: somebody deleted it or its Job", 143, disruption="deleted"),
+            PodEnd("the pod was deleted: somebody deleted it or its Job", 143),
         ),
         (
             pod(
@@ -237,20 +233,19 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
             PodEnd(
                 "the pod was evicted: its node shut down (Pod was terminated in response to imminent node shutdown.)",
                 143,
-                disruption="evicted",
             ),
         ),
         (
             pod("Failed", deleting=True, conditions=disrupted("DeletionByPodGC", "PodGC: node no longer exists")),
-            PodEnd("the pod was lost: its node is gone (PodGC: node no longer exists)", disruption="lost"),
+            PodEnd("the pod was lost: its node is gone (PodGC: node no longer exists)"),
         ),
         (
             pod("Failed", deleting=True, reason="NodeLost"),
-            PodEnd("the pod was lost: its node does not answer", disruption="lost"),
+            PodEnd("the pod was lost: its node does not answer"),
         ),
         (
             ended(1, conditions=disrupted("SomethingNew", "why")),
-            PodEnd("the pod was evicted: SomethingNew: why", 1, disruption="evicted"),
+            PodEnd("the pod was evicted: SomethingNew: why", 1),
         ),
         (
             ended(1, conditions=[{"type": "DisruptionTarget", "status": "False", "reason": "PreemptionByScheduler"}]),
@@ -258,7 +253,7 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
         ),
         (
             ended(137, "ContainerStatusUnknown", "The container could not be located when the pod was terminated"),
-            PodEnd("the pod was lost: its node has forgotten it", disruption="lost"),
+            PodEnd("the pod was lost: its node has forgotten it"),
         ),
         (ended(128, "StartError", RUNC), PodEnd(NO_PYTHON, unfit=True)),
         (
@@ -273,7 +268,6 @@ def test_pods_that_start(item: dict[str, Any], sentence: str) -> None:
             pod("Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"),
             PodEnd(
                 "the node refused the pod: OutOfcpu: Pod was rejected: Node didn't have enough resource: cpu",
-                disruption="refused",
             ),
         ),
         (

@@ -111,14 +111,9 @@ class Api:
         client.user_agent = f"hopyard/{__version__}"
         return client
 
-    def close(self) -> None:
-        """Close the connections; a later call opens others."""
-        self._client.close()
-
-    def create(self, resource: str, manifest: dict[str, Any], dry_run: bool = False) -> Any:
-        """Create an object, or only ask whether it would be admitted, and return it. Unknown fields are refused."""
-        query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
-        return self.call("POST", self.path(resource), manifest, query)
+    def create(self, resource: str, manifest: dict[str, Any]) -> Any:
+        """Create an object, and return it. Unknown fields are refused."""
+        return self.call("POST", self.path(resource), manifest, [("fieldValidation", "Strict")])
 
     def get(self, resource: str, name: str) -> Any:
         """Return an object."""
@@ -151,9 +146,9 @@ class Api:
         numbers = re.findall(r"\d+", f"{about.get('major')} {about.get('minor')}")  # "30+" at some providers
         return int(numbers[0]), int(numbers[1])
 
-    def allowed(self, verb: str, resource: str, subresource: str = "", group: str = "") -> bool:
+    def allowed(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Return whether this user may do that in the namespace."""
-        group = group or ("batch" if resource == "jobs" else "")
+        group = "batch" if resource == "jobs" else ""
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         review = {
             "apiVersion": "authorization.k8s.io/v1",

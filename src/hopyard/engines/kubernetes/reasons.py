@@ -71,8 +71,6 @@ class PodEnd:
     code: int | None = None
     """Exit code of its process; None: it is not known, or the process has never run."""
     out_of_memory: bool = False
-    disruption: str = ""
-    """ "evicted", "preempted", "deleted", "lost" (with its node), "refused" (by its node); "": by itself."""
     unfit: bool = False
     """Another pod of this image would end in the same way."""
 
@@ -166,11 +164,11 @@ def end_of(pod: Object) -> PodEnd | None:
         return PodEnd(f"the pod used more than its memory of {limit}: give more memory=", code, out_of_memory=True)
     kind, why = _disruption(pod)
     if kind:
-        return PodEnd(f"the pod was {kind}: {why}", code, disruption=kind)
+        return PodEnd(f"the pod was {kind}: {why}", code)
     if reason in _STARTS:
         return PodEnd(_of_start(message), None, unfit=True)
     if reason == "ContainerStatusUnknown":
-        return PodEnd("the pod was lost: its node has forgotten it", None, disruption="lost")
+        return PodEnd("the pod was lost: its node has forgotten it", None)
     if status.get("reason") == "DeadlineExceeded":
         return PodEnd("the pod exceeded its activeDeadlineSeconds, from pod= or the namespace", code)
     for container, state in _states(pod, "terminated"):
@@ -179,7 +177,7 @@ def end_of(pod: Object) -> PodEnd | None:
             return PodEnd(f"{said}: {_quoted(state.get('message') or state.get('reason'))}", code)
     if code is None:  # it never ran there
         said = f"{_quoted(status.get('reason') or 'no reason given')}: {_quoted(status.get('message'))}"
-        return PodEnd(f"the node refused the pod: {said}", None, disruption="refused")
+        return PodEnd(f"the node refused the pod: {said}", None)
     return PodEnd(f"the pod's process {_exited(code)}{f': {_quoted(message)}' if message else ''}", code)
 
 
