@@ -39,6 +39,17 @@ WIDTH = 6
 CONFIGS: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.01}, {"lr": 0.3}]
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
+SLOW = """
+import time
+class Slow(Linear):
+    def train(self, batch):
+        time.sleep(0.01)
+        return super().train(batch)
+def slow(config):
+    return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
+"""
+"""Code of a recipe whose batches take a hundredth of a second, for the scripts of drivers."""
+
 
 def table(rows: int = 240, seed: int = 0) -> tuple[Any, Any]:
     """x of shape (rows, 6) and float32, y of two classes."""

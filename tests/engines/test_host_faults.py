@@ -20,20 +20,11 @@ from hopyard.core.runs.events import Dispatch, Done, Line
 from hopyard.core.runs.machine import fold
 from hopyard.data.manifest import folder_name
 from hosts import Hosts
-from jobs import CONFIGS, dataset, digests, journal, script, select
+from jobs import CONFIGS, SLOW, dataset, digests, journal, script, select
 
 MANY = [*CONFIGS, *({"lr": 0.002 * n} for n in range(1, 5))]
 PARTITIONS, ROWS = 12, 2400
 FAULTS = ("agent", "agent, frozen", "supervisor", "host process", "sshd", "cut off", "driver", "peers")
-SLOW = """
-import time
-class Slow(Linear):
-    def train(self, batch):
-        time.sleep(0.01)
-        return super().train(batch)
-def slow(config):
-    return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
-"""
 
 
 def started(job: str, folder: Path) -> subprocess.Popen[bytes]:

@@ -1,15 +1,19 @@
-"""An API server of Kubernetes that answers as a test tells it, and a kubeconfig for it."""
+"""An API server of Kubernetes that answers as a test tells it, with a kubeconfig; and a cluster whose pods run."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from api_servers import ApiServer, kubeconfig
+from jobs import until
+from kube.lab import Lab
+from pods import HASTY, image, left
 
 if TYPE_CHECKING:
     from hopyard.engines.kubernetes.api import Api
@@ -39,3 +43,34 @@ def api(server: ApiServer, tmp_path: Path) -> Api:
 
     kubeconfig(tmp_path / "config", server.url)
     return Api()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """For images: pods have a /tmp of their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def images(folder: Path) -> dict[str, Any]:
+    """A test may add some."""
+    return {"hopyard:test": {}, "hopyard:hasty": image(folder, HASTY)}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, images: dict[str, Any]) -> Iterator[Lab]:
+    """Its controllers' time runs 20 times as fast: finished Jobs are deleted after 30 s."""
+    with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
+        yield made
+
+
+@pytest.fixture
+def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kubeconfig of the driver's user; and at the end nothing must be left of it."""
+    monkeypatch.setenv("KUBECONFIG", str(lab.config))
+    yield
+    lab.cluster.on_request = None
+    lab.cluster.faults.clear()
+    until(lambda: not left(lab), 120)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,53 +21,23 @@ import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Deferred, Dispatch, Done, Joined
 from hopyard.engines.kubernetes import jobs, watcher
-from jobs import digests, gone, journal, losses, script, select, troubled, until
+from jobs import SLOW, digests, gone, journal, losses, script, select, troubled, until
 from kube.api.routes import Request
 from kube.kubelet import missing
 from kube.lab import NAMESPACE, Lab
 from kube.node import cgroups
-from pods import HASTY, MANY, Gate, image, joined, joined_now, kill, left, once, pod_of, process, requested
+from pods import MANY, Gate, image, joined, joined_now, kill, left, once, pod_of, process, requested
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.usefixtures("settings"),
 ]
 LONG = pytest.mark.long
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 NEEDS_MEMORY = pytest.mark.skipif(not missing() and bool(cgroups.version()[1]), reason="no memory limits here")
 OTHER = "import hopyard\nhopyard.__version__ = '0.0.9'"
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """For images: pods have a /tmp of their own."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
-@pytest.fixture(scope="module")
-def images(folder: Path) -> dict[str, Any]:
-    """A test may add some."""
-    return {"hopyard:test": {}, "hopyard:hasty": image(folder, HASTY)}
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, images: dict[str, Any]) -> Iterator[Lab]:
-    """Its controllers' time runs 20 times as fast: finished Jobs are deleted after 30 s."""
-    with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kubeconfig of the driver's user; and at the end nothing must be left of it."""
-    monkeypatch.setenv("KUBECONFIG", str(lab.config))
-    yield
-    lab.cluster.on_request = None
-    lab.cluster.faults.clear()
-    until(lambda: not left(lab), 90)
 
 
 @pytest.fixture(scope="module")
@@ -423,16 +392,6 @@ def test_a_run_goes_on_with_another_engine_and_back(lab: Lab, tmp_path: Path, ex
 
 
 # ---------------------------------------------------------------- many faults
-
-SLOW = """
-import time
-class Slow(Linear):
-    def train(self, batch):
-        time.sleep(0.01)
-        return super().train(batch)
-def slow(config):
-    return Slow(WIDTH, 2, lr=config["lr"], batch_size=16)
-"""
 
 
 @pytest.mark.campaign

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +17,15 @@ from kube.api.errors import Cut
 from kube.api.routes import Request
 from kube.kubelet import missing
 from kube.lab import NAMESPACE, USER, Lab
-from pods import HASTY, Gate, image, joined, joined_now, kill, left
+from pods import Gate, joined, joined_now, kill, left
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.usefixtures("settings"),
 ]
 LONG = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """For images: pods have a /tmp of their own."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
-@pytest.fixture(scope="module")
-def images(folder: Path) -> dict[str, Any]:
-    """A test may add some."""
-    return {"hopyard:test": {}, "hopyard:hasty": image(folder, HASTY)}
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, images: dict[str, Any]) -> Iterator[Lab]:
-    """Its controllers' time runs 20 times as fast: finished Jobs are deleted after 30 s."""
-    with Lab(tmp_path_factory.mktemp("lab"), images=images, speed=20) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kubeconfig of the driver's user; and at the end nothing must be left of it."""
-    monkeypatch.setenv("KUBECONFIG", str(lab.config))
-    yield
-    lab.cluster.on_request = None
-    lab.cluster.faults.clear()
-    until(lambda: not left(lab), 120)
 
 
 START = ["GET version", "GET pods", "WATCH pods", "POST jobs 1", "GET jobs 1", "POST secrets", "GET events"]
