@@ -59,10 +59,16 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.parametrize("per_pod", [pytest.param(1, marks=LONG), 2])
 def test_a_selection_gives_the_same_bits(lab: Lab, tmp_path: Path, expected: list[str], per_pod: int) -> None:
-    run = select(tmp_path / "run", configs=MANY, engine=lab.engine(workers=2 * per_pod, workers_per_pod=per_pod))
+    workers, gate = 2 * per_pod, Gate(lab, trials=2 * per_pod)
+    engine = lab.engine(workers=workers, workers_per_pod=per_pod)
+    run = select(tmp_path / "run", troubled, gate.configs, engine=engine, wait=False)
+    joined(tmp_path / "run", 2)
+    until(lambda: sum(isinstance(line, Joined) for line in journal(tmp_path / "run")) == workers)
+    with gate.open():
+        run.wait(timeout=100)
     assert digests(run) == expected and not losses(tmp_path / "run")
     hosts = [line.host for line in journal(tmp_path / "run") if isinstance(line, Joined)]
-    assert len(set(hosts)) == 2 and len(hosts) == 2 * per_pod
+    assert len(set(hosts)) == 2 and len(hosts) == workers
 
 
 DISRUPTIONS: dict[str, Callable[[Lab, str], object]] = {
