@@ -102,6 +102,17 @@ def test_a_line_that_ends_loses_its_slot_at_once(supervisors: Supervisors) -> No
     assert supervisors.lost() == []
 
 
+def test_a_placement_can_ask_for_another_look_at_what_is_lost(supervisors: Supervisors) -> None:
+    supervisors.start(0)
+    assert not select.select(supervisors.watch(), [], [], 0)[0]
+    supervisors.wake()
+    assert select.select(supervisors.watch(), [], [], 0)[0]
+    assert supervisors.lost() == []
+    assert not select.select(supervisors.watch(), [], [], 0)[0]
+    supervisors.close()
+    supervisors.wake()
+
+
 def test_an_ended_agents_supervisor_serves_the_next_slot(supervisors: Supervisors) -> None:
     supervisors.start(0)
     one = Played(supervisors)

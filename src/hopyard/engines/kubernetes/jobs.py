@@ -192,8 +192,10 @@ class Pods(Placement):
             self._admit()
         pods = self._watcher.objects
         seen = [*self._watcher.removed(), *pods.values()]
-        for host, end in self._places.note_pods(seen, now).items():
-            self._ends[host] = end
+        if ends := self._places.note_pods(seen, now):
+            self._ends |= ends
+            self.supervisors.wake()
+        for end in ends.values():
             if end.code != 0:
                 self._warn_once(end.sentence)
         for pod in seen:

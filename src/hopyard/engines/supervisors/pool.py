@@ -246,6 +246,12 @@ class Supervisors:
 
     # ---------------------------------------------------------------- called by placements
 
+    def wake(self) -> None:
+        """Let `lost` be called again: more is known of why agents ended."""
+        with self._lock:
+            if self._open:
+                self._signal(self._lost_write)
+
     @property
     def usable(self) -> bool:
         """Whether there may be another run."""
