@@ -8,12 +8,15 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hopyard as hy
+from gang_jobs import network
+from homes import fetched, moved, stored
 from hopyard.core.runs.events import Done, Durable, Joined
-from jobs import digests, driver, gone, journal, losses, script, select, troubled, until
+from jobs import dataset, digests, driver, gone, journal, losses, script, select, troubled, until
 from kube.client import MERGE
 from kube.kubelet import missing
 from kube.lab import NAMESPACE, Lab
@@ -69,6 +72,42 @@ def test_a_selection_gives_the_same_bits(lab: Lab, tmp_path: Path, expected: lis
     assert digests(run) == expected and not losses(tmp_path / "run")
     hosts = [line.host for line in journal(tmp_path / "run") if isinstance(line, Joined)]
     assert len(set(hosts)) == 2 and len(hosts) == workers
+
+
+@LONG
+@pytest.mark.parametrize("per_pod", [1, 2])
+def test_a_gang_gives_the_same_bits(lab: Lab, tmp_path: Path, per_pod: int) -> None:
+    """Its members exchange gradients from pod to pod, or within one."""
+    how: dict[str, Any] = {"epochs": 2, "parallel": hy.AllReduce()}
+    run = hy.fit(
+        *(network, {"lr": 0.05}, dataset()),
+        engine=lab.engine(workers_per_pod=per_pod, memory="2Gi"),
+        directory=tmp_path / "run",
+        **how,
+    )
+    local = hy.fit(
+        *(network, {"lr": 0.05}, dataset()), engine=hy.Local(2, devices=None), directory=tmp_path / "local", **how
+    )
+    assert digests(run) == digests(local)
+    hosts = {line.host for line in journal(tmp_path / "run") if isinstance(line, Joined)}
+    assert len(hosts) == 2 // per_pod
+
+
+@LONG
+def test_rows_are_stored_about_once_over_four_pods(lab: Lab, tmp_path: Path) -> None:
+    data, gate = dataset(partitions=16, rows=4001), Gate(lab, trials=4)
+    how: dict[str, Any] = {"data": data, "parallel": hy.Hopper(copies=1)}
+    with lab.engine(workers=4) as engine:
+        run = select(tmp_path / "run", troubled, gate.configs, engine=engine, wait=False, **how)
+        joined(tmp_path / "run", 4)
+        with gate.open():
+            run.wait(timeout=100)
+        table = data.prepare()
+        roots = [Path(f"/proc/{lab.kubelet_of(pod).pid(pod)}/root") for pod in lab.pods()]
+        held = [fetched(root / "tmp" / ".cache", table) for root in roots]
+    assert all(held) and 1.0 <= stored(table, held) <= 1.1
+    assert moved(table, tmp_path / "run") == pytest.approx(stored(table, held))
+    assert digests(run) == digests(select(tmp_path / "inline", configs=MANY, data=data))
 
 
 DISRUPTIONS: dict[str, Callable[[Lab, str], object]] = {
