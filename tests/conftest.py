@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import os
 import re
@@ -81,6 +82,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
         if any(item.get_closest_marker(name) for name in ("long", "campaign")):
             item.add_marker("slow")
+        if item.get_closest_marker("xdist_group") is None and (group := shares(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def shares(item: pytest.Item) -> str:
+    """Return the name of what a test shares that is not to be made in each process: a session of Spark, processes that
+    have imported TensorFlow, or fixtures of its file; "" where it shares nothing."""
+    names = getattr(item, "fixturenames", ())
+    if "sessions" in names:
+        return "executors" if "executors" in names else "spark"
+    if has_fixtures(item.path):
+        return item.nodeid.partition("::")[0]
+    return "tensorflow" if item.get_closest_marker("tensorflow") else ""
+
+
+@functools.cache
+def has_fixtures(path: Path) -> bool:
+    return 'scope="module"' in path.read_text()
 
 
 @pytest.hookimpl(tryfirst=True)

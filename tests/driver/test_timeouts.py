@@ -12,7 +12,7 @@ def test_stalls_follow_each_heartbeat_and_earlier_answers_stay_as_they_were() ->
     timeouts = SlotTimers(60.0, 600.0)
     for slot in range(3):
         timeouts.start(slot)
-    now = time.monotonic()
+    now = float(int(time.monotonic()))  # so that differences are exact
 
     def beat(slot: int, seconds: float, advanced: int = 1) -> None:
         timeouts.advanced(slot, Sample(now + seconds, advanced, "train", 0.0))

@@ -231,7 +231,7 @@ def test_batch_by_batch_is_the_same_as_the_partition() -> None:
     sums = whole.train_partition(feed(3, draws=None))
     parts = [single.train(batch) for batch in feed(3, draws=None)]
     assert bits(whole) == bits(single)
-    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))  # type: ignore[misc]
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
     assert [single.evaluate(batch)["loss"][1] for batch in feed(3)] == [8, 8, 8, 4]
 
 

@@ -83,7 +83,7 @@ def test_batch_by_batch_is_the_same_as_the_partition() -> None:
     sums = whole.train_partition(rows(3))
     parts = [single.train(batch) for batch in rows(3)]
     assert bits(whole) == bits(single)
-    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))  # type: ignore[misc]
+    assert sums["loss"][0] == pytest.approx(sum(part["loss"][0] for part in parts))
 
 
 def test_a_partition_done_again_draws_the_same() -> None:

@@ -57,7 +57,10 @@ BY_HOST = {
 }
 """Workers of each host, of engines that have more than one."""
 OWN = ["subprocesses", "subprocesses, started"]
-ON_SPARK = [pytest.param(name, marks=pytest.mark.spark) for name in ("spark", "spark, one beside the driver")]
+ON_SPARK = [
+    pytest.param(name, marks=[pytest.mark.spark, pytest.mark.xdist_group("executors")])
+    for name in ("spark", "spark, one beside the driver")
+]
 
 IN_PODS = [
     pytest.param(
