@@ -213,6 +213,7 @@ def test_torch_ddp(tmp_path: Path, watch: Watch) -> None:
 
 
 @pytest.mark.jax
+@pytest.mark.long
 @needs("jax", "sklearn")
 def test_jax_data_parallel(tmp_path: Path, watch: Watch) -> None:
     first, second = example("programs/jax_data_parallel").launch(epochs=8, directory=tmp_path / "run")
@@ -234,6 +235,7 @@ def test_streaming_feed(tmp_path: Path, watch: Watch) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_streaming_feed_from_spark(tmp_path: Path, spark: Any) -> None:
     import hopyard as hy
 

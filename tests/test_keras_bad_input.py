@@ -453,7 +453,9 @@ INEXACT = {
 }
 
 
-@pytest.mark.parametrize("layer", INEXACT, ids=lambda layer: layer.__name__)
+@pytest.mark.parametrize(
+    "layer", [counting, pytest.param(drawing, marks=pytest.mark.long)], ids=lambda layer: layer.__name__
+)
 def test_a_model_that_cannot_be_exact(
     tmp_path: Path, layer: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

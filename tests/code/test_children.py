@@ -64,7 +64,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_a_child_runs_what_its_parent_runs(tmp_path: Path, start: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = subprocess.run(

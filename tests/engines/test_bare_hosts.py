@@ -109,7 +109,7 @@ LONG = pytest.mark.long
         "agent",
         pytest.param("agent, frozen", marks=LONG),
         pytest.param("supervisor", marks=LONG),
-        "host process",
+        pytest.param("host process", marks=LONG),
         pytest.param("sshd", marks=LONG),
         pytest.param("cut off", marks=LONG),
     ],

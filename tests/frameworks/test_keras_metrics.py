@@ -240,6 +240,8 @@ def summed() -> keras.Model:
 
 COUNTS = ("true positives", "false negatives")
 NETS = {"sparse": (sparse, SPARSE), "binary": (binary, BINARY), "real": (real, REAL)}
+KINDS = ["binary", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sparse", "real"))]
+"""A binary one has most kinds of metrics."""
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -390,7 +392,7 @@ def not_refused(kind: str, chosen: list[Callable[[], Any]]) -> None:
     assert sums == plain_.train_partition(feed_of(x[:32], y[:32], size=32))
 
 
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_additive_metrics_are_accepted(kind: str) -> None:
     not_refused(kind, [make for name, make in NETS[kind][1].items() if name not in COUNTS])
 

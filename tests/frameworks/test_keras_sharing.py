@@ -195,7 +195,7 @@ def test_batch_sizes_are_the_trials_own_in_a_shared_model(bench: Make) -> None:
     "other",
     [
         {"rate": 0.1},
-        {"loss": "mse"},
+        pytest.param({"loss": "mse"}, marks=pytest.mark.long),
         pytest.param({"clip": 0.01}, marks=pytest.mark.long),
         pytest.param({"units": 7}, marks=pytest.mark.long),
     ],

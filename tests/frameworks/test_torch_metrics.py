@@ -47,7 +47,7 @@ def judged(auc: AUC, total: Any) -> tuple[float, float]:
         return auc.result(total), ties
 
 
-@pytest.mark.parametrize("share", [0.0003, 0.03, 0.5])
+@pytest.mark.parametrize("share", [0.0003, pytest.param(0.03, marks=pytest.mark.long), 0.5])
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("output", ["logits", "probabilities", "two logits", "two probabilities"])
 def test_auc_is_that_of_scikit_learn(sk: Any, share: float, net: str, output: str) -> None:

@@ -170,7 +170,9 @@ INDEXED = {
 }
 
 
-@pytest.mark.parametrize("options", [FILLED, FILLED | {"key": "when", "validation": 0.3}, INDEXED])
+@pytest.mark.parametrize(
+    "options", [FILLED, pytest.param(FILLED | {"key": "when", "validation": 0.3}, marks=pytest.mark.long), INDEXED]
+)
 @pytest.mark.parametrize("holes", HOLES, ids=str)
 def test_a_transform_by_way_of_pandas(tmp_path: Path, holes: dict[str, Any], options: dict[str, Any]) -> None:
     """It gives the rows that there are without it, whichever row group comes first."""

@@ -129,7 +129,7 @@ class TestFeed:
         with pytest.raises(hy.SpecError, match=r"hy\.context\(\)"):
             hy.context()
 
-    @pytest.mark.parametrize("start", ["fork", "spawn"])
+    @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
     def test_a_data_loader_of_several_processes_is_refused(self, tmp_path: Path, start: str) -> None:
         """Each of its workers would give all rows that have come, and wait for more for ever."""
         pytest.importorskip("torch")

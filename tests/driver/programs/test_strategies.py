@@ -35,6 +35,7 @@ def test_a_strategy_does_not_split_a_data_set_again(tmp_path: Path) -> None:
     assert sum(programs.values(program, "total")) == sum(range(400))
 
 
+@pytest.mark.long
 def test_peers_are_reached_without_the_proxy(tmp_path: Path) -> None:
     """gRPC takes the proxy for its peers, too, and tries forever to reach them."""
     pytest.importorskip("tensorflow")

@@ -116,9 +116,9 @@ def tame(config: dict[str, Any]) -> Any:
     [
         (hy.Random(5), SPACE),
         (hy.Grid(), SPACE),
-        (hy.Random(5), defined),
+        pytest.param(hy.Random(5), defined, marks=pytest.mark.long),
         (hy.TPE(12, batch=3), defined),
-        (hy.TPE(12, batch=3), SPACE),
+        pytest.param(hy.TPE(12, batch=3), SPACE, marks=pytest.mark.long),
         (hy.Optuna(Meddler, 12, batch=3), SPACE),
     ],
     ids=["random", "grid", "function", "tpe-function", "tpe", "optuna"],
