@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import hopyard
 import hopyard.cli as cli
+import jobs
 from hopyard import errors
 from hopyard.core.runs.events import Interrupted, encode
 from hopyard.sim.world import World, lengths
@@ -548,3 +549,31 @@ def test_a_script_on_real_executors(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == f"{tmp_path / 'program'}: completed"
     assert (tmp_path / "program" / "rank-0").read_text() == "1 --steps 3"
+
+
+@pytest.mark.slow
+def test_a_script_that_is_started_again_goes_on(tmp_path):
+    """`--resume` is as `resume=True` in each of its calls: runs go on, programs begin anew in their directories."""
+    config = {"lr": 0.1, "at": 8, "do": "kill", "once": str(tmp_path / "once")}
+    path = jobs.script(
+        tmp_path / "train.py",
+        f"""
+run = select(Path("run"), troubled, [{config!r}, {{"lr": 0.03}}])
+print(*digests(run))
+def main(args, ctx):
+    Path(ctx.directory, f"begun {{time.time_ns()}}").touch()
+hy.launch(main, roles={{"worker": 1}}, engine=hy.Local(1), directory="program").wait()
+""",
+    )
+
+    def run(*options):
+        command = [sys.executable, "-m", "hopyard", "run", *options, path]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    assert run("--resume").returncode == -signal.SIGKILL
+    assert run().returncode == 2
+    first, second = run("--resume"), run("--resume")
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    undisturbed = jobs.select(tmp_path / "undisturbed", jobs.troubled, [config, {"lr": 0.03}])
+    assert first.stdout.split() == second.stdout.split() == jobs.digests(undisturbed)
+    assert len(list((tmp_path / "program").glob("begun *"))) == 2

@@ -24,6 +24,9 @@ def run(
         typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit."),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with runs that are in their directories, as with resume=True.")
+    ] = False,
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
@@ -38,6 +41,10 @@ def run(
         print_manifests(engine)
         return GOOD
     terminable()
+    if resume:
+        from hopyard.driver.resuming import resume_all
+
+        resume_all()
     if engine is not None:  # for runs that name no engine
         from hopyard.engines.default import choose
 

@@ -25,6 +25,7 @@ from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
 from hopyard.driver.programs.program import Program
+from hopyard.driver.resuming import resumes
 from hopyard.engines.default import chosen
 from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
@@ -142,7 +143,7 @@ def launch(
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     spec = fitted(spec, agent_engine.workers)
     with claimed(directory) as (layout, lock):
-        _prepare_directory(layout, resume)
+        _prepare_directory(layout, resumes(resume))
     with freed_on_error(lock):
         token = secrets.token_hex(16)  # with it workers accept rows
         logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
+from hopyard.driver.resuming import resumes
 from hopyard.driver.runs.changes import Changes
 from hopyard.driver.runs.keywords import KEYWORDS, RESUME, checked, rule_of
 from hopyard.driver.runs.request import RunRequest, run_spec
@@ -231,4 +232,5 @@ def _begin(arguments: dict[str, Any]) -> Run:
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
     own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel")}
-    return begin(RunRequest(inputs, run_spec(inputs, given), **own), given["resume"], given["wait"], given["trust"])
+    request = RunRequest(inputs, run_spec(inputs, given), **own)
+    return begin(request, resumes(given["resume"]), given["wait"], given["trust"])

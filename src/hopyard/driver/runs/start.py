@@ -66,7 +66,9 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     inputs = request.inputs
     check_background(wait, inputs.engine)
     if resume and request.directory is None:
-        raise SpecError("directory must be given with resume=True: it says which run goes on, got None")
+        raise SpecError(
+            "directory must be given with resume=True, or `hopyard run --resume`: it says which run goes on, got None"
+        )
     pickle = _pickled(inputs)
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
