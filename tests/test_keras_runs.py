@@ -161,6 +161,7 @@ def before(templates: Templates) -> set[str]:
     return refusals(templates)
 
 
+@pytest.mark.long
 def test_inline_gives_them_too(tmp_path: Path, one: Run) -> None:
     run = select(tmp_path / "run", zoo, FEW)
     assert digests(run) == digests(one)[: len(FEW)]

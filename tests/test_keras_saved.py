@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "torch",
-        pytest.param("tensorflow", marks=pytest.mark.long),
-        pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.long]),
-    ],
-)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", pytest.param("jax", marks=pytest.mark.jax)])
 def test_a_saved_model_is_the_whole_state(backend: str, tmp_path: Path) -> None:
     """In a process of its own: a process has one backend."""
     pytest.importorskip(backend)

@@ -38,6 +38,7 @@ def averages(args: int, ctx: Any) -> None:
     ctx.report({"cycles": args, "threads": len(os.listdir("/proc/self/task"))})
 
 
+@pytest.mark.long
 def test_a_model_may_be_freed_after_its_group_was_destroyed(tmp_path: Path) -> None:
     program = hy.launch(averages, CYCLES, directory=tmp_path / "program", roles={"worker": 2}, engine=hy.Local(2))
     try:
