@@ -28,7 +28,7 @@ pytestmark = [
 LONG = pytest.mark.long
 
 
-START = ["GET version", "GET pods", "WATCH pods", "POST jobs 1", "GET jobs 1", "POST secrets", "GET events"]
+START = ["GET version", "GET pods", "WATCH pods", "POST jobs 1", "GET jobs 1", "POST secrets"]
 LOSS = ["POST jobs 2", "PATCH secrets", "DELETE jobs 1", "DELETE jobs 2", "DELETE jobs 3"]
 
 
@@ -114,5 +114,5 @@ def test_a_driver_killed_at_any_call_after_a_loss_leaves_nothing(lab: Lab, tmp_p
         until(lambda: len(joined_now(run)) == 2 or process.poll() is not None, 90)  # noqa: B023 - called here
         with gate.open():
             assert drivers.ended(process) == (0 if kill_at is None else -signal.SIGKILL), kill_at
-    assert drivers.calls <= {*START, *LOSS}
+    assert drivers.calls - {"GET events"} <= {*START, *LOSS}  # of pods that take long, a look that changes nothing
     assert not set(LOSS) - drivers.calls
