@@ -403,7 +403,7 @@ def test_thirty_random_faults(lab: Lab, tmp_path: Path) -> None:
     rng, faults = random.Random(7), 0
     body = (
         f"{SLOW}\nengine = hy.Kubernetes(3, 'hopyard:hasty', memory='1Gi', shm='256Mi')\n"
-        f"select(Path('run'), slow, {MANY!r}, epochs=160, engine=engine, resume=True,\n"
+        f"select(Path('run'), slow, {MANY!r}, epochs=240, engine=engine, resume=True,\n"
         "       timeouts=hy.Timeouts(heartbeat_timeout=5.0))\n"
     )
     job = str(script(tmp_path / "job.py", body))
@@ -459,4 +459,4 @@ def test_thirty_random_faults(lab: Lab, tmp_path: Path) -> None:
         driver.kill()
         driver.wait()
     assert faults == 30, f"the run was over after {faults} faults"
-    assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline", configs=MANY, epochs=160))
+    assert digests(hy.load(tmp_path / "run")) == digests(select(tmp_path / "inline", configs=MANY, epochs=240))
