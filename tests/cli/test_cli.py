@@ -553,7 +553,7 @@ def test_a_script_on_real_executors(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_script_that_is_started_again_goes_on(tmp_path):
-    """`--resume` is as `resume=True` in each of its calls: runs go on, programs begin anew in their directories."""
+    """With `--resume`, runs go on, and programs are started again in their directories."""
     config = {"lr": 0.1, "at": 8, "do": "kill", "once": str(tmp_path / "once")}
     path = jobs.script(
         tmp_path / "train.py",

@@ -25,7 +25,7 @@ def run(
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with runs that are in their directories, as with resume=True.")
+        bool, typer.Option("--resume", help="Treat each select, fit and launch as called with resume=True.")
     ] = False,
     hosts: HostNames = None,
     python: HostPython = None,

@@ -1,20 +1,18 @@
-"""Whether every run and program of this process goes on with what its directory has: `hopyard run --resume`.
+"""The choice of `hopyard run --resume`, for the whole process.
 
-Owner of that choice: `resume_all` alone makes it, for the whole process.
+Owner of that choice: `resume_all` alone makes it.
 """
 
 from __future__ import annotations
 
-import threading
-
-_all = threading.Event()
+_chosen: list[bool] = []
 
 
 def resume_all() -> None:
-    """Let `select`, `fit` and `launch` do what `resume=True` says, whatever their calls say."""
-    _all.set()
+    """Treat every later `select`, `fit` and `launch` of this process as called with `resume=True`."""
+    _chosen[:] = [True]
 
 
-def resumes(asked: bool) -> bool:
-    """Return whether a run or program goes on, by its own `resume=` and the choice for all."""
-    return asked or _all.is_set()
+def resumes(resume: bool) -> bool:
+    """Return whether a run or program goes on with what its directory has: by its own `resume=`, or as all do."""
+    return resume or bool(_chosen)

@@ -67,7 +67,8 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     check_background(wait, inputs.engine)
     if resume and request.directory is None:
         raise SpecError(
-            "directory must be given with resume=True, or `hopyard run --resume`: it says which run goes on, got None"
+            "directory must be given with resume=True and under `hopyard run --resume`: the directory says what goes "
+            "on, got None"
         )
     pickle = _pickled(inputs)
     with claimed(request.directory) as (layout, lock):
