@@ -2,9 +2,10 @@
 #
 #   docker build -t registry.example/train:1 .
 #   docker build -t registry.example/train:1 --build-arg EXTRAS=tensorflow-cpu .
-#   docker build -t registry.example/train:1 --build-arg INDEX=https://download.pytorch.org/whl/cu130 .   # for GPUs
+#   docker build -t registry.example/train:1 --build-arg INDEX=https://download.pytorch.org/whl/cu130 .   # PyTorch for GPUs
 #
-# PYTHON must be the minor version of the driver's Python. Wheels for GPUs bring CUDA; a BASE of one's own needs pip.
+# PYTHON must be the minor version of the driver's Python; PyTorch's wheels for GPUs bring CUDA. A BASE of one's own needs
+# that `python` on PATH, and a `pip` that may install there. Where INDEX lacks a version, PyPI's wheel is taken.
 ARG PYTHON=3.11
 ARG BASE=python:${PYTHON}-slim
 FROM ${BASE}

@@ -91,7 +91,7 @@ def replacement(lab: Lab, directory: Path) -> tuple[float, float]:
     lab.cluster.api.answer = look  # type: ignore[method-assign]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: at)
+    until(lambda: at and known)
     lab.cluster.api.answer = answer  # type: ignore[method-assign]
     with gate.open():
         run.wait()

@@ -87,8 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def shares(item: pytest.Item) -> str:
-    """Return the name of what a test shares that is not to be made in each process: a session of Spark, processes that
-    have imported TensorFlow, or fixtures of its file; "" where it shares nothing."""
+    """Return the xdist group of a test: its session of Spark, its file if that has module fixtures, or TensorFlow; ""
+    where it shares nothing that is slow to make."""
     names = getattr(item, "fixturenames", ())
     if "sessions" in names:
         return "executors" if "executors" in names else "spark"

@@ -454,7 +454,9 @@ INEXACT = {
 
 
 @pytest.mark.parametrize(
-    "layer", [counting, pytest.param(drawing, marks=pytest.mark.long)], ids=lambda layer: layer.__name__
+    "layer",
+    [pytest.param(layer, marks=[pytest.mark.long] * (layer is drawing)) for layer in INEXACT],
+    ids=lambda layer: layer.__name__,
 )
 def test_a_model_that_cannot_be_exact(
     tmp_path: Path, layer: Callable[[], Any], caplog: pytest.LogCaptureFixture

@@ -140,7 +140,7 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
     ("at", "do"),
     [
         ("build", "child"),
-        pytest.param("first", "burn", marks=pytest.mark.long),
+        ("first", "burn"),
         pytest.param("build", "burn", marks=pytest.mark.campaign),
         pytest.param("first", "child", marks=pytest.mark.campaign),
     ],

@@ -150,7 +150,6 @@ def test_tensorflow_tells_and_takes_seed_generator_and_determinism() -> None:
 
 
 @pytest.mark.jax
-@pytest.mark.long
 def test_keras_on_another_backend_does_not_import_tensorflow() -> None:
     code = """
 import sys, keras

@@ -116,7 +116,7 @@ CASES: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-LONG = ("average", "bfloat16", "scaled", "scaled by itself", "accumulated", "tied")
+LONG = ("average", "bfloat16", "scaled by itself", "accumulated", "tied")
 FURTHER = ("amsgrad, clipped", "momentum", "mixed_bfloat16", "float64", "recurrent")
 """As "adam", "schedule", "bfloat16", "bfloat16", and "tied", which draws as well."""
 

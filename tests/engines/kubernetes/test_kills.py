@@ -114,5 +114,5 @@ def test_a_driver_killed_at_any_call_after_a_loss_leaves_nothing(lab: Lab, tmp_p
         until(lambda: len(joined_now(run)) == 2 or process.poll() is not None, 90)  # noqa: B023 - called here
         with gate.open():
             assert drivers.ended(process) == (0 if kill_at is None else -signal.SIGKILL), kill_at
-    assert drivers.calls - {"GET events"} <= {*START, *LOSS}  # of pods that take long, a look that changes nothing
+    assert drivers.calls - {"GET events"} <= {*START, *LOSS}  # made for slow pods alone, and read-only
     assert not set(LOSS) - drivers.calls

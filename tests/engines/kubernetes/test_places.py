@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hopyard.engines.kubernetes.jobs import Pods
 from hopyard.engines.kubernetes.places import AWAY_SECONDS, MOST_SECONDS, Places
+from hopyard.engines.supervisors.ticket import Ticket
 
 SET = "hopyard-0a1b2c3d"
 
@@ -182,3 +185,26 @@ def test_pods_that_end_for_another_reason_leave_hope() -> None:
     them = places(2)
     them.note_pods([failed(host(1, 0), 78, "no torch"), failed(host(1, 1), 1)], 0.0)
     assert them.hopeless(2) == ""
+
+
+def test_the_driver_is_woken_once_it_is_known_how_a_pod_ended() -> None:
+    """The loss of its agents is held back until then."""
+    woken: list[str | None] = []
+    supervisors: Any = SimpleNamespace(hosts={}, due=0, missing=0, refusals=[], wake=lambda: woken.append(why()))
+    api: Any = SimpleNamespace(server="https://cluster", namespace="lab")
+    settings: Any = SimpleNamespace(workers_per_pod=1)
+    pods = Pods(api, settings, supervisors, Ticket("10.0.0.7", 7701, "token"))
+    ended = f"{pods.name}-1-0"
+
+    def why() -> str | None:
+        return pods.explain(ended)
+
+    watcher: Any = SimpleNamespace(objects={"a": pod(ended)}, removed=list)
+    pods._checked, pods._watcher = True, watcher
+    pods._places.add(1)
+    pods._step(0.0)
+    assert not woken and why() is None
+    watcher.objects = {"a": failed(ended, 137)}
+    pods._step(1.0)
+    pods._step(2.0)
+    assert woken == [why()] and str(why()).startswith(f"its pod {ended} ended: ")

@@ -102,7 +102,7 @@ class Supervisors:
             raise
         self.port = self._listener.port
         self._lost_read, self._lost_write = os.pipe()
-        """A pipe that is readable while `lost` has something to return."""
+        """A pipe that is readable when `lost` is to be called."""
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._lost_read, self._lost_write, self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -155,7 +155,7 @@ class Supervisors:
             return jobs
 
     def watch(self) -> list[int]:
-        """Return a descriptor that is readable when `lost` has something to return."""
+        """Return a descriptor that is readable when `lost` is to be called."""
         return [self._lost_read] if self._open else []
 
     def waits(self, slot: int) -> bool:
@@ -247,7 +247,7 @@ class Supervisors:
     # ---------------------------------------------------------------- called by placements
 
     def wake(self) -> None:
-        """Let `lost` be called again: more is known of why agents ended."""
+        """Wake the driver's loop, so that it calls `lost`: a placement has learnt why agents ended."""
         with self._lock:
             if self._open:
                 self._signal(self._lost_write)
