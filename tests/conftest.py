@@ -82,11 +82,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
         if any(item.get_closest_marker(name) for name in ("long", "campaign")):
             item.add_marker("slow")
-        if item.get_closest_marker("xdist_group") is None and (group := shares(item)):
+        if item.get_closest_marker("xdist_group") is None and (group := group_of(item)):
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-def shares(item: pytest.Item) -> str:
+def group_of(item: pytest.Item) -> str:
     """Return the xdist group of a test: its session of Spark, its file if that has module fixtures, or TensorFlow; ""
     where it shares nothing that is slow to make."""
     names = getattr(item, "fixturenames", ())

@@ -19,6 +19,7 @@ from jobs import until
 from kube.kubelet import missing
 from kube.lab import Lab
 from kube.node.sandbox import SYSTEM_PATH
+from pages import blocks
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -68,7 +69,7 @@ def install(python: Path, base: Path) -> None:
                 pass
             case "ARG":
                 key, _, value = rest.partition("=")
-                # The index of this machine takes the place of one for processors.
+                # The index of wheels for processors may be out of reach.
                 arguments.setdefault(
                     key, "https://pypi.org/simple" if key == "INDEX" else Template(value).safe_substitute()
                 )
@@ -97,9 +98,8 @@ def install(python: Path, base: Path) -> None:
 @pytest.mark.xdist_group("kubernetes")
 def test_what_it_installs_runs_the_first_program_in_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_unshare("--mount")
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found
-    code = found[1].replace("hy.Local(workers=2)", 'hy.Kubernetes(workers=2, image="train:1", memory="2Gi")')
+    code = next(block.code for block in blocks(ROOT / "README.md") if block.language == "python")
+    code = code.replace("hy.Local(workers=2)", 'hy.Kubernetes(workers=2, image="train:1", memory="2Gi")')
     check = "import os; assert 'image' in hy.__file__ or not os.uname().nodename.startswith('hopyard-')"
     code = code.replace("def recipe(config):", f"def recipe(config):\n    {check}\n   ")
     assert "hy.Kubernetes(" in code and check in code

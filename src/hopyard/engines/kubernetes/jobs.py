@@ -80,7 +80,7 @@ class Pods(Placement):
         self._began = self._refused_at = 0.0
         """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
-        """Whether the cluster is known to be new enough. No Job is created before."""
+        """Whether the version of the cluster has been checked. No Job is created before that."""
         self._inquired_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
         """Name of a pod or Job, "", WATCH or EVENTS for the API server → why nothing comes of it, and since when."""
@@ -89,9 +89,9 @@ class Pods(Placement):
         self._turn = 0
         """How many Jobs without pods have been looked at."""
         self._undeleted = False
-        """Whether Jobs may remain in the cluster, without a warning so far."""
+        """Whether Jobs may remain in the cluster, of which `close` warns."""
         self._queued = False
-        """Whether a Job is suspended, as in a queue of Kueue."""
+        """Whether a Job is suspended, for example queued by Kueue."""
         self._events: dict[str, str] = {}
         """Name of a pod that does not start → what its events say."""
         self._warned: set[str] = set()
