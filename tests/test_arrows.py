@@ -30,7 +30,7 @@ LEVELS = [
     {"cli"},
 ]
 INSIDE = {
-    "core": [{"facts", "liveness"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
+    "core": [{"keyed"}, {"facts", "liveness", "contention"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
     "data": [
         {"manifest", "assignment", "columns"},
         {"npy", "options", "keywords"},

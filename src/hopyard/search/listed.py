@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopyard.checks import sequence, whole
-from hopyard.core.runs.order import fraction
+from hopyard.core.keyed import fraction
 from hopyard.errors import SpecError
 from hopyard.search.define import Defined, Searched, searched
 from hopyard.space import parameter_name, plain

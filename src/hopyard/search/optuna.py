@@ -15,7 +15,7 @@ from math import isfinite, nextafter
 from typing import Any, cast
 
 from hopyard.checks import whole
-from hopyard.core.runs.order import keyed
+from hopyard.core.keyed import keyed
 from hopyard.errors import SpecError, UsageError
 from hopyard.ports.searches import Observation, Proposal
 from hopyard.search.bridge import (

@@ -1,25 +1,13 @@
 """Which trial visits which partition when, and with which seed: pure functions of (seed, trial, epoch, partition).
 
-Nothing here knows about workers, so nothing that follows from it can depend on them. Randomness is a keyed hash
-(BLAKE2b) of the seed and of what it is for; there is no generator to share, advance or reseed.
+Nothing here knows about workers, so nothing that follows from it can depend on them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 
-
-def keyed(seed: int, purpose: str, *parts: int | str) -> int:
-    """Return a 63-bit number that depends on every argument and on nothing else. Its encoding must never change, as
-    results would change with it."""
-    text = "/".join([str(seed), purpose, *map(str, parts)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"hopyard").digest(), "big") >> 1
-
-
-def fraction(seed: int, purpose: str, *parts: int | str) -> float:
-    """Return a number in [0, 1), 53 bits of `keyed`."""
-    return (keyed(seed, purpose, *parts) >> 10) / (1 << 53)
+from hopyard.core.keyed import keyed
 
 
 def build_seed(seed: int, trial: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hopyard.core.runs.order import keyed
+from hopyard.core.keyed import keyed
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lift_array, lower_array
 from hopyard.ports.states import Leaf
