@@ -50,9 +50,14 @@ def verb(work: Callable[P, int | None]) -> Callable[P, None]:
     return guarded
 
 
-def require_script(script: Path, name: str) -> None:
-    """Raise UsageError unless there is such a script. `name`: of the verb, for the message."""
-    if script.is_file():
+IN_IMAGE = "image:"
+"""Before the path of a script that is in the image of the pods."""
+
+
+def require_script(script: Path, name: str, in_cluster: bool = False) -> None:
+    """Raise UsageError unless there is such a script. `name`: of the verb, for the message. With `in_cluster` it may be
+    in the image."""
+    if script.is_file() or (in_cluster and str(script).startswith(IN_IMAGE)):
         return
     if str(script).startswith("-"):
         raise UsageError(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hopyard.checks import without_scheme
-from hopyard.cli.common import AsJson, RunName, as_text, columns, echo, say, verb
+from hopyard.cli.cluster import DriverName, forward, print_output
+from hopyard.cli.common import GOOD, AsJson, RunName, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 def list_runs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the runs.")] = Path("runs"),
     as_json: AsJson = False,
-) -> None:
+    driver: DriverName = None,
+) -> int:
     """List runs."""
     from hopyard.store.layout import Layout
+
+    if driver is not None:
+        return forward(driver, "ls", str(directory), *(["--json"] if as_json else []))
 
     directory = Path(without_scheme(str(directory)))
     if not directory.is_dir():
@@ -39,10 +44,10 @@ def list_runs(
     rows = [_row(layout) for layout in layouts]
     if as_json:
         echo(as_text(rows))
-        return
+        return GOOD
     if not rows:
         echo(f"no runs in {directory}")
-        return
+        return GOOD
     from hopyard.views import words
 
     head = ["name", "status", "trials", "epochs", "best", "started", "duration"]
@@ -56,6 +61,7 @@ def list_runs(
         )
         lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, duration])
     columns(lines)
+    return GOOD
 
 
 def _exists(layout: Layout) -> bool:
@@ -113,8 +119,10 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 
 
 @verb
-def show(run: RunName, as_json: AsJson = False) -> None:
+def show(run: RunName, as_json: AsJson = False, driver: DriverName = None) -> int:
     """Show the report of a run: its best trial, all trials, how workers spent their time."""
+    if driver is not None:
+        return forward(driver, "show", run, *(["--json"] if as_json else []))
     from hopyard.core.runs.events import CODEC
     from hopyard.data.manifest import sizes_in
     from hopyard.store.journal import read
@@ -125,7 +133,7 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     layout = find(run, programs=True)
     if not layout.exists:
         _show_program(layout, as_json)
-        return
+        return GOOD
     machine = _fold(layout)
     status = standing(layout, machine.status)
     about = _about(layout)
@@ -134,10 +142,11 @@ def show(run: RunName, as_json: AsJson = False) -> None:
     if as_json:
         state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status, sizes)}
         echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
-        return
+        return GOOD
     echo(report(read(layout.journal, CODEC), machine, about, status, sizes), nl=False)
     if layout.gantt.exists():
         echo(f"Chart: {layout.shown}/{layout.gantt.name}")
+    return GOOD
 
 
 def _about(layout: Layout) -> dict[str, Any]:
@@ -164,14 +173,25 @@ def _show_program(layout: Layout, as_json: bool) -> None:
 
 @verb
 def logs(
-    run: RunName,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A run's directory, or its name under runs/. With --driver it may be left out."
+        ),
+    ] = None,
     slot: Annotated[int | None, typer.Option(help="Show only the log of this slot.")] = None,
     tail: Annotated[
         int | None, typer.Option(min=0, metavar="LINES", help="Show only so many last lines of each log.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until the run ends.")] = False,
-) -> None:
-    """Show what the workers printed, and the tracebacks of trials that failed there."""
+    driver: DriverName = None,
+) -> int:
+    """Show what the workers printed, and the tracebacks of trials that failed there; with --driver alone, what that
+    driver printed."""
+    if driver is not None:
+        return _logs_of(driver, run, slot, tail, follow)
+    if run is None:
+        raise UsageError("RUN is missing: a run's directory, or its name under runs/; or --driver NAME")
     from hopyard.driver.logs import LogStream
     from hopyard.store.layout import find
     from hopyard.store.standing import held
@@ -195,6 +215,19 @@ def logs(
         time.sleep(0.3)
     if not any(path.stat().st_size for path in paths if path.exists()):
         say(f"{layout.root}: no worker has printed anything{'' if paths else ' (an inline run has no logs)'}")
+    return GOOD
+
+
+def _logs_of(driver: str, run: str | None, slot: int | None, tail: int | None, follow: bool) -> int:
+    """Show the logs of a run that a driver in the cluster has, or what that driver itself printed."""
+    if run is None:
+        if slot is not None:
+            raise UsageError("--slot is for the workers of a RUN, which is missing")
+        print_output(driver, follow, tail)
+        return GOOD
+    options = {"--slot": slot, "--tail": tail}
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return forward(driver, "logs", run, *words, *(["--follow"] if follow else []))
 
 
 def _tail(path: Path, lines: int) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hopyard.cli import engines
+from hopyard.cli.cluster import DriverPod, InCluster, asked, submit
 from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, verb
 from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage
 from hopyard.errors import UsageError
@@ -20,6 +21,7 @@ from hopyard.text import shell_command, shown
 
 @verb
 def launch(
+    context: typer.Context,
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Any script: each task of the program runs it.")],
     roles: Annotated[
         str,
@@ -47,19 +49,29 @@ def launch(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
     tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the checkpoints of the program that the directory has.")
+    ] = False,
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
     kubernetes: PodImage = None,
     pod: PodFile = None,
+    in_cluster: InCluster = False,
+    driver_pod: DriverPod = None,
     dry_run: DryRun = False,
 ) -> int:
     """Run a script as a distributed program, each task in a process of its own."""
-    require_script(script, "launch")
+    require_script(script, "launch", in_cluster)
     tasks = roles_of(roles, gpus)
     elsewhere = engines.engine_of(hosts, python, ssh, kubernetes, pod, workers=_tasks(tasks))
     if elsewhere is not None and (engine != "local" or master is not None):
         raise UsageError("--hosts and --kubernetes say where the tasks run; leave --engine and --master out")
+    if asked(in_cluster, driver_pod):
+        submit(context, elsewhere, driver_pod, dry_run)
+        return GOOD
+    if resume and directory is None:
+        raise UsageError("--resume goes with --directory DIR, which has the checkpoints")
     if dry_run:
         engines.print_manifests(elsewhere)
         return GOOD
@@ -80,6 +92,7 @@ def launch(
             tensorboard=tensorboard,
             tensorflow1=tensorflow1,
             directory=directory,
+            resume=resume,
         ) as program,
     ):
         say(f"{program.directory}: what it prints is shown by `{shell_command('logs', program.directory, ' -f')}`")

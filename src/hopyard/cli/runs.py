@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from hopyard.cli.cluster import DriverPod, InCluster, asked, submit
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
 from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage, engine_of, print_manifests
 from hopyard.errors import HopyardError, UsageError
@@ -19,6 +20,7 @@ from hopyard.errors import HopyardError, UsageError
 
 @verb
 def run(
+    context: typer.Context,
     script: Annotated[
         Path,
         typer.Argument(metavar="SCRIPT", help="A script that calls hy.select or hy.fit."),
@@ -32,11 +34,16 @@ def run(
     ssh: HostSsh = "ssh",
     kubernetes: PodImage = None,
     pod: PodFile = None,
+    in_cluster: InCluster = False,
+    driver_pod: DriverPod = None,
     dry_run: DryRun = False,
 ) -> int:
     """Run a script; the exit code says how its runs ended."""
-    require_script(script, "run")
+    require_script(script, "run", in_cluster)
     engine = engine_of(hosts, python, ssh, kubernetes, pod)
+    if asked(in_cluster, driver_pod):
+        submit(context, engine, driver_pod, dry_run)
+        return GOOD
     if dry_run:
         print_manifests(engine)
         return GOOD

@@ -15,6 +15,7 @@ from hopyard.checks import scalar, seconds, whole
 from hopyard.engines.environment import refuse_missing, worker_environment
 from hopyard.engines.kubernetes import manifests
 from hopyard.engines.kubernetes.api import Api
+from hopyard.engines.kubernetes.driver_pod import own_pod
 from hopyard.engines.kubernetes.jobs import Pods
 from hopyard.engines.kubernetes.manifests import pod_settings
 from hopyard.engines.supervised import SupervisedAgents, Warm
@@ -172,9 +173,11 @@ class Kubernetes(Startable):
             ResourceError: a port is taken.
         """
         refuse_missing(self.env, "Kubernetes")
-        api, settings = self.api, self.settings
+        api, settings, own = self.api, self.settings, own_pod()
+        if own is not None and own.namespace != api.namespace:  # an owner must be in the namespace of what it owns
+            own = None
 
         def place(supervisors: Supervisors, ticket: Ticket) -> Pods:
-            return Pods(api, settings, supervisors, ticket)
+            return Pods(api, settings, supervisors, ticket, own)
 
         return SupervisedAgents(self, launch, place, standby=self._standby, task_name="pod")

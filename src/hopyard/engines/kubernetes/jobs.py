@@ -19,6 +19,7 @@ from typing import Any
 
 from hopyard.engines.kubernetes import manifests, reasons
 from hopyard.engines.kubernetes.api import Api, ApiError
+from hopyard.engines.kubernetes.driver_pod import OwnPod
 from hopyard.engines.kubernetes.manifests import PodSettings
 from hopyard.engines.kubernetes.places import Places
 from hopyard.engines.kubernetes.reasons import PodEnd
@@ -64,9 +65,13 @@ class Pods(Placement):
         settings: what a pod is.
         supervisors: those that the pods have.
         ticket: of these.
+        own_pod: the pod that this process is in, which will own the Jobs; None: it is in none of this namespace.
     """
 
-    def __init__(self, api: Api, settings: PodSettings, supervisors: Supervisors, ticket: Ticket) -> None:
+    def __init__(
+        self, api: Api, settings: PodSettings, supervisors: Supervisors, ticket: Ticket, own_pod: OwnPod | None = None
+    ) -> None:
+        self._own_pod = own_pod
         self._api, self._settings, self.supervisors = api, settings, supervisors
         self.name = f"hopyard-{secrets.token_hex(4)}"
         self._ticket, self._address = line_of(ticket), joined(ticket.host, ticket.port)
@@ -154,6 +159,7 @@ class Pods(Placement):
     def _run(self) -> None:
         """Keep pods up until `close`, then delete their Jobs."""
         try:
+            self._remove_leftovers()
             self._watcher = Watcher(self._api, "pods", labels=f"{manifests.PLACES}={self.name}", changed=self._wake)
             self._keep_up()
         except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
@@ -163,6 +169,16 @@ class Pods(Placement):
             if self._watcher is not None:
                 self._watcher.close()
             self._delete()
+
+    def _remove_leftovers(self) -> None:
+        """Delete the Jobs of a pod that was this driver before: while its pods wait, they may take the room of ours."""
+        own = self._own_pod
+        if own is None or not own.driver:
+            return
+        with contextlib.suppress(ApiError):  # they end by themselves, once they have run
+            for job in self._api.list("jobs", labels=f"{manifests.DRIVER}={own.driver},{manifests.PLACES}")["items"]:
+                if own.uid not in [owner["uid"] for owner in job["metadata"].get("ownerReferences", ())]:
+                    self._api.delete("jobs", job["metadata"]["name"])
 
     def _keep_up(self) -> None:
         """Look again whenever something has changed, and after errors of the API server ever later."""
@@ -226,9 +242,14 @@ class Pods(Placement):
 
     def _ask(self, pods: int) -> None:
         """Ask for a Job of so many pods. Where the answer to an earlier try was lost, the Job of that try counts."""
-        number = self._places.next_job
+        number, own = self._places.next_job, self._own_pod
+        manifest = manifests.job(
+            *(self._settings, self.name, number, pods),
+            driver=own.driver if own is not None else "",
+            driver_pod=own.reference if own is not None else None,
+        )
         try:
-            job = self._api.create("jobs", manifests.job(self._settings, self.name, number, pods))
+            job = self._api.create("jobs", manifest)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise

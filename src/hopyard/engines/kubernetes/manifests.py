@@ -20,7 +20,8 @@ from hopyard.text import shown
 
 CONTAINER = "hopyard"
 MANAGED_BY, PLACES, QUEUE = "app.kubernetes.io/managed-by", "hopyard.dev/places", "kueue.x-k8s.io/queue-name"
-"""Labels."""
+DRIVER = "hopyard.dev/driver"
+"""Labels; the last: the Job of a driver that is in a pod itself, on all that belongs to it."""
 TICKET_FOLDER = "/run/hopyard/ticket"
 USER = 65532
 """User and group of the processes in pods, the "nonroot" of distroless images. `pod=` may set others."""
@@ -46,13 +47,14 @@ _KEYS = {
 }
 """List of a PodSpec → the field by which its items are merged (`patchMergeKey` of the API's reference). Others are
 replaced; of these, tolerations for example, none is ours."""
-_OURS = re.compile(
+OURS = (
     r"restartPolicy|hostname|volumes\[hopyard-[^]]*\]"
     r"|containers\[hopyard\]\.(image|command|args|terminationMessage(Path|Policy)"
     r"|resources\.(requests|limits)\.(cpu|memory|nvidia\.com/gpu)"
     r"|env\[HOPYARD_[^]]*\]|volumeMounts\[(/run/hopyard(/[^]]*)?|/dev/shm)/?\])"
 )
-"""Paths that `pod=` cannot change."""
+"""Pattern of the paths that `pod=` cannot change."""
+_OURS = re.compile(OURS)
 _AMOUNTS = re.compile(r"containers\[hopyard\]\.resources(\.(requests|limits))?")
 """Paths that `pod=` can extend, and not remove."""
 _REFUSED = {
@@ -60,7 +62,7 @@ _REFUSED = {
     "setHostnameAsFQDN": "a pod is known by its short host name",
 }
 """Field of a PodSpec → why it is refused."""
-_OUR_METADATA = re.compile(r"labels\.(app\.kubernetes\.io/managed-by|hopyard\.dev/.*)")
+OUR_METADATA = re.compile(r"labels\.(app\.kubernetes\.io/managed-by|hopyard\.dev/.*)")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(|[kMGTPE]|[KMGTPE]i)")
 _POWERS = {"": 1, "k": 10**3, **{letter: 1000**n for n, letter in enumerate("MGTPE", 2)}} | {
     f"{letter}i": 1024**n for n, letter in enumerate("KMGTPE", 1)
@@ -168,15 +170,33 @@ def dns_name(name: str, value: Any, dots: bool = False) -> str:
     )
 
 
-def job(settings: PodSettings, places: str, number: int, pods: int) -> dict[str, Any]:
-    """Return the Job of this number, from 1, of a set of places. None of its pods is ever replaced."""
-    labels = {MANAGED_BY: "hopyard", PLACES: places}
+def job(
+    settings: PodSettings,
+    places: str,
+    number: int,
+    pods: int,
+    *,
+    driver: str = "",
+    driver_pod: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the Job of this number, from 1, of a set of places. None of its pods is ever replaced.
+
+    Args:
+        settings: of its pods.
+        places: name of the set.
+        number: of the Job.
+        pods: how many it has.
+        driver: name of the driver's Job, where the driver is in a pod too.
+        driver_pod: reference to that pod, which becomes the owner of the Job.
+    """
     queue = {QUEUE: settings.queue} if settings.queue else {}
     metadata, spec, _ = _template(settings, places)
+    metadata["labels"] |= {DRIVER: driver} if driver else {}
+    owners = {"ownerReferences": [dict(driver_pod)]} if driver_pod else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": f"{places}-{number}", **metadata, "labels": metadata["labels"] | labels | queue},
+        "metadata": {"name": f"{places}-{number}", **metadata, "labels": metadata["labels"] | queue, **owners},
         "spec": {
             "completionMode": "Indexed",
             "completions": pods,
@@ -234,7 +254,7 @@ def merged(
 
 def _template(settings: PodSettings, places: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return metadata and PodSpec of pods, and the paths of `pod=` without effect."""
-    metadata, lost = merged({"labels": {MANAGED_BY: "hopyard", PLACES: places}}, settings.metadata, _OUR_METADATA)
+    metadata, lost = merged({"labels": {MANAGED_BY: "hopyard", PLACES: places}}, settings.metadata, OUR_METADATA)
     spec, more = merged(_spec(settings, places), settings.spec)
     return metadata, spec, (*(f"metadata.{path}" for path in lost), *more)
 
@@ -255,7 +275,7 @@ def _spec(settings: PodSettings, places: str) -> dict[str, Any]:
             {"name": "HOPYARD_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
         "resources": {"requests": dict(amounts), "limits": dict(amounts)},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # of an image without Hopyard, what Python says
         "volumeMounts": [
             {"name": "hopyard-ticket", "mountPath": TICKET_FOLDER, "readOnly": True},
@@ -268,13 +288,7 @@ def _spec(settings: PodSettings, places: str) -> dict[str, Any]:
         "containers": [container],
         "enableServiceLinks": False,
         "restartPolicy": "Never",
-        "securityContext": {
-            "fsGroup": USER,
-            "runAsGroup": USER,
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "volumes": [
             # the first Job is there before its Secret is
@@ -283,6 +297,20 @@ def _spec(settings: PodSettings, places: str) -> dict[str, Any]:
             {"name": "hopyard-tmp", "emptyDir": {}},
         ],
     }
+
+
+def pod_security() -> dict[str, Any]:
+    """Return the security context of pods."""
+    profile = {"type": "RuntimeDefault"}
+    return {
+        **{"fsGroup": USER, "runAsGroup": USER, "runAsNonRoot": True, "runAsUser": USER},
+        "seccompProfile": profile,
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """Return the security context of the container of a pod."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _mapping(
