@@ -87,6 +87,7 @@ class Kubelet:
             images=images,
             delays=delays,
             group_kill=group_kill,
+            server=url,
         )
         self._node.logs.mkdir(parents=True, exist_ok=True)
         self._number = self._network.node()
@@ -133,6 +134,10 @@ class Kubelet:
         """Return the names of the pods whose containers run, in order."""
         with self._lock:
             return sorted(pod.name for pod in self._pods.values() if pod.sandbox and not pod.over.is_set())
+
+    def execute(self, pod: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start another command in the container of a pod."""
+        return self._sandbox(pod).execute(command)
 
     def link(self, pod: str, up: bool) -> None:
         """Cut a pod off from the network, or join it again."""

@@ -20,11 +20,16 @@ MANAGED = f"labelSelector={MANAGED_BY}%3Dhopyard"
 QUICK = Delays(mount=0.1, image=0.2, config=0.1, content=0.1, longest=0.5)
 
 
+def manifests(kind: str) -> list[Object]:
+    """Return the manifests of the block of the page on Kubernetes that has one of this kind."""
+    blocks = [block.split("```")[0] for block in PAGE.read_text().split("```yaml\n")[1:]]
+    text = next(block for block in blocks if f"kind: {kind}\n" in block)
+    return list(yaml.safe_load_all(text))
+
+
 def role() -> Object:
-    """Return the Role that the page on Kubernetes shows."""
-    text = next(block for block in PAGE.read_text().split("```yaml\n")[1:] if "kind: Role\n" in block)
-    found: Object = yaml.safe_load(text.split("```")[0])
-    return found
+    """Return the Role that the page shows."""
+    return manifests("Role")[0]
 
 
 class Lab:
@@ -62,6 +67,7 @@ class Lab:
             self.cluster = self._stack.enter_context(
                 Cluster(self._folder, self.network.gateway, **{"bookmarks": 1.0} | self._cluster)
             )
+            self.cluster.execute = lambda pod, command: self.kubelet_of(pod).execute(pod, command)
             self.admin: Client = self.cluster.client()
             self._admit()
             self.config = self.cluster.kubeconfig(self._folder / "kubeconfig", USER, NAMESPACE)
@@ -107,7 +113,7 @@ class Lab:
         """Return what of Hopyard's is still there."""
         return [
             f"{resource} {each['metadata']['name']}"
-            for resource in ("jobs", "pods", "secrets")
+            for resource in ("jobs", "pods", "secrets", "configmaps")
             for each in self.objects(resource)
         ]
 
@@ -115,8 +121,17 @@ class Lab:
         """Make the namespace, and give the driver's user its Role."""
         labels = {"pod-security.kubernetes.io/enforce": self._level}
         self.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+        authority = {"ca.crt": self.cluster.ca.read_text()}
+        root = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+        self.admin.post(root, {"metadata": {"name": "kube-root-ca.crt"}, "data": authority})
         rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
         self.admin.post(f"{rbac}/roles", role())
+        account, binding_of_account, claim = manifests("ServiceAccount")
+        binding_of_account["subjects"][0]["namespace"] = NAMESPACE
+        core = f"/api/v1/namespaces/{NAMESPACE}"
+        self.admin.post(f"{core}/serviceaccounts", account)
+        self.admin.post(f"{core}/persistentvolumeclaims", claim)
+        self.admin.post(f"{rbac}/rolebindings", binding_of_account)
         binding = {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -30,6 +31,8 @@ from kube.control.store import Object, Store
 from kube.faults import Faults
 
 Hook = Callable[[Literal["before", "after"], Request], None]
+Execute = Callable[[str, Sequence[str]], "subprocess.Popen[bytes]"]
+"""(pod, command) → its process, with pipes for standard output and error."""
 
 
 class Cluster:
@@ -50,6 +53,7 @@ class Cluster:
         on_request: called with "before" or "after" (all was done, nothing is answered) and each request, in the
             thread of its connection. It may wait, raise `Cut` to end the connection, or `Refused` to answer so.
         requests: (method, path with query) of all requests, oldest first.
+        execute: runs a command in a pod, for its subresource exec; without it there is none.
         failures: of this class itself; `stop` raises the first.
     """
 
@@ -69,9 +73,10 @@ class Cluster:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._context, self.ca = server_context(folder, address)
         self.store = Store(speed)
-        self.api = Api(self.store, self.logs, version, bookmarks)
+        self.api = Api(self.store, self.logs, version, bookmarks, self.token)
         self.faults = Faults()
         self.on_request: Hook | None = None
+        self.execute: Execute | None = None
         self.requests: list[tuple[str, str]] = []
         self.failures: list[Exception] = []
         self._jobs = Jobs(self.store, self._create_pod, backoff)

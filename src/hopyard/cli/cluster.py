@@ -149,12 +149,13 @@ def forward(driver: str, *words: str) -> int:
         ResourceError: the pod does not run.
     """
     place, name = _named(driver)
-    if not any(pod["status"].get("phase") == "Running" for pod in _pods(place, name)):
+    running = [pod["metadata"]["name"] for pod in _pods(place, name) if pod["status"].get("phase") == "Running"]
+    if not running:
         raise ResourceError(
             f"the pod of the driver {driver} does not run: its runs are on its claim, and `hopyard logs --driver "
             f"{driver}` shows what it has printed"
         )
-    return _stream("exec", *place, f"job/{name}", "--", "python", "-P", "-m", "hopyard", *words)
+    return _stream("exec", *place, running[-1], "--", "python", "-P", "-m", "hopyard", *words)
 
 
 def print_output(driver: str, follow: bool, tail: int | None) -> None:

@@ -8,6 +8,8 @@ from kube.api.errors import Refused, forbidden
 from kube.control.store import Object, Store
 
 ADMIN = "admin"
+ACCOUNT = "system:serviceaccount:"
+"""Before namespace and name of a service account, separated by a colon, the user that its pods are."""
 NODE = "system:node:"
 """Before the name of the node, the user that its kubelet is."""
 
@@ -49,7 +51,7 @@ def allowed(store: Store, user: str, deed: Deed) -> str | None:
     if deed.namespace:
         bindings += [(one, deed.namespace) for one in store.objects("rolebindings", deed.namespace)]
     for binding, namespace in bindings:
-        if not any(one["kind"] == "User" and one["name"] == user for one in binding.get("subjects") or []):
+        if user not in map(_user_of, binding.get("subjects") or []):
             continue
         reference = binding["roleRef"]
         if reference["kind"] == "ClusterRole":
@@ -61,6 +63,12 @@ def allowed(store: Store, user: str, deed: Deed) -> str | None:
             kind, role_kind = binding["kind"], reference["kind"]
             return f'RBAC: allowed by {kind} "{name}" of {role_kind} "{reference["name"]}" to User "{user}"'
     return None
+
+
+def _user_of(subject: Object) -> str:
+    """Return the user that a subject of a binding means."""
+    account = subject["kind"] == "ServiceAccount"
+    return f"{ACCOUNT}{subject['namespace']}:{subject['name']}" if account else str(subject["name"])
 
 
 def _covers(rule: Object, deed: Deed) -> bool:

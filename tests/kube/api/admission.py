@@ -28,6 +28,10 @@ def admit(store: Store, obj: Object) -> None:
         if labels.get("pod-security.kubernetes.io/enforce") == "restricted" and (faults := violations(obj["spec"])):
             why = f'violates PodSecurity "restricted:latest": {", ".join(faults)}'
             raise forbidden("pods", "", meta["name"], why)
+    account = obj["spec"]["serviceAccountName"] if obj["kind"] == "Pod" else "default"
+    if account != "default" and store.get("serviceaccounts", meta["namespace"], account) is None:
+        where = f"error looking up service account {meta['namespace']}/{account}"
+        raise forbidden("pods", "", meta["name"], f'{where}: serviceaccount "{account}" not found')
     if "namespace" in meta:
         for quota in store.objects("resourcequotas", meta["namespace"]):
             _charge(store, quota, obj)

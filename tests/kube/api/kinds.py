@@ -291,9 +291,15 @@ def _role_binding(binding: Object) -> Causes:
     if binding.get("roleRef", {}).get("kind") not in ("Role", "ClusterRole"):
         causes.append(("roleRef.kind", 'Unsupported value: supported values: "Role", "ClusterRole"'))
     for subject in binding.get("subjects") or []:
-        if subject.get("kind") != "User":
+        if subject.get("kind") not in ("User", "ServiceAccount"):
             raise unknown(f"a subject of kind {subject.get('kind')}")
     return causes
+
+
+def _claim(claim: Object) -> Causes:
+    """It is bound at once: each node has its folder."""
+    claim["status"] = {"phase": "Bound", "accessModes": claim["spec"].get("accessModes", [])}
+    return _generated_name(claim)
 
 
 def _generated_name(obj: Object) -> Causes:
@@ -310,6 +316,8 @@ PREPARE: dict[str, Callable[[Object], Causes]] = {
     "ClusterRoleBinding": _role_binding,
     "Secret": _secret,
     "ConfigMap": _generated_name,
+    "ServiceAccount": _generated_name,
+    "PersistentVolumeClaim": _claim,
 }
 UPDATE: dict[str, Callable[[Object, Object], Causes]] = {
     "Job": _job_update,

@@ -37,10 +37,17 @@ RESOURCES = (
     Resource("", "namespaces", "Namespace", namespaced=False, short=("ns",), selectable=("status.phase",)),
     Resource("", "nodes", "Node", namespaced=False, short=("no",), subresources=("status",)),
     Resource(
-        "", "pods", "Pod", short=("po",), subresources=("status", "log", "eviction"), selectable=(*PODS, "status.podIP")
+        "",
+        "pods",
+        "Pod",
+        short=("po",),
+        subresources=("status", "log", "eviction", "exec"),
+        selectable=(*PODS, "status.podIP"),
     ),
     Resource("", "secrets", "Secret", selectable=("type",)),
     Resource("", "configmaps", "ConfigMap", short=("cm",)),
+    Resource("", "serviceaccounts", "ServiceAccount", short=("sa",), subresources=("token",)),
+    Resource("", "persistentvolumeclaims", "PersistentVolumeClaim", short=("pvc",)),
     Resource(
         "",
         "events",

@@ -7,12 +7,12 @@ import binascii
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kube.api.access import Deed, check, review
+from kube.api.access import ACCOUNT, Deed, check, review
 from kube.api.errors import Refused, bad_request, conflict, expired, not_found, unknown
 from kube.api.fields import check_fields
 from kube.api.objects import create, merged, update
@@ -73,9 +73,11 @@ class Api:
         logs: the folder of pods' output, `<namespace>_<pod>.log`.
         version: of Kubernetes, that it says it is.
         bookmarks: seconds from one bookmark of a watch to the next.
+        token: user → their token.
     """
 
-    def __init__(self, store: Store, logs: Path, version: str, bookmarks: float) -> None:
+    def __init__(self, store: Store, logs: Path, version: str, bookmarks: float, token: Callable[[str], str]) -> None:
+        self._token = token
         self._store, self._logs, self._version, self._bookmarks = store, logs, version, bookmarks
 
     def answer(self, request: Request) -> Answer:
@@ -140,6 +142,8 @@ class Api:
         old = self._store.get(resource.plural, place, name)
         if old is None:
             raise not_found(resource.plural, resource.group, name)
+        if verb == "create" and sub == "token":
+            return Answer(201, {"status": {"token": self._token(f"{ACCOUNT}{place}:{name}")}})
         if verb == "create" and sub == "eviction":
             return self._evict(old, request.body, dry_run)
         if verb == "get":

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kube.api.access import ADMIN, NODE, unauthorized
 from kube.api.errors import Cut, Refused, bad_request, forbidden
+from kube.api.execution import stream
 from kube.api.routes import Answer, Request
 from kube.faults import Fault
 
@@ -92,6 +93,9 @@ class Handler(BaseHTTPRequestHandler):
             request = self._request()
             if cluster.is_lost(request.user):
                 raise Cut
+            if request.path.endswith("/exec"):
+                self._execute(request)
+                return
             self._write(self._answer(request), request)
         except Refused as refusal:
             headers = {}
@@ -124,6 +128,20 @@ class Handler(BaseHTTPRequestHandler):
             hook("after", request)
         return answer
 
+    def _execute(self, request: Request) -> None:
+        """Run a command in a pod, for whoever may."""
+        self._answer(Request("GET", request.path, {}, {}, "", request.user))  # raises for whoever may not
+        words = parse_qs(urlsplit(self.path).query).get("command", [])
+        execute = self.server.cluster.execute
+        if execute is None or self.headers.get("Upgrade", "").lower() != "websocket":
+            raise bad_request("this cluster runs no commands in pods, or by WebSocket alone")
+        pod = request.path.split("/")[-2]
+        try:
+            process = execute(pod, words)
+        except (KeyError, StopIteration):
+            raise bad_request(f"cannot exec into a container of pod {pod}, which does not run") from None
+        stream(self, process)
+
     def _meet(self, fault: Fault, request: Request) -> Answer:
         """Do to a request what a fault says."""
         is_watch = "watch" in request.query
@@ -147,7 +165,8 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
-        user = self.server.cluster.user_of(self.headers.get("Authorization", "").removeprefix("Bearer "))
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        user = self.server.cluster.user_of(token) if scheme.lower() == "bearer" else None
         if user is None and url.path not in OPEN:
             raise unauthorized()
         other = self.headers.get("Impersonate-User")

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kube.node.client import Object
 from kube.node.identities import ConfigError, identity
@@ -22,14 +23,16 @@ class StartError(Exception):
     """The command of a container is not there: the container ends at once, with code 128."""
 
 
-def container(pod: Object, node: str, image: Image, volumes: Volumes, fetch: Fetch, address: str) -> Container:
+def container(
+    pod: Object, node: str, image: Image, volumes: Volumes, fetch: Fetch, address: str, server: str = ""
+) -> Container:
     """Return the container of a pod. Raises ConfigError or StartError."""
     spec, own = pod["spec"], pod["spec"]["containers"][0]
     if len(spec["containers"]) > 1 or spec.get("initContainers") or spec.get("restartPolicy") != "Never":
         raise ConfigError("this kubelet runs pods of one container, with restartPolicy Never")
     user = identity(pod, own)
     env = {"PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}", "HOME": "/" if user.user else "/root"}
-    env |= {"HOSTNAME": hostname(pod)} | _variables(image)
+    env |= {"HOSTNAME": hostname(pod)} | _server(server) | _variables(image)
     env |= _environment(pod, own, node, fetch, address)
     command = [_expanded(word, env) for word in [*(own.get("command") or ()), *(own.get("args") or ())]]
     if not command:
@@ -52,6 +55,12 @@ def container(pod: Object, node: str, image: Image, volumes: Volumes, fetch: Fet
         gpus=bool(int(limits.get("nvidia.com/gpu", 0))),
         read_only=bool((own.get("securityContext") or {}).get("readOnlyRootFilesystem")),
     )
+
+
+def _server(url: str) -> dict[str, str]:
+    """Return the variables that say where the API server is."""
+    where = urlsplit(url)
+    return {"KUBERNETES_SERVICE_HOST": str(where.hostname), "KUBERNETES_SERVICE_PORT": str(where.port)} if url else {}
 
 
 def hostname(pod: Object) -> str:

@@ -52,6 +52,8 @@ class Node:
     images: Mapping[str, Image]
     delays: Delays
     group_kill: bool
+    server: str
+    """URL of the API server."""
 
     @property
     def logs(self) -> Path:
@@ -77,7 +79,8 @@ class Pod:
         self._path = f"{self._namespace}/pods/{self.name}"
         self._folder = node.directory / "pods" / meta["uid"]
         self._log = node.logs / f"{meta['namespace']}_{self.name}.log"
-        self._volumes = Volumes(manifest, self._folder / "volumes", self._fetch)
+        claims = node.directory / "claims"
+        self._volumes = Volumes(manifest, self._folder / "volumes", self._fetch, claims, self._token)
         self._began, self._id = "", ""
         self._ending = threading.Event()
         self._silent = False
@@ -194,7 +197,8 @@ class Pod:
         address, reported = self.address, ""
         while True:
             try:
-                return container(self.manifest, address.gateway, image, self._volumes, self._fetch, address.ip)
+                node = self._node.server
+                return container(self.manifest, address.gateway, image, self._volumes, self._fetch, address.ip, node)
             except ConfigError as error:
                 self._event("Warning", "Failed", f"Error: {error}")
                 if reported != str(error):
@@ -252,6 +256,11 @@ class Pod:
             if error.code != 404:
                 raise
             return None
+
+    def _token(self, account: str) -> str:
+        """Return a token of a service account of the pod's namespace."""
+        path = f"{self._namespace}/serviceaccounts/{account}/token"
+        return str(self._node.client.call("POST", path, {})["status"]["token"])
 
     def _report(self, status: Object) -> None:
         """Tell the API server, however long it is away."""

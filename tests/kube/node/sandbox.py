@@ -79,7 +79,7 @@ class Sandbox:
     def __init__(
         self, container: Container, address: Address, folder: Path, log: Path, cgroup: Cgroup | None = None
     ) -> None:
-        self.address, self._folder = address, folder
+        self.address, self._folder, self._container = address, folder, container
         (folder / "base").mkdir()
         (folder / "fstab").write_text("".join(f"{line}\n" for line in _table(container, folder / "base", cgroup)))
         (folder / "hosts").write_text(HOSTS.format(address=address.ip, name=container.hostname))
@@ -146,6 +146,21 @@ class Sandbox:
                 if state not in "ZX":
                     found[process] = words.strip()
         return found
+
+    def execute(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start another command in the container, as its user, with pipes for output and errors."""
+        container = self._container
+        env = [f"{name}={value}" for name, value in container.env.items()]
+        words = [*container.identity.setpriv(), "env", "-i", *env, *command]
+        inside = f"cd {quote(container.folder)} && exec {join(words)}"
+        spaces = ("--mount", "--uts", "--ipc", "--net", "--pid")
+        return subprocess.Popen(
+            ["nsenter", f"--target={self.pid}", *spaces, "sh", "-c", inside],
+            env={"PATH": SYSTEM_PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def link(self, up: bool) -> None:
         """Let packets through to the pod and from it, or none. Raises CalledProcessError if it is over."""

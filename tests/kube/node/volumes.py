@@ -1,4 +1,7 @@
-"""The volumes of a pod, mounted as a kubelet does: Secrets, ConfigMaps, empty and host directories."""
+"""The volumes of a pod, mounted as a kubelet does: Secrets, ConfigMaps, claims, empty and host directories.
+
+A claim is a folder of the node. Service accounts other than the default one have their token where pods look for it.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,12 @@ Fetch = Callable[[str, str], Object | None]
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SOURCES = {"secret": ("secrets", "secretName"), "configMap": ("configmaps", "name")}
 """Kind of a volume → the resource whose object it shows, and the key of that object's name."""
+
+
+ACCOUNT, ACCOUNT_FOLDER = "service-account", "/run/secrets/kubernetes.io/serviceaccount"
+"""The volume with the credentials of a pod, and its place (/var/run leads to /run)."""
+ROOT_CA = "kube-root-ca.crt"
+"""ConfigMap that each namespace has, with the authority of the API server."""
 
 
 class MountError(Exception):
@@ -49,10 +58,21 @@ def quantity(text: str | int) -> int:
 
 
 class Volumes:
-    """The volumes of one pod, below a folder of the node."""
+    """The volumes of one pod, below a folder of the node.
 
-    def __init__(self, pod: Object, folder: Path, fetch: Fetch) -> None:
+    Args:
+        pod: its manifest.
+        folder: that of the node.
+        fetch: gets objects.
+        claims: the folder with those of claims, which stay.
+        token: service account → a token of it.
+    """
+
+    def __init__(self, pod: Object, folder: Path, fetch: Fetch, claims: Path, token: Callable[[str], str]) -> None:
         spec = pod["spec"]
+        self._claims, self._token, self._namespace = claims, token, pod["metadata"]["namespace"]
+        account = spec.get("serviceAccountName", "default")
+        self._account = account if account != "default" and spec.get("automountServiceAccountToken", True) else ""
         self._folder, self._fetch = folder, fetch
         self._volumes: list[Object] = spec.get("volumes") or []
         self._group: int | None = (spec.get("securityContext") or {}).get("fsGroup")
@@ -73,6 +93,10 @@ class Volumes:
                 self._set_up(volume)
             except MountError as error:
                 raise MountError(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {error}') from None
+        if self._account:
+            authority = self._fetch("configmaps", ROOT_CA) or {"data": {}}
+            files = {"token": self._token(self._account), "namespace": self._namespace, **authority["data"]}
+            self._write(self._folder / ACCOUNT, {name: (text.encode(), 0o644) for name, text in files.items()})
 
     def refresh(self) -> None:
         """Bring Secrets and ConfigMaps up to date. One that is required and gone stays as it is."""
@@ -89,8 +113,16 @@ class Volumes:
             volume = volumes[mount["name"]]
             source = volume["hostPath"]["path"] if "hostPath" in volume else str(self._folder / mount["name"])
             read_only = bool(mount.get("readOnly")) or any(kind in volume for kind in SOURCES)
+            if "persistentVolumeClaim" in volume:
+                source = str(self._claim(volume["persistentVolumeClaim"]["claimName"]))
             mounts.append(Mount(mount["mountPath"], source, read_only))
+        if self._account:
+            mounts.append(Mount(ACCOUNT_FOLDER, str(self._folder / ACCOUNT), read_only=True))
         return mounts
+
+    def _claim(self, name: str) -> Path:
+        """Return the folder of a claim."""
+        return self._claims / f"{self._namespace}_{name}"
 
     def _set_up(self, volume: Object) -> None:
         (kind,) = [key for key in volume if key != "name"] or ["emptyDir"]
@@ -105,6 +137,10 @@ class Volumes:
                 self._add_memory(folder, options)
             elif options.get("medium"):
                 raise MountError(f"this kubelet has no medium {options['medium']}")
+        elif kind == "persistentVolumeClaim":
+            if self._fetch("persistentvolumeclaims", options["claimName"]) is None:
+                raise MountError(f'persistentvolumeclaim "{options["claimName"]}" not found')
+            self._own(self._claim(options["claimName"]), 0o777)
         elif kind == "hostPath":
             if not Path(options["path"]).is_dir():
                 raise MountError(f"hostPath type check failed: {options['path']} is not a directory")
