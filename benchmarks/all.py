@@ -29,6 +29,7 @@ ALL = (
     "hop_hosts",
     "journal",
     "many_agents",
+    "follower",
     "samplers",
     "exact",
     "sparknet",

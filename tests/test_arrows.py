@@ -25,7 +25,7 @@ LEVELS = [
     {"training", "feeds"},
     {"agent"},
     {"driver", "sim"},
-    {"demo", "spark"},
+    {"demo", "spark", "tracking"},
     {"compat", "doctor"},
     {"cli"},
 ]

@@ -16,7 +16,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.core.runs.records import TrialRecord
 from hopyard.spec import RunSpec, Unit
 from hopyard.text import escaped
-from hopyard.views import words
+from hopyard.views import progress, words
 from hopyard.views.hosts import Sizes, table
 from hopyard.views.timeline import Chart
 
@@ -88,11 +88,7 @@ class Picture:
         return f"{words.count(trials, 'trial')} × {words.count(self.spec.epochs, 'epoch')}"
 
     def _head(self, machine: Machine, moment: PictureState) -> Text:
-        trials = machine.trials.values()
-        total = (self.spec.trials or len(machine.trials)) * self.spec.steps
-        over = ("failed", "stopped")
-        done = sum(self.spec.steps if trial.status in over else trial.step for trial in trials)
-        share = done / total if total else 0.0
+        share = progress.share(machine)
         text = text_of("", no_wrap=True, overflow="ellipsis")
         text.append(f"{moment.state} ", "bold")
         text.append(_bar(share, 16), "cyan")
@@ -101,9 +97,9 @@ class Picture:
         if idle is not None:
             text.append(f"  idle {idle:.1%}")
         text.append(f"  {words.duration(self._chart.elapsed(max(moment.now, self._chart.at)))}")
-        eta = self._eta(machine)
-        if eta is not None:
-            text.append(f", about {words.duration(eta)} left")
+        left = progress.seconds_left(machine)
+        if left is not None:
+            text.append(f", about {words.duration(left)} left")
         lost = len(self._chart.lost)
         if lost:
             text.append(f"  {words.count(lost, 'worker')} lost", "yellow")
@@ -115,20 +111,6 @@ class Picture:
             since = moment.now - min(slot.away_since for slot in away)
             text.append(f"  store away since {words.duration(since)}", "red")
         return text
-
-    def _eta(self, machine: Machine) -> float | None:
-        """Return the seconds until the run ends: its work over its slots, but no less than its longest trial."""
-        if machine.status != "running" or not self._chart.units or not machine.slots or self.spec.stop is not None:
-            return None
-        remaining = [self._remaining_seconds(trial) for trial in machine.trials.values() if not trial.ended]
-        if not remaining:
-            return 0.0
-        missing = max(0, (self.spec.trials or 0) - len(machine.trials))
-        return max(*remaining, sum(remaining) * (1 + missing / len(machine.trials)) / len(machine.slots))
-
-    def _remaining_seconds(self, trial: TrialRecord) -> float:
-        checks = (self.spec.epochs - len(trial.history)) * self.spec.validation
-        return trial.remaining + checks * (trial.check_seconds or 0.3 * trial.seconds)
 
     def names(self, machine: Machine) -> list[str]:
         """Return the parameters that differ between trials."""
@@ -171,7 +153,8 @@ class Picture:
             cells: list[Text | str] = [mark, str(trial.id), text_of(words.named(trial.config, names))]
             cells += [text_of(status, _COLOURS.get(status, "")), self._epoch(trial, slot, unit, moment.now)]
             cells += [words.number(values.get(name)) if values else "" for name in metrics]
-            remaining = self._remaining_seconds(trial) if trial.seconds and trial.status == "running" else None
+            running = trial.seconds and trial.status == "running"
+            remaining = progress.trial_seconds_left(trial, self.spec) if running else None
             if live:
                 cells += ["" if remaining is None else words.duration(remaining), self._worker(machine, slot)]
             grid.add_row(

@@ -69,6 +69,11 @@ class Fold:
             finally:
                 self._moment = None
 
+    @property
+    def at(self) -> float:
+        """When the last line of the present state was written; 0: there is none."""
+        return 0.0 if self._last is None else self._last.at
+
     def _advanced(self) -> Machine:
         """Return the machine at the end of the journal, or as it was last where the journal is gone."""
         try:

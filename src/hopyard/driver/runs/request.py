@@ -38,6 +38,7 @@ class RunRequest:
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
         parallel: as the user gave it; the run's number of workers and partitions decides what is left open in it.
+        track: the trackers that a follower brings the run to.
 
     Raises:
         SpecError: something is not allowed.
@@ -49,6 +50,7 @@ class RunRequest:
     encrypt: Encrypt = "between hosts"
     directory: str | Path | None = None
     parallel: Parallel | None = None
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs.data, Dataset):

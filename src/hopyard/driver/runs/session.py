@@ -37,6 +37,7 @@ from hopyard.driver.runs.ownership import Owned, location, store_errors
 from hopyard.driver.runs.run import Run, why_failed
 from hopyard.driver.runs.trial import without_time
 from hopyard.driver.runs.workers import Workers
+from hopyard.engines import followers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
 from hopyard.ports.engines import AgentEngine, Engine, starts_agents
@@ -112,6 +113,8 @@ class Drive:
     """Another number of workers in a gang than the run has so far; 0: the same."""
     copies: int = -1
     """Another number of homes of a partition than the run has so far, as in Resumed; -1: the same."""
+    track: tuple[str, ...] = ()
+    """The trackers that a follower brings the run to."""
     live: RunInputs | None = None
     """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
@@ -230,6 +233,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             views = _views(spec, link, job.manifest)
             loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock, handle)
             link_stack.pop_all()  # the loop closes it
+        followers.start(job.track, layout.root, layout.tracking_log)
         try:
             loop.run()
         except PreflightError as error:

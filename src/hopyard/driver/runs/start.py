@@ -98,7 +98,17 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
         write_whole(layout.manifest, msgspec.json.encode(manifest))
         write_whole(layout.about, msgspec.json.encode(about))
-        job = Drive(layout, lock, copied, manifest, Machine(spec), states, encrypt=request.encrypt, live=inputs)
+        job = Drive(
+            layout,
+            lock,
+            copied,
+            manifest,
+            Machine(spec),
+            states,
+            encrypt=request.encrypt,
+            track=request.track,
+            live=inputs,
+        )
         return drive(job, wait)
 
 
@@ -132,6 +142,7 @@ def go_on(
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     trust: bool = False,
+    track: tuple[str, ...] = (),
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -141,6 +152,7 @@ def go_on(
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` returned, where the journal was read already.
         trust: as for `resume`.
+        track: as in RunRequest.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
@@ -192,6 +204,7 @@ def go_on(
             timeouts=None if changes.timeouts == machine.spec.timeouts else changes.timeouts,
             members=members,
             copies=changes.copies,
+            track=track,
         ),
         wait,
     )
@@ -316,7 +329,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
     changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0)
-    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust)
+    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust, request.track)
 
 
 def _one_or_all(spec: RunSpec, field: Literal["metric", "mode"]) -> Any:

@@ -1,0 +1,73 @@
+"""Followers as plain processes of this host: what brings a run to trackers (`hopyard.tracking`), beside the run.
+
+A run neither waits for its followers nor fails with them, and ends without them. They belong to no worker and to no
+group of this process, so that Ctrl-C and the end of the driver leave them alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hopyard.engines.local import python_path
+
+log = logging.getLogger(__name__)
+
+LAST_SECONDS = 2.0
+"""How long the end of this process waits for followers."""
+
+_running: list[subprocess.Popen[bytes]] = []
+"""Followers that this process has started. Owner: `start`."""
+
+
+def asked_for() -> tuple[str, ...]:
+    """Return the trackers that the environment of this process asks for: that of a pod of a TrainJob names the server
+    that takes its progress."""
+    return ("kubeflow",) if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL") else ()
+
+
+def start(trackers: Sequence[str], directory: Path, log_of: Callable[[str], Path]) -> None:
+    """Start a follower of a run for each tracker. One that cannot be started is warned of.
+
+    The followers of a run in a pod would end with the driver, so the end of this process waits a moment for them: the
+    end of the run does not.
+
+    Args:
+        trackers: their names.
+        directory: of the run.
+        log_of: name → where the follower writes what it has to say.
+    """
+    for name in trackers:
+        path = log_of(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as output:
+                follower = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "hopyard.tracking", name, str(directory)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONPATH": python_path()},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            log.warning("%s gets nothing of this run, as its follower cannot be started: %s", name, error)
+            continue
+        _running[:] = [*(each for each in _running if each.poll() is None), follower]
+        atexit.unregister(_wait)
+        atexit.register(_wait)
+
+
+def _wait() -> None:
+    """Give followers a moment to send how their runs have ended."""
+    deadline = time.monotonic() + LAST_SECONDS
+    for follower in _running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            follower.wait(max(0.0, deadline - time.monotonic()))
