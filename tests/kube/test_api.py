@@ -103,7 +103,7 @@ def test_unknown_fields(cluster: Cluster, admin: Client) -> None:
         ("POST", PODS, pod_of("a", schedulingGates=[{"name": "x"}]), "Pod.spec.schedulingGates"),
         ("GET", "/apis/apps/v1/deployments", None, "deployments"),
         ("GET", f"{PODS}?shardSelector=x", None, "shardSelector"),
-        ("POST", f"{PODS}/a/exec", {}, "pods/exec"),
+        ("POST", f"{PODS}/a/attach", {}, "pods/attach"),
         ("GET", "/metrics", None, "/metrics"),
     ],
 )

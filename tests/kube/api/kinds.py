@@ -18,7 +18,7 @@ SECURITY = "pod-security.kubernetes.io"
 UNKNOWN_OF_PODS = frozenset({
     "activeDeadlineSeconds", "affinity", "ephemeralContainers", "hostnameOverride", "initContainers", "os", "overhead",
     "preemptionPolicy", "priorityClassName", "readinessGates", "resourceClaims", "resources", "runtimeClassName",
-    "schedulingGates", "schedulingGroup", "setHostnameAsFQDN", "topologySpreadConstraints",
+    "schedulingGates", "setHostnameAsFQDN", "topologySpreadConstraints",
 })  # fmt: skip
 UNKNOWN_OF_JOBS = frozenset({"managedBy", "manualSelector", "selector", "successPolicy"})
 UNKNOWN_OF_CONTAINERS = frozenset({"lifecycle", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy"})
@@ -296,6 +296,14 @@ def _role_binding(binding: Object) -> Causes:
     return causes
 
 
+def _pod_group(group: Object) -> Causes:
+    policy = group.get("spec", {}).get("schedulingPolicy") or {}
+    if "gang" not in policy:
+        raise unknown("a PodGroup without a gang")
+    group["status"] = {}
+    return [] if policy["gang"].get("minCount", 0) > 0 else [("spec.schedulingPolicy.gang.minCount", "Required value")]
+
+
 def _claim(claim: Object) -> Causes:
     """It is bound at once: each node has its folder."""
     claim["status"] = {"phase": "Bound", "accessModes": claim["spec"].get("accessModes", [])}
@@ -317,6 +325,7 @@ PREPARE: dict[str, Callable[[Object], Causes]] = {
     "Secret": _secret,
     "ConfigMap": _generated_name,
     "ServiceAccount": _generated_name,
+    "PodGroup": _pod_group,
     "PersistentVolumeClaim": _claim,
 }
 UPDATE: dict[str, Callable[[Object, Object], Causes]] = {

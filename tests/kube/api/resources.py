@@ -9,6 +9,8 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 PODS = ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase")
 INVOLVED = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 RBAC = "rbac.authorization.k8s.io"
+SCHEDULING = "scheduling.k8s.io"
+"""The group of PodGroups, since 1.37."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,12 @@ class Resource:
     short: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
+    version: str = "v1"
 
     @property
     def api_version(self) -> str:
         """Return `batch/v1`, but `v1`."""
-        return f"{self.group}/v1" if self.group else "v1"
+        return f"{self.group}/{self.version}" if self.group else self.version
 
 
 RESOURCES = (
@@ -57,6 +60,7 @@ RESOURCES = (
     ),
     Resource("", "resourcequotas", "ResourceQuota", short=("quota",)),
     Resource("batch", "jobs", "Job", subresources=("status",), selectable=("status.successful",)),
+    Resource(SCHEDULING, "podgroups", "PodGroup", version="v1beta1"),
     Resource(RBAC, "roles", "Role"),
     Resource(RBAC, "rolebindings", "RoleBinding"),
     Resource(RBAC, "clusterroles", "ClusterRole", namespaced=False),
@@ -70,7 +74,10 @@ GROUPS = ("batch", RBAC, REVIEWS)
 
 
 def discovery(path: str, version: str) -> dict[str, Any] | None:
-    """Return the answer to a request of discovery, or None if `path` asks for something else."""
+    """Return the answer to a request of discovery, or None if `path` asks for something else. That there are PodGroups
+    is told to those alone who ask for their group."""
+    if path == f"/apis/{SCHEDULING}/v1beta1" and has_pod_groups(version):
+        return {**_resource_list(SCHEDULING), "groupVersion": f"{SCHEDULING}/v1beta1"}
     if path == "/version":
         major, minor = version.split(".")[:2]
         return {"major": major, "minor": minor, "gitVersion": f"v{version}", "platform": "linux/amd64"}
@@ -93,6 +100,11 @@ def discovery(path: str, version: str) -> dict[str, Any] | None:
         if path == f"/openapi/v3/{root}":
             return _openapi(root, group)
     return None
+
+
+def has_pod_groups(version: str) -> bool:
+    """Return whether a server of this version serves PodGroups."""
+    return tuple(map(int, version.split(".")[:2])) >= (1, 37)
 
 
 def _resource_list(group: str) -> dict[str, Any]:

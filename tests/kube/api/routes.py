@@ -16,7 +16,7 @@ from kube.api.access import ACCOUNT, Deed, check, review
 from kube.api.errors import Refused, bad_request, conflict, expired, not_found, unknown
 from kube.api.fields import check_fields
 from kube.api.objects import create, merged, update
-from kube.api.resources import BY_PLURAL, REVIEWS, Resource, discovery
+from kube.api.resources import BY_PLURAL, REVIEWS, SCHEDULING, Resource, discovery, has_pod_groups
 from kube.api.selectors import selects
 from kube.api.streams import Body, log, watch
 from kube.control.deletion import delete
@@ -24,7 +24,7 @@ from kube.control.scheduler import set_condition
 from kube.control.store import Object, Store, is_finished
 
 PATH = re.compile(
-    r"/(?:api|apis/(?P<group>[^/]+))/v1(?:/namespaces/(?P<namespace>[^/]+)(?=/[a-z]))?/(?P<plural>[a-z]+)"
+    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v1|v1beta1)(?:/namespaces/(?P<namespace>[^/]+)(?=/[a-z]))?/(?P<plural>[a-z]+)"
     r"(?:/(?P<name>[^/]+)(?:/(?P<subresource>[a-z]+))?)?"
 )
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -93,6 +93,8 @@ class Api:
         if found is not None and request.method == "GET":
             return Answer(200, found)
         match = PATH.fullmatch(path)
+        if match is None and path.startswith(f"/apis/{SCHEDULING}"):
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
         if match is None:
             raise unknown(f"the path {path}")
         group, plural = match["group"] or "", match["plural"]
@@ -100,7 +102,9 @@ class Api:
             with self._store.changed:
                 return Answer(201, review(self._store, request.user, request.body))
         resource = BY_PLURAL.get(plural)
-        if resource is None or resource.group != group:
+        if path.startswith(f"/apis/{SCHEDULING}") and not has_pod_groups(self._version):
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
+        if resource is None or (resource.group, resource.version) != (group, match["version"]):
             raise unknown(f"the resource {plural} of the group {group!r}")
         place, name, sub = match["namespace"] or "", match["name"] or "", match["subresource"] or ""
         if sub and sub not in resource.subresources:

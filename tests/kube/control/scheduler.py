@@ -32,26 +32,66 @@ def set_condition(obj: Object, kind: str, status: str, reason: str, message: str
 
 
 def schedule(store: Store) -> None:
-    """Bind what fits."""
+    """Bind what fits. Of a PodGroup that is a gang, nothing is bound before so many fit as it needs."""
+    tried: set[tuple[str, str]] = set()
     for pod in store.objects("pods"):
-        if pod["spec"].get("nodeName") or is_deleting(pod) or is_finished(pod):
+        if not _waits(pod):
             continue
-        node, why = _choose(store, pod)
+        name = (pod["spec"].get("schedulingGroup") or {}).get("podGroupName", "")
+        where = pod["metadata"]["namespace"], name
+        if not name:
+            _bind(store, pod, *_choose(store, pod, []))
+        elif where not in tried:
+            tried.add(where)
+            _schedule_group(store, *where)
+
+
+def _waits(pod: Object) -> bool:
+    return not (pod["spec"].get("nodeName") or is_deleting(pod) or is_finished(pod))
+
+
+def _schedule_group(store: Store, namespace: str, name: str) -> None:
+    """Bind the pods of a gang, if there is a place for as many as it needs."""
+    group = store.get("podgroups", namespace, name)
+    named = {"podGroupName": name}
+    members = [pod for pod in store.objects("pods", namespace) if pod["spec"].get("schedulingGroup") == named]
+    waiting = [pod for pod in members if _waits(pod)]
+    bound = sum(bool(pod["spec"].get("nodeName")) and not is_finished(pod) for pod in members)
+    if group is None or bound + len(waiting) < group["spec"]["schedulingPolicy"]["gang"]["minCount"]:
+        return  # not in the queue of the scheduler yet
+    placed: list[Object] = []
+    why = ""
+    for pod in waiting:
+        node, fault = _choose(store, pod, placed)
+        why = why or fault
         if node is not None:
-            bound = set_condition(pod, "PodScheduled", "True", "", "")
-            bound = {**copy.deepcopy(bound), "spec": {**pod["spec"], "nodeName": node}}
-            store.put("pods", bound)
-            place = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-            record(store, bound, "Normal", "Scheduled", f"Successfully assigned {place} to {node}", "default-scheduler")
-            continue
-        unbound = set_condition(pod, "PodScheduled", "False", "Unschedulable", why)
-        if unbound is not pod:
-            store.put("pods", unbound)
-            record(store, unbound, "Warning", "FailedScheduling", why, "default-scheduler")
+            placed.append({**pod, "spec": {**pod["spec"], "nodeName": node}})
+    if bound + len(placed) < group["spec"]["schedulingPolicy"]["gang"]["minCount"]:
+        for pod in waiting:
+            _bind(store, pod, None, why)
+        return
+    for pod in placed:
+        _bind(store, store.get("pods", namespace, pod["metadata"]["name"]) or pod, pod["spec"]["nodeName"], "")
 
 
-def _choose(store: Store, pod: Object) -> tuple[str | None, str]:
-    """Return the node with the fewest pods that takes this one, or why there is none."""
+def _bind(store: Store, pod: Object, node: str | None, why: str) -> None:
+    """Bind a pod to a node, or say why it is bound to none."""
+    if node is not None:
+        bound = set_condition(pod, "PodScheduled", "True", "", "")
+        bound = {**copy.deepcopy(bound), "spec": {**pod["spec"], "nodeName": node}}
+        store.put("pods", bound)
+        place = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        record(store, bound, "Normal", "Scheduled", f"Successfully assigned {place} to {node}", "default-scheduler")
+        return
+    unbound = set_condition(pod, "PodScheduled", "False", "Unschedulable", why)
+    if unbound is not pod:
+        store.put("pods", unbound)
+        record(store, unbound, "Warning", "FailedScheduling", why, "default-scheduler")
+
+
+def _choose(store: Store, pod: Object, placed: list[Object]) -> tuple[str | None, str]:
+    """Return the node with the fewest pods that takes this one, or why there is none. `placed`: pods that will be
+    bound, and are not yet."""
     nodes = store.objects("nodes")
     if not nodes:
         return None, "no nodes available to schedule pods"
@@ -60,7 +100,8 @@ def _choose(store: Store, pod: Object) -> tuple[str | None, str]:
     preemption: Counter[str] = Counter()
     for node in nodes:
         name = node["metadata"]["name"]
-        there = [one for one in store.objects("pods") if one["spec"].get("nodeName") == name and not is_finished(one)]
+        pods = [*store.objects("pods"), *placed]
+        there = [one for one in pods if one["spec"].get("nodeName") == name and not is_finished(one)]
         faults, helpless = _faults(node, there, pod)
         if not faults:
             counts[name] = -len(there)

@@ -164,6 +164,8 @@ def test_environment(api: PlayedApi, kubelet: Kubelet, run: Callable[..., str]) 
     variables = json.loads(kubelet.log("one"))
     assert variables.pop("PATH").startswith(str(Path(sys.executable).parent))
     variables.pop("LC_CTYPE", None)  # Python sets it
+    server = f"http://{variables.pop('KUBERNETES_SERVICE_HOST')}:{variables.pop('KUBERNETES_SERVICE_PORT')}"
+    assert server == api.url
     assert variables == {
         **{"NODE": "node-0", "NAME": "one", "INDEX": "7", "KEY": "s3cret", "BOTH": "node-0 and 'more'"},
         **{"IP": pod["status"]["podIP"], "HOME": "/root", "COLOUR": "green"},
