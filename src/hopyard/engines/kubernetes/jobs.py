@@ -267,10 +267,12 @@ class Pods(Placement):
         except ApiError as error:
             if not self._owned or error.status not in {403, 404}:
                 raise
-            if error.status == 404:
-                self._create_secret(owners)
-            else:  # pods come all the same, until the Jobs that own it are deleted
-                self._warn_once(self._api.why(error))
+            try:
+                self._create_secret(owners)  # a refusal does not say whether it is there
+            except ApiError as again:
+                if error.status != 403 or again.status != 403:
+                    raise
+                self._warn_once(self._api.why(again))  # pods come all the same, until the Jobs that own it are deleted
         self._owned = max(self._owners)
 
     def _create_secret(self, owners: list[dict[str, Any]]) -> None:
