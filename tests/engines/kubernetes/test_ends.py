@@ -45,6 +45,23 @@ select(Path("run"), helped, CONFIGS[:1], engine=engine)
 HELPERS = ("sleep 601", "sleep 602", "sleep 603")
 """In the group of the agent, in a session of its own, and in one whose parent has ended."""
 
+PATIENT = """
+import socket, time
+from hopyard.system.network import parted
+def patient(address):
+    class Patient(Linear):
+        def train(self, batch):
+            while self.steps == 3:
+                try:
+                    socket.create_connection(parted(address), 1).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            return super().train(batch)
+    return lambda config: Patient(WIDTH, 2, lr=config["lr"], batch_size=16)
+"""
+"""A recipe that waits until somebody listens at an address."""
+
 
 def of_agents(lab: Lab, pod: str) -> list[str]:
     """Return the commands that run in a pod, of processes that are no supervisors."""
@@ -101,14 +118,16 @@ def test_a_sweep_removes_what_a_killed_driver_left_and_the_runs_of_others_comple
 ) -> None:
     """Of four drivers two are killed: one whose pods wait for a node, and one whose pod runs. Of the other two one
     waits for the same node, which comes later."""
-    gate, late = Gate(lab, trials=1), {"nodeSelector": {"kubernetes.io/hostname": "late"}}
-    body = f"select(Path('run'), troubled, {gate.configs[:1]!r}, engine=hy.Kubernetes(1, 'hopyard:test', memory='1Gi',"
+    gate, late = Gate(lab), {"nodeSelector": {"kubernetes.io/hostname": "late"}}
+    address = str(gate.configs[0]["do"]).removeprefix("dial ")
+    engine = "hy.Kubernetes(1, 'hopyard:test', memory='1Gi', shm='256Mi'"
     runs: dict[str, tuple[subprocess.Popen[str], str]] = {}
     for name, pod in {"killed": late, "waits": late, "ends": {}, "runs": {}}.items():
         folder = tmp_path / name
         folder.mkdir()
         before = {each["metadata"]["name"] for each in lab.objects("secrets")}
-        process = driver([str(script(folder / "job.py", f"{body} shm='256Mi', pod={pod}))"))], folder)
+        body = f"{PATIENT}select(Path('run'), patient({address!r}), CONFIGS[:1], engine={engine}, pod={pod}))"
+        process = driver([str(script(folder / "job.py", body))], folder)
         request.addfinalizer(process.kill)
         (places,) = until(lambda: {each["metadata"]["name"] for each in lab.objects("secrets")} - before)  # noqa: B023
         runs[name] = process, places
