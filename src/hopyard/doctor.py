@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -29,6 +29,7 @@ from hopyard.data.keywords import CACHE_BYTES
 from hopyard.engines.hosts.engine import Hosts
 from hopyard.engines.hosts.reach import unreached
 from hopyard.engines.hosts.ssh import ask_all
+from hopyard.engines.kubernetes import sweep
 from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.engine import Kubernetes
 from hopyard.engines.kubernetes.jobs import OLDEST
@@ -98,6 +99,48 @@ def examine_cluster(engine: Kubernetes) -> list[Finding]:
     except (HopyardError, OSError) as error:
         findings.append(Finding("cluster", False, str(error)))
     return findings
+
+
+def sweep_cluster(engine: Kubernetes, yes: bool, wait: Callable[[float], None] = time.sleep) -> list[Finding]:
+    """Lists what drivers have in the namespace of an engine, and removes what they have abandoned.
+
+    Args:
+        engine: only its cluster and namespace matter.
+        yes: remove it; else it is only listed.
+        wait: called with the seconds for which signs of life are waited for, if there are objects without one.
+    """
+    findings: list[Finding] = []
+    try:
+        api = engine.api
+        for remains, verdict in sweep.survey(api, wait):
+            text = f"{_contents(remains)}; {verdict.value}"
+            if verdict is not sweep.Verdict.ABANDONED:
+                findings.append(Finding(remains.name, True, text))
+            elif not yes:
+                findings.append(Finding(remains.name, False, text, "--yes removes it"))
+            elif sweep.remove(api, remains):
+                findings.append(Finding(remains.name, True, f"{text}; removed"))
+            else:
+                findings.append(Finding(remains.name, True, f"{_contents(remains)}; {sweep.Verdict.LIVES.value}"))
+    except ApiError as error:
+        if error.status == 403:
+            advice = "let a user do it who may list jobs, secrets and pods, and delete jobs and secrets: give context="
+            return [*findings, Finding("sweep", False, f"{api.server} refuses: {error.message}", advice)]
+        return [*findings, Finding("sweep", False, api.why(error), "what is left is found again by another --sweep")]
+    except HopyardError as error:
+        return [Finding("cluster", False, str(error))]
+    return findings or [Finding("sweep", True, f"no driver has anything in namespace {api.namespace}")]
+
+
+def _contents(remains: sweep.Remains) -> str:
+    """Return what there is of a set of places: "1 Job, 1 Secret, 2 waiting pods"."""
+    counts = {
+        "Job": len(remains.jobs),
+        "Secret": int(bool(remains.version)),
+        "running pod": remains.running,
+        "waiting pod": remains.waiting,
+    }
+    return ", ".join(words.count(number, noun) for noun, number in counts.items() if number)
 
 
 def _rights(api: Api) -> list[Finding]:

@@ -15,8 +15,9 @@ import pytest
 import hopyard as hy
 from hopyard.agent.progress import Progress
 from hopyard.core.facts import Lost
+from hopyard.engines.processes import Spawned
 from hopyard.frameworks.linear import Linear
-from hopyard.system.processes import Tree, descendants, ended, state_of
+from hopyard.system.processes import COMPANION, Tree, descendants, ended, state_of
 from jobs import CONFIGS, WIDTH, alive, companions, first_time, gone, journal, select
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,35 @@ def test_a_tree_ends_whatever_it_made_of_itself() -> None:
     assert root.wait(60) == -signal.SIGKILL
     assert gone(list(found))
     assert ended(root.pid)
+
+
+def test_an_engine_ends_what_an_agent_has_started_but_its_companion(tmp_path: Path) -> None:
+    """Bug: helpers in sessions of their own lived on where the agent was killed, not its driver."""
+    code = f"""
+import os, subprocess, sys, time
+from pathlib import Path
+if not os.fork():
+    os.setpgid(0, 0)
+    Path("/proc/self/comm").write_text({COMPANION!r})
+    time.sleep(600)
+for session in (False, True):
+    subprocess.Popen(["sleep", "600"], start_new_session=session)
+time.sleep(600)
+"""
+    with (tmp_path / "log").open("wb") as log:
+        agent = Spawned([sys.executable, "-c", code], os.environ, log, session=True)
+    assert eventually(lambda: sorted(map(comm, descendants(agent.pid))) == [COMPANION[:15], "sleep", "sleep"])
+    (companion,) = (each for each in descendants(agent.pid) if comm(each) != "sleep")
+    helpers = descendants(agent.pid) - {companion}
+    agent.kill()
+    assert agent.wait(60) and agent.poll() == -signal.SIGKILL
+    assert gone(list(helpers)) and not ended(companion)
+    os.kill(companion, signal.SIGKILL)
+    agent.close()
+
+
+def comm(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
 
 
 def of_all_threads(process: int) -> float:

@@ -85,3 +85,19 @@ def test_a_pod_that_is_no_yaml(script: Path, tmp_path: Path) -> None:
 def test_the_engine_of_a_program_is_named_once(script: Path) -> None:
     found = call("launch", "--kubernetes", "train:1", "--engine", "spark", "--roles", "worker=1", script)
     assert found.exit_code == 2 and "leave --engine and --master out" in " ".join(found.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sweep"], "--sweep goes with --kubernetes namespace=NAME, which is missing"),
+        (["--sweep", "--hosts", "a"], "--sweep goes with --kubernetes"),
+        (["--kubernetes", "namespace=ml", "--yes"], "--yes goes with --sweep, which is missing"),
+        (["--kubernetes", "namespace=ml"], "Kubernetes(image) must be"),
+        (["--kubernetes", "namespace=ML", "--sweep"], "Kubernetes(namespace=) must be"),
+        (["--kubernetes", "namspace=ml", "--sweep"], "did you mean 'namespace'?"),
+    ],
+)
+def test_a_sweep_is_of_a_cluster(options: list[str], message: str) -> None:
+    found = call("doctor", *options)
+    assert found.exit_code == 2 and message in " ".join(found.stderr.split())

@@ -142,7 +142,7 @@ def test_a_process_that_cannot_be_killed_does_not_stop_the_driver(
     one = sleepers(hy.Local(workers=1, devices=None))
     _, pid = one.start(0)
     with monkeypatch.context() as patch:
-        patch.setattr("hopyard.engines.processes.kill_group", lambda pid: None)
+        patch.setattr("hopyard.engines.processes.Spawned.kill", lambda process: None)
         one.agents.end(0)
         assert one.agents.lost() == [] and alive([pid])
     os.kill(pid, signal.SIGKILL)

@@ -42,7 +42,7 @@ from hopyard.agent.parent import signal_with
 from hopyard.agent.progress import Progress
 from hopyard.core.liveness import COMPUTING, PHASES, Sample, Watch
 from hopyard.core.messages import Beat, Card, pack
-from hopyard.system.processes import Tree, ended, state_of, watched
+from hopyard.system.processes import COMPANION, Tree, ended, state_of, watched
 
 STOPPED = frozenset("Tt")
 """States of a process that is stopped, or held by a debugger."""
@@ -53,7 +53,8 @@ STACKS_SHARE = 0.75
 what the agent waits for."""
 END_SECONDS = 5.0
 """Time for killed processes, and for those that share the memory, to end."""
-NAME = "hopyard-companion"
+KILLED_SECONDS = 2.0
+"""Time for a killed agent to end, until its memory is looked at."""
 STACKS = signal.SIGUSR1
 """Signal that makes an agent write its threads' stacks, also while C code keeps the interpreter's lock."""
 
@@ -100,7 +101,7 @@ def _live(card: Card, progress: Progress, agent: int, driver: int) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)  # they end the agent, and the companion notices that
         with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(NAME)
+            Path("/proc/self/comm").write_text(COMPANION)
         signal_with(agent, signal.SIGCONT)
         _Companion(card, progress, agent, driver).run()
         code = 0
@@ -143,6 +144,9 @@ class _Companion:
                 break
             if self._is_orphaned():
                 self._tree.end()
+                deadline = time.monotonic() + KILLED_SECONDS
+                while not self._has_ended(self._agent) and time.monotonic() < deadline:
+                    time.sleep(0.002)
                 break
             if time.monotonic() >= due:
                 due = time.monotonic() + self._card.beat

@@ -82,7 +82,7 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
         files["script"], paths["script"] = given["script"].read_bytes(), given["script"].name
     if given["pod"] is not None:
         files["pod"], paths["pod"] = given["pod"].read_bytes(), driver_pod.POD_FILE
-    config_map = driver_pod.config_map(driver, files, None)
+    config_map = driver_pod.config_map(driver, files)
     job = driver_pod.job(engine.settings, driver, _words(context, driver), paths)
     if dry_run:
         _print(config_map, job)
@@ -91,13 +91,12 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     _require(api, "serviceaccounts", driver.account, "account")
     _require(api, "persistentvolumeclaims", driver.claim, "claim")
     try:
-        api.create("configmaps", config_map)  # first: the pod would wait a minute and more for one that comes late
+        owner = manifests.owner(api.create("jobs", job))
         try:
-            owner = manifests.owner(api.create("jobs", job))
+            api.create("configmaps", driver_pod.config_map(driver, files, owner))
         except ApiError:
-            api.delete("configmaps", driver.name)
+            api.delete("jobs", driver.name)
             raise
-        api.patch("configmaps", driver.name, {"metadata": {"ownerReferences": [owner]}})
     except ApiError as error:
         raise _refusal(api, error, driver) from None
     name = f"{api.namespace}/{driver.name}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from hopyard.cli.common import AsJson, as_text, columns, echo, verb
+from hopyard.cli.common import AsJson, as_text, columns, echo, say, verb
 from hopyard.cli.engines import HostNames, HostPython, HostSsh, PodFile, PodImage, engine_of
-from hopyard.errors import SpecError
+from hopyard.errors import SpecError, UsageError
 
 
 @verb
@@ -73,16 +74,29 @@ def doctor(
     ssh: HostSsh = "ssh",
     kubernetes: PodImage = None,
     pod: PodFile = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="List what drivers that are gone have left in the namespace of --kubernetes."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it; without this it is only listed.")] = False,
 ) -> None:
     """Check this machine, other hosts or a cluster: what they have, what is missing, and the next step."""
-    from hopyard.doctor import examine, examine_elsewhere, exports
+    from hopyard.doctor import examine, examine_elsewhere, exports, sweep_cluster
+    from hopyard.engines.kubernetes.engine import Kubernetes
 
     if env:
         for line in exports(os.environ):
             sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # for a shell: paths as they are
         return
-    engine = engine_of(hosts, python, ssh, kubernetes, pod, workers=1)
-    findings = examine(spark=spark) if engine is None else examine_elsewhere(engine)
+    if yes and not sweep:
+        raise UsageError("--yes goes with --sweep, which is missing")
+    engine = engine_of(hosts, python, ssh, kubernetes, pod, workers=1, default_image="none" if sweep else "")
+    if not sweep:
+        findings = examine(spark=spark) if engine is None else examine_elsewhere(engine)
+    elif isinstance(engine, Kubernetes):
+        findings = sweep_cluster(engine, yes, _watch)
+    else:
+        raise UsageError("--sweep goes with --kubernetes namespace=NAME, which is missing")
     if as_json:
         echo(as_text([asdict(finding) for finding in findings]))
         return
@@ -93,3 +107,8 @@ def doctor(
         echo(f"  {finding.name.ljust(width)}  {finding.text}")
         if finding.advice:
             echo(f"      {' ' * width}  → {finding.advice}")
+
+
+def _watch(seconds: float) -> None:
+    say(f"waiting {seconds:.0f} s for signs of life of the drivers")
+    time.sleep(seconds)

@@ -43,7 +43,13 @@ _NUMBERS = {"workers": int, "workers_per_pod": int, "port": int, "gpus": int, "t
 
 
 def engine_of(
-    hosts: str | None, python: str | None, ssh: str, image: str | None = None, pod: Path | None = None, workers: int = 0
+    hosts: str | None,
+    python: str | None,
+    ssh: str,
+    image: str | None = None,
+    pod: Path | None = None,
+    workers: int = 0,
+    default_image: str = "",
 ) -> Hosts | Kubernetes | None:
     """Return the engine that the options name; None: neither hosts nor pods.
 
@@ -54,6 +60,7 @@ def engine_of(
         image: --kubernetes.
         pod: --pod.
         workers: how many workers pods have, where the option does not say it; 0: it must.
+        default_image: the image where the option begins with an argument; "": it must name one.
 
     Raises:
         UsageError: options do not go together, or cannot be read.
@@ -66,7 +73,7 @@ def engine_of(
     if hosts is not None and image is not None:
         raise UsageError("--hosts and --kubernetes both say where the workers are: leave one out")
     if image is not None:
-        return _kubernetes(image, pod, workers)
+        return _kubernetes(image, pod, workers, default_image)
     if hosts is None:
         return None
     from hopyard.engines.hosts.engine import Hosts
@@ -91,10 +98,11 @@ def print_manifests(engine: object) -> None:
     echo(yaml.safe_dump_all(engine.manifests(), sort_keys=False).rstrip())
 
 
-def _kubernetes(text: str, pod: Path | None, workers: int) -> Kubernetes:
+def _kubernetes(text: str, pod: Path | None, workers: int, default_image: str) -> Kubernetes:
     from hopyard.engines.kubernetes.engine import Kubernetes
 
-    image, *settings = text.split(",")
+    settings = text.split(",")
+    image = default_image if default_image and "=" in settings[0] else settings.pop(0)
     given: dict[str, Any] = {"workers": workers} if workers else {}
     for setting in settings:
         name, equals, value = setting.strip().partition("=")

@@ -7,10 +7,11 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from hopyard.system.processes import story, watched
+from hopyard.system.processes import Tree, story, watched
 
 COMPANION_SECONDS = 1.0
 """How long an agent's companion may take to end after it."""
@@ -66,7 +67,9 @@ class Spawned:
         return self._process.returncode is not None
 
     def kill(self) -> None:
-        """Kill it and all that is in its group."""
+        """Kill it and all that it started."""
+        if self.poll() is None:
+            kill_tree(self.pid)
         kill_group(self.pid)
 
     def close(self) -> None:
@@ -81,8 +84,15 @@ class Spawned:
         return f"process {self.pid}{where} {story(code)}"
 
 
+def kill_tree(pid: int) -> None:
+    """End an agent that runs, and all that it started, in sessions of their own too. Its companion, which the system
+    must be able to tell, ends by itself."""
+    if sys.platform == "linux":
+        Tree(pid).end()
+
+
 def kill_group(pid: int) -> None:
-    """End a process and all that it started."""
+    """End a process and all that is in its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

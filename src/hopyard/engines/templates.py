@@ -31,7 +31,7 @@ from typing import IO
 
 import msgspec
 
-from hopyard.engines.processes import Spawned, close_input, kill_group
+from hopyard.engines.processes import Spawned, close_input, kill_group, kill_tree
 from hopyard.engines.warm import Standby
 from hopyard.system.processes import story
 
@@ -173,9 +173,11 @@ class Fork:
         return True
 
     def kill(self) -> None:
-        """Kill its group. Where there is no process yet, `close` sees to it that there will be none."""
-        self.poll()
+        """Kill it and all that it started. Where there is no process yet, `close` prevents that there will be one."""
+        runs = self.poll() is None
         if self.pid:
+            if runs:
+                kill_tree(self.pid)
             kill_group(self.pid)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -21,6 +20,8 @@ COMPILERS = ("tf_", "XLA", "xla", "llvm", "jax", "pjrt")
 those of Python can be distinguished (`name_threads`)."""
 PYTHON_THREAD = "python-thread"
 """Name of Python's threads."""
+COMPANION = "hopyard-companion"
+"""Name of the process that an agent has started to clean up after it. It ends by itself."""
 ROUNDS = 20
 """How often to look for processes that were started while others were being stopped."""
 _PROC = Path("/proc/self/stat").exists()
@@ -114,12 +115,12 @@ class Tree:
         return ticks / TICKS
 
     def end(self) -> None:
-        """Kill the agent and all that it has started. They are stopped first: so none starts another meanwhile, and
-        none loses its parent, by which it is recognized."""
+        """Kill the agent and all that it has started but its companion. They are stopped first: so none starts another
+        meanwhile, and none loses its parent, by which it is recognized."""
         processes = {self._root}
         _signal(self._root, signal.SIGSTOP)
         for _ in range(ROUNDS):
-            new = descendants(self._root) - processes
+            new = {each for each in descendants(self._root) - processes if not _is_companion(each)}
             if not new:
                 break
             for process in new:
@@ -128,9 +129,6 @@ class Tree:
         for process in processes:
             _signal(process, signal.SIGKILL)
         self.end_group()
-        deadline = time.monotonic() + 2.0
-        while not ended(self._root) and time.monotonic() < deadline:
-            time.sleep(0.002)
 
     def end_group(self) -> None:
         """Kill what is left of the agent's process group, which has its number."""
@@ -184,6 +182,10 @@ def _numbers(folder: str) -> list[int]:
         return [int(name) for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208 (a third of the time)
     except OSError:
         return []
+
+
+def _is_companion(process: int) -> bool:
+    return _stat(f"/proc/{process}/stat")[0] == COMPANION[:15]  # as the kernel cuts names
 
 
 def _fields(path: str) -> list[str]:

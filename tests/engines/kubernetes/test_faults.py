@@ -195,7 +195,7 @@ def test_missing_pods_cost_few_requests_and_others_none(lab: Lab, tmp_path: Path
     time.sleep(0.5)  # the answer to a look at what was missing
     before = len(requested(lab, ""))
     time.sleep(3.0)
-    assert requested(lab, "")[before:] == []
+    assert [each for each in requested(lab, "")[before:] if not each.startswith("PATCH")] == []  # every 20 s
     with gate.open():
         run.wait(timeout=100)
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,12 @@ import pytest
 from msgspec.structs import replace
 
 from hopyard.certificate import make_certificate
+from hopyard.engines.supervisors import host
 from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
-from jobs import gone, until
+from jobs import alive, gone, until
 from played_supervisors import KEYS, TOKEN, Played, agents_of, children
 
 HERE = socket.gethostname()
@@ -316,6 +318,35 @@ def test_a_driver_that_is_killed_lets_pods_end(driver: Driver, way: str) -> None
         finally:
             process.kill()
     assert pod.result()[:2] == (0, "")
+
+
+@pytest.mark.slow
+def test_orphans_end_in_a_pod_that_was_cut_off(driver: Driver) -> None:
+    """What an agent has started, and whose parent has ended, has no parent there but process 1."""
+    if not namespaces():
+        pytest.skip("pid namespaces need root and unshare")
+    command = [sys.executable, "-P", "-c", DRIVER, str(driver.file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            pod = Pod(driver, "process 1")
+            assert process.stdout is not None
+            assert any(line == "1\n" for line in process.stdout)
+            inside = ["nsenter", "--target", str(pod.first), "--pid"]
+            subprocess.run([*inside, "sh", "-c", "setsid sleep 600 &"], check=True)
+            (orphan,) = until(lambda: [pid for pid in children(pod.first) if "sleep" in command_of(pid)])
+            time.sleep(host.ORPHANED_SECONDS + host.LOOK_SECONDS + 0.5)
+            assert alive([orphan])
+        finally:
+            process.kill()
+    assert gone([orphan], 5.0)
+    assert alive([pod.first])
+
+
+def command_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""
 
 
 @pytest.mark.slow

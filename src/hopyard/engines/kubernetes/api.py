@@ -123,10 +123,14 @@ class Api:
         """Change an object by a JSON merge patch, which replaces lists as a whole, and return it."""
         return self.call("PATCH", self.path(resource, name), changes, kind="application/merge-patch+json")
 
-    def delete(self, resource: str, name: str) -> None:
-        """Delete an object; what it owns is deleted soon after. None is deleted that is not there."""
+    def delete(self, resource: str, name: str, version: str = "") -> None:
+        """Delete an object; what it owns is deleted soon after. None is deleted that is not there. `version`: its
+        `resourceVersion`; an object that was changed since then stays, and the error has the reason "Conflict"."""
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if version:
+            options["preconditions"] = {"resourceVersion": version}
         try:
-            self.call("DELETE", self.path(resource, name), {"propagationPolicy": "Background"})
+            self.call("DELETE", self.path(resource, name), options)
         except ApiError as error:
             if error.status != 404:
                 raise

@@ -79,8 +79,10 @@ def own_pod() -> OwnPod | None:
     return OwnPod(namespace, name, uid, os.environ.get("HOPYARD_DRIVER", "")) if namespace and name and uid else None
 
 
-def config_map(driver: DriverSettings, files: Mapping[str, bytes], owner: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the ConfigMap with the files of a driver, by key.
+def config_map(
+    driver: DriverSettings, files: Mapping[str, bytes], owner: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the ConfigMap with the files of a driver, by key; `owner`: a reference to its Job, with which it goes.
 
     Raises:
         SpecError: they are larger than a ConfigMap may be.

@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from hopyard.engines.kubernetes import manifests, reasons
@@ -52,6 +53,10 @@ UNKNOWN_SECONDS = 10.0
 """How long an API server may be away at the beginning, when it is not known to be one."""
 INQUIRED = 3
 """Pods, and Jobs without, that are looked at each time: the others mostly wait for the same."""
+RENEWED = "hopyard.dev/renewed"
+"""Annotation of the Secret: when its driver was last known to live."""
+RENEW_SECONDS = 20.0
+"""Time between two renewals of it, by which `sweep.py` tells the Secret of a driver that lives."""
 WATCH, EVENTS = "watch", "events"
 SAY_SECONDS = 2.0
 """A reason that lasts this long is logged. Shorter ones resolve themselves."""
@@ -86,7 +91,7 @@ class Pods(Placement):
         """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
         """Whether the version of the cluster has been checked. No Job is created before that."""
-        self._inquired_at = 0.0
+        self._inquired_at = self._renewed_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
         """Name of a pod or Job, "", WATCH or EVENTS for the API server → why nothing comes of it, and since when."""
         self._ends: dict[str, PodEnd] = {}
@@ -204,6 +209,7 @@ class Pods(Placement):
         if why := self._fault_of_cluster():
             self.supervisors.give_up(why)
             return
+        self._renew(now)
         if self._owned < max(self._owners, default=0):
             self._admit()
         pods = self._watcher.objects
@@ -227,6 +233,14 @@ class Pods(Placement):
             self._explain(pods, now)
         else:
             self._why.clear()
+
+    def _renew(self, now: float) -> None:
+        """Show that this driver lives, before any call that a quota may refuse again and again."""
+        if self._owned and now - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = now
+            with contextlib.suppress(ApiError):  # nothing but a sweep looks at it
+                changes = {RENEWED: datetime.now(UTC).isoformat()}
+                self._api.patch("secrets", self.name, {"metadata": {"annotations": changes}})
 
     def _fault_of_cluster(self) -> str:
         """Return why the cluster is too old; "" once it is known not to be."""
@@ -274,10 +288,12 @@ class Pods(Placement):
         except ApiError as error:
             if not self._owned or error.status not in {403, 404}:
                 raise
-            if error.status == 404:
-                self._create_secret(owners)
-            else:  # pods come all the same, until the Jobs that own it are deleted
-                self._warn_once(self._api.why(error))
+            try:
+                self._create_secret(owners)  # a refusal does not say whether it is there
+            except ApiError as again:
+                if error.status != 403 or again.status != 403:
+                    raise
+                self._warn_once(self._api.why(again))  # pods come all the same, until the Jobs that own it are deleted
         self._owned = max(self._owners)
 
     def _create_secret(self, owners: list[dict[str, Any]]) -> None:

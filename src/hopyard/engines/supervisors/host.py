@@ -37,7 +37,7 @@ from hopyard.engines.supervisors.supervisor import (
     host_name,
 )
 from hopyard.engines.supervisors.ticket import Ticket
-from hopyard.system.processes import state_of, watched
+from hopyard.system.processes import descendants, state_of, watched
 from hopyard.text import escaped
 
 UNREACHED_CODE = 3
@@ -55,6 +55,8 @@ STOPPED_SECONDS = 5.0
 """A supervisor that is stopped for so long is ended; the driver has given it up by then."""
 AGAIN_SECONDS = 1.0
 """Time before a supervisor that was killed gets a successor, and before a driver that is not there is dialled again."""
+ORPHANED_SECONDS = 2.0
+"""How long what has lost its parent may go on in a pod that was cut off: companions clean up."""
 CUT_SECONDS = 3 * DIAL_SECONDS
 """How long supervisors of a host that was cut off dial a driver again, until the host ends."""
 MOST_SECONDS = 60.0
@@ -203,6 +205,8 @@ class SupervisorHost:
                 os.kill(pid, signal.SIGKILL)
         if any(child.dialled for child in self._children.values()):
             self._reached, self._reached_at = True, now
+        elif self._pod and now - self._reached_at > ORPHANED_SECONDS:
+            self._end_orphans()
         if self._reached and not self._standing and now - self._reached_at > CUT_SECONDS:
             self._open = False
             return
@@ -213,6 +217,15 @@ class SupervisorHost:
             for at, number in [due for due in waiting if due[0] <= now]:
                 waiting.remove((at, number))
                 self._start(number)
+
+    def _end_orphans(self) -> None:
+        """End what agents have started that has lost its parent: no supervisor here has an agent any more."""
+        orphans = descendants(os.getpid()) - self._children.keys()
+        for child in self._children:  # one that has just dialled may have an agent
+            orphans -= descendants(child)
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> list[tuple[Child, int]]:
         """Return the supervisors that have ended, with their exit codes. Others that have ended were orphans, of which
