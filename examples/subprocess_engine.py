@@ -61,6 +61,7 @@ class SubprocessEngine(Startable):
     apart = False  # workers are on the host of the driver
     in_process = False
     driver_workers = 0
+    shared_places = False
     endpoint = ("127.0.0.1", 0)
 
     @property

@@ -12,6 +12,7 @@ from hopyard.core.facts import Fact, Lost, Tick
 from hopyard.core.programs.events import (
     Begin,
     Ended,
+    GiveBack,
     Halt,
     Launched,
     ProgramLine,
@@ -20,6 +21,7 @@ from hopyard.core.programs.events import (
     Reserved,
     Running,
     Stop,
+    Waiting,
     spec_of,
 )
 from hopyard.core.programs.machine import ProgramMachine
@@ -38,13 +40,17 @@ ROLES: list[tuple[dict[str, Any], str | None]] = [
 class World:
     """One program, from its launch to its end.
 
+    Args:
+        seed: says all.
+        shared: others want the places of its agents too, but for that of the last slot.
+
     Attributes:
         machine: of the program.
         lines: its journal so far.
         now: the time.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shared: bool = False) -> None:
         self._draw = draw = random.Random(seed)
         roles, until = draw.choice(ROLES)
         spec = spec_of(
@@ -57,6 +63,8 @@ class World:
             grace=draw.choice([0.0, 3.0]),
             run_id=f"{seed:016x}",
         )
+        if shared:
+            spec = msgspec.structs.replace(spec, shared_slots=spec.slots - 1)
         self.now = 1_000_000.0 + seed
         self._trouble = draw.choice([0.0, 0.02, 0.1])
         self._brisk = draw.choice([0.7, 0.3, 0.05])
@@ -85,6 +93,11 @@ class World:
             slot for slot, (incarnation, begun) in self._at_work.items() if not begun and incarnation not in self._hang
         ]
         working = [slot for slot, (_, begun) in self._at_work.items() if begun]
+        spec, reservation = self.machine.spec, self.machine.reservation
+        if spec.shared_slots and reservation.asks_at is None and draw.random() < 0.2:
+            waiting = draw.randint(0, sum(slot < spec.shared_slots for slot in coming))
+            if self.machine.phase == "reserving" and waiting != reservation.waiting:
+                return Waiting(at=0.0, slots=waiting)
         if draw.random() < self._trouble / 4:
             return Stop(at=0.0, reason="stopped by the user", failed=draw.random() < 0.3)
         if self._agents and draw.random() < self._trouble:
@@ -127,6 +140,9 @@ class World:
             if isinstance(command, Renew):
                 self._agents[command.slot] = False
                 self._at_work.pop(command.slot, None)
+            if isinstance(command, GiveBack):
+                for slot in command.slots:
+                    self._agents.pop(slot, None)
             if isinstance(command, Begin):
                 assert command.task.slot not in self._at_work, "two tasks in one slot"
                 self._at_work[command.task.slot] = command.incarnation, False

@@ -86,3 +86,14 @@ def collects(args: Any, ctx: Any) -> None:
         if args and args.get("enough") and rows >= args["enough"]:
             ctx.feed().terminate()
     ctx.report({"rows": rows, "batches": batches, "total": total})
+
+
+def works(seconds: float, ctx: Any) -> None:
+    """Writes nothing: its host may share no folder with the driver."""
+    time.sleep(seconds)
+    ctx.report({"rank": ctx.rank})
+
+
+def serve_until_stopped(seconds: float, ctx: Any) -> None:
+    """The same, until it is stopped."""
+    time.sleep(1000)

@@ -56,6 +56,12 @@ def snapshot(machine: Machine) -> dict[str, Any]:
         "names": machine.names,
         "checking": checking(machine),
         "status": machine.status,
+        "holding": (
+            machine.holding.requested,
+            machine.holding._until,
+            machine.workers.turn,
+            machine.workers.any_formed,
+        ),
         "defects": machine.defects,
         "warnings": machine.warnings,
     }

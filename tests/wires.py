@@ -13,6 +13,7 @@ class Cards:
 
     name, workers, threads, apart, workers_by_host = "cards", 2, 1, False, (2,)
     endpoint, start_timeout, driver_workers, in_process = ("127.0.0.1", 0), 120.0, 0, False
+    shared_places = False
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}

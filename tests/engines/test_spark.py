@@ -643,3 +643,17 @@ def test_jobs_that_wait_for_a_slot_are_not_waited_for(bare: Bare, monkeypatch: p
     monkeypatch.setattr("hopyard.engines.spark.jobs.RELEASE_SECONDS", 3600.0)  # longer than a test may take
     bare.agents.close()
     until(lambda: not bare.jobs())
+
+
+def test_places_that_are_given_back_are_free_for_others(bare: Bare, spark: Any) -> None:
+    bare.agents.start(2)  # there is no core for it
+    until(lambda: bare.jobs() == 3)
+    assert bare.agents.waiting() == 1
+    bare.agents.give_back([0, 2])
+    until(lambda: bare.jobs() == 1)
+    assert gone([bare.agent[0], bare.supervisor[0]])
+    assert spark.range(0, 4, 1, 2).count() == 4  # beside the agent that stays
+    assert alive([bare.agent[1]]) and bare.agents.lost() == [] and bare.agents.waiting() == 0
+    bare.agents.start(0)
+    bare.find(0)
+    assert bare.agents.lost() == []

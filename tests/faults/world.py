@@ -41,12 +41,14 @@ from hopyard.core.runs.events import (
     Proposed,
     Release,
     Replace,
+    Requested,
     Resumed,
     Retried,
     Stopped,
     StoreAway,
     StoreBack,
     Warn,
+    Yielded,
     decode,
     encode,
     journaled,
@@ -321,6 +323,16 @@ class Chaos:
             self._part(agent, dead=True)
             self.feed(Left(at=self.clock, slot=agent.number, reason="spare"))
 
+    def request(self) -> None:
+        """Let the cluster have no place for some of the workers that are missing; then time may pass until those that
+        are there are given back."""
+        missing = self.slots - len(self.agents)
+        unplaced = self.choose(missing + 1)
+        self.feed(Requested(at=self.clock, unplaced=unplaced, starting=missing - unplaced))
+        if self.choose(2):
+            self.clock += 5.0
+            self.tick()
+
     def fail(self) -> None:
         """Let a unit fail through no fault of its own."""
         agent = self._any([a for a in self.agents.values() if isinstance(a.task, Dispatch)])
@@ -455,6 +467,18 @@ class Chaos:
         elif isinstance(command, Replace):
             if command.slot in self.agents:
                 self._part(self.agents[command.slot], dead=bool(self.choose(2)))
+        elif isinstance(command, Yielded):
+            for number in command.slots:
+                agent = self.agents[number]
+                hold(agent.task is None, f"worker {number} was given back while it worked")
+                only = [
+                    trial.id
+                    for trial in self.machine.trials.values()
+                    for state in trial.states.values()
+                    if state.maker == number and not state.digest and not trial.ended
+                ]
+                hold(not only, f"worker {number} was given back with the only States of trials {only}")
+                self._part(agent, dead=True)
         elif isinstance(command, Warn):
             hold(not command.defect, command.text)
         elif isinstance(command, Finish):
@@ -607,4 +631,4 @@ class Chaos:
 LONGEST = 5
 """Epochs up to which a run is given more before its end."""
 _WEIGHTS = {"join": 3, "work": 12, "write": 8, "hear": 16, "lose": 1, "fail": 1, "tick": 1}
-_WEIGHTS |= {"leave": 0, "cut": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}
+_WEIGHTS |= {"leave": 0, "cut": 0, "request": 0, "full": 0, "kill": 0, "starve": 0, "wipe": 0, "away": 0}

@@ -59,6 +59,7 @@ def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
         unfit=frozenset([t for t in range(trials) if random.random() < 0.15]),
         weights={
             "cut": cut,
+            "request": random.choice([0, 2, 6]) if gangs else 0,
             "lose": random.choice([0, 1, 3]),
             "leave": random.choice([0, 1, 4]),
             "fail": random.choice([0, 1, 2]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -20,13 +21,13 @@ from example_modules import EXAMPLES, example
 from hopyard.engines.local import Processes
 from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
-from hopyard.ports.engines import Agents, LaunchInfo, ReleasesCores, is_engine, starts_agents
+from hopyard.ports.engines import Agents, GivesBack, LaunchInfo, ReleasesCores, is_engine, starts_agents
 from hosts import played_ssh
 from jobs import alive, free_port, gone, until
 from kube.kubelet import missing
 from kube.lab import Lab
 from played_spark import Session
-from played_supervisors import children, command
+from played_supervisors import children, command, parent
 
 pytestmark = pytest.mark.cold
 
@@ -150,6 +151,7 @@ def agents(request: pytest.FixtureRequest, launch: LaunchInfo, tmp_path: Path) -
     assert engine.apart == (engine.name not in ("local", "subprocesses"))
     assert engine.workers_by_host == BY_HOST.get(request.param, (2,))
     assert engine.driver_workers == int("beside" in request.param)
+    assert engine.shared_places == (engine.name in ("spark", "kubernetes"))
     assert is_engine(engine) and starts_agents(engine)
     made = engine.open(launch)
     yield made
@@ -211,6 +213,18 @@ def workers_below(process: int) -> set[int]:
     return below
 
 
+def without_companions() -> set[int]:
+    """Workers among the descendants of this process: companions are children of theirs."""
+    found = workers_below(os.getpid())
+    return {pid for pid in found if not found & {*ancestors(pid)}}
+
+
+def ancestors(process: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):  # it has ended since
+        while (process := parent(process)) > 1:
+            yield process
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_lost_once_and_the_next_one_ends_with_the_run(
     agents: Agents, request: pytest.FixtureRequest
@@ -240,6 +254,30 @@ def test_a_run_that_releases_cores_goes_on(agents: Agents) -> None:
     for _ in range(2):
         agents.release_cores([0])
         agents.reacquire_cores()
+    assert agents.lost() == []
+
+
+@pytest.mark.slow
+def test_places_that_are_given_back_can_be_asked_for_again(agents: Agents, request: pytest.FixtureRequest) -> None:
+    if not request.node.callspec.id.startswith(("spark", "kubernetes")):
+        pytest.skip("nobody else wants its places")
+    assert isinstance(agents, GivesBack)
+
+    def up(slot: int) -> set[int]:
+        before = workers_below(os.getpid())
+        agents.start(slot)
+        until(lambda: agents.lost() == [] and not agents.waits(slot) and without_companions() - before)
+        return without_companions() - before
+
+    one, other = up(1), up(0)
+    assert agents.waiting() == 0
+    agents.give_back([0])
+    assert gone(sorted(other)) and alive(sorted(one)) == sorted(one)
+    assert agents.lost() == [] and agents.waiting() == 0
+    other = up(0)
+    agents.give_back([0, 1])
+    assert gone(sorted(one | other))
+    assert up(1)
     assert agents.lost() == []
 
 
@@ -338,8 +376,8 @@ def test_a_log_that_cannot_be_written_is_a_lack_of_resources(tmp_path: Path) -> 
         made.start(0)
 
 
-def all_of(agents: Callable[..., Any]) -> list[str]:
-    return [name for name in dir(agents) if not name.startswith("_")]
+def all_of(*agents: Callable[..., Any]) -> list[str]:
+    return sorted({name for each in agents for name in dir(each) if not name.startswith("_")})
 
 
 def test_no_engine_has_more_than_the_port() -> None:
@@ -347,4 +385,4 @@ def test_no_engine_has_more_than_the_port() -> None:
     from hopyard.engines.supervised import SupervisedAgents
 
     assert all_of(Processes) == all_of(Agents)
-    assert all_of(SupervisedAgents) == all_of(Split) == all_of(ReleasesCores)
+    assert all_of(SupervisedAgents) == all_of(Split) == all_of(ReleasesCores, GivesBack)

@@ -20,6 +20,7 @@ from hopyard.core.runs.events import (
     Placed,
     Proposed,
     Resumed,
+    Yielded,
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Part, PartitionRange, Ref, RunSpec, Unit
@@ -99,7 +100,14 @@ def test_all_members_of_a_gang_count_on_their_hosts():
     )
 
 
-@pytest.mark.parametrize("end", [Lost(at=0, slot=2, reason="killed"), Left(at=0, slot=2, reason="idle")])
+@pytest.mark.parametrize(
+    "end",
+    [
+        Lost(at=0, slot=2, reason="killed"),
+        Left(at=0, slot=2, reason="idle"),
+        Yielded(at=0, slots=(2,), until=1),
+    ],
+)
 def test_a_gang_whose_member_is_gone_is_none(end):
     gang = [joined(0, "a"), joined(2, "b"), Formed(at=0, slot=0, members=(0, 2))]
     found = records(*gang, dispatch(0, 1, 0), end, done(0, 1, 0), dispatch(0, 2, 1), done(0, 2, 1, exchanged_bytes=3))

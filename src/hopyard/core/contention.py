@@ -2,29 +2,30 @@
 
 Two programs that fit alone, and not together, could each hold some of the places for ever ("hold and wait", Coffman et
 al. 1971, System Deadlocks). So who holds too few gives all of them back after a while, and asks again after a pause.
-Both times grow with each turn and are drawn by a keyed hash, so that two that began together soon differ.
+Both times are drawn by a keyed hash, so that two that began together soon differ. Pauses grow from turn to turn, as
+fewer compete then. Holds do not: places that are held for nothing are missing elsewhere.
 """
 
 from __future__ import annotations
 
 from hopyard.core.keyed import fraction
 
-HOLD_SECONDS, PAUSE_SECONDS = 2.0, 1.0
-"""The least time of the first turn. The most is twice that."""
-GROWTH, MOST_TURNS = 1.5, 6
-"""By how much each turn is longer than the one before, and from which turn on they are no longer."""
+HOLD_SECONDS, PAUSE_SECONDS = 2.0, 2.0
+"""The least time, in the first turn. The most is twice that."""
+GROWTH, MOST_TURNS = 1.5, 4
+"""By how much each pause is longer than the one before, and from which turn on they are no longer."""
 
 
 def hold_seconds(key: str, turn: int) -> float:
     """Return how long places that are too few are held without another one coming; `turn`: from 0; `key`: its own for
     each run or program."""
-    return _seconds(HOLD_SECONDS, key, "hold", turn)
+    return _drawn(HOLD_SECONDS, key, "hold", turn)
 
 
 def pause_seconds(key: str, turn: int) -> float:
     """Return how long they are left to others before they are asked for again."""
-    return _seconds(PAUSE_SECONDS, key, "pause", turn)
+    return _drawn(PAUSE_SECONDS * GROWTH ** min(turn, MOST_TURNS), key, "pause", turn)
 
 
-def _seconds(least: float, key: str, purpose: str, turn: int) -> float:
-    return least * GROWTH ** min(turn, MOST_TURNS) * (1 + fraction(key, purpose, turn))
+def _drawn(least: float, key: str, purpose: str, turn: int) -> float:
+    return least * (1 + fraction(key, purpose, turn))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from hopyard.driver.commit import Gone
 from hopyard.driver.strangers import HANDSHAKE_SECONDS, Strangers
 from hopyard.driver.timeouts import SlotTimers
 from hopyard.errors import HopyardError, ResourceError
-from hopyard.ports.engines import AgentEngine, Agents, LaunchInfo, OutOfMemory
+from hopyard.ports.engines import AgentEngine, Agents, GivesBack, LaunchInfo, OutOfMemory
 from hopyard.system.limits import allow_files
 from hopyard.system.network import BACKLOG, TAKEN, address_to_bind, joined
 
@@ -201,6 +201,18 @@ class Router:
         """End an agent; what it still sends is dropped."""
         self._forget(slot)
         self._agents.end(slot)
+
+    def waiting(self) -> int:
+        """Return how many slots wait for a place in a cluster that others use too."""
+        assert isinstance(self._agents, GivesBack)
+        return self._agents.waiting()
+
+    def give_back(self, slots: Collection[int]) -> None:
+        """End these agents, and leave their places to others."""
+        assert isinstance(self._agents, GivesBack)
+        for slot in slots:
+            self._forget(slot)
+        self._agents.give_back(slots)
 
     def send(self, slot: int, message: Down) -> None:
         """Send a message to an agent; one that is gone does not get it."""

@@ -116,6 +116,7 @@ class Local(Startable):
     endpoint: tuple[str, int] = field(default=(LOOPBACK, 0), init=False, repr=False)
     start_timeout: float = field(default=START_SECONDS, init=False, repr=False)
     driver_workers: int = field(default=0, init=False, repr=False)
+    shared_places: bool = field(default=False, init=False, repr=False)
     _standby: Templates = field(default_factory=Templates, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

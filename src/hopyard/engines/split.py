@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hopyard.engines.supervised import SupervisedAgents
 from hopyard.errors import ResourceError
-from hopyard.ports.engines import Agents, ReleasesCores
+from hopyard.ports.engines import Agents
 
 
 class Split:
@@ -20,7 +21,7 @@ class Split:
         slots: numbers of the slots beside the driver.
     """
 
-    def __init__(self, cluster: ReleasesCores, local: Agents, slots: range) -> None:
+    def __init__(self, cluster: SupervisedAgents, local: Agents, slots: range) -> None:
         self._cluster, self._local, self._slots = cluster, local, slots
 
     def _agents_of(self, slot: int) -> Agents:
@@ -55,6 +56,17 @@ class Split:
     def device(self, slot: int) -> str:
         """ "cpu" or "cuda"."""
         return self._agents_of(slot).device(slot)
+
+    def waiting(self) -> int:
+        """Return how many slots wait for a place in the cluster."""
+        return self._cluster.waiting()
+
+    def give_back(self, slots: Collection[int]) -> None:
+        """End these agents, and leave the places in the cluster to others."""
+        for slot in slots:
+            if slot in self._slots:
+                self._local.end(slot)
+        self._cluster.give_back([slot for slot in slots if slot not in self._slots])
 
     def release_cores(self, slots: Collection[int]) -> None:
         """Release the cores that the slots of the cluster hold there."""

@@ -38,10 +38,12 @@ class Placement(Protocol):
     Attributes:
         supervisors: those that have dialled in, and how many there should be (`due`).
         remedy: how slots get a supervisor that wait for one while others work; empty: nobody is warned of that.
+        coming: how many supervisors have a place where they are still being brought up, as far as that is known.
     """
 
     supervisors: Supervisors
     remedy: str = ""
+    coming: int = 0
 
     @abstractmethod
     def place(self) -> None:
@@ -66,6 +68,11 @@ class Placement(Protocol):
 
     def cancel(self, jobs: set[int]) -> None:
         """End what holds the places of supervisors that do not answer, or are gone; `jobs`: those of their tickets."""
+        return
+
+    def withdraw(self) -> None:
+        """Leave places to others: end what holds none yet, and what holds those of supervisors that leave. Called where
+        the engine has `shared_places`; returns at once."""
         return
 
     def explain(self, host_name: str) -> str | None:
@@ -248,6 +255,20 @@ class SupervisedAgents:
     def device(self, slot: int) -> str:
         """Return "cuda" where the supervisor of this slot has a GPU, else "cpu"."""
         return self._supervisors.device(slot)
+
+    def waiting(self) -> int:
+        """Return how many slots wait for a place in the cluster."""
+        return max(0, self._supervisors.missing - self._placement.coming)
+
+    def give_back(self, slots: Collection[int]) -> None:
+        """End the agents of these slots, and leave their places to others; returns at once."""
+        if self._closed:
+            return
+        for slot in slots:
+            self._held.pop(slot, None)
+        self._supervisors.give_back(slots)
+        self._placement.withdraw()
+        self._missing = self._supervisors.missing
 
     def release_cores(self, slots: Collection[int]) -> None:
         """Release the cores that a cluster counts for these slots, until `reacquire_cores`; their agents go on.

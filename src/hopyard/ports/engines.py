@@ -87,6 +87,22 @@ class ReleasesCores(Agents, Protocol):
         ...
 
 
+@runtime_checkable
+class GivesBack(Agents, Protocol):
+    """Agents whose places in a cluster others may want."""
+
+    def waiting(self) -> int:
+        """Return how many slots wait for a place that the cluster has not granted yet. A slot whose agent is still
+        being brought up has its place."""
+        ...
+
+    def give_back(self, slots: Collection[int]) -> None:
+        """Ends the agents of these slots, withdraws what was asked for and has not come, and leaves the places to
+        others; those of other slots stay. Returns at once; the places are free within seconds. A later `start` asks for
+        a place again."""
+        ...
+
+
 class Engine(Protocol):
     """Runs units. Workers other than this process are agents, which an `AgentEngine` starts."""
 
@@ -143,6 +159,12 @@ class AgentEngine(Engine, Protocol):
     @property
     def driver_workers(self) -> int:
         """How many of its slots, the last ones, are on the host of this process while the others are in a cluster."""
+        ...
+
+    @property
+    def shared_places(self) -> bool:
+        """Whether others may want the places of its agents, but for those of `driver_workers`. Its agents are
+        `GivesBack` then."""
         ...
 
     def open(self, launch: LaunchInfo) -> Agents:

@@ -19,6 +19,7 @@ from hopyard.core.runs.events import (
     Began,
     Check,
     Checked,
+    Command,
     Dispatch,
     Done,
     Durable,
@@ -142,16 +143,20 @@ class World:
         last = 0.0
         while self._queue and not self.machine.ended:
             self.clock, _, event = heappop(self._queue)
-            if isinstance(event, Tick) and not self.machine.due(self.clock):
-                continue
             if isinstance(event, Done):
                 last = self.clock
-            self.feed(event)
-            self._propose()
-            if (time := self.machine.earliest()) is not None and time not in self._ticks:
-                self._ticks.add(time)
-                self.later(time - self.clock, Tick(at=time))
+            self.happen(event)
         return last
+
+    def happen(self, event: Event) -> None:
+        """Handle an event whose time has come, and let the machine have a `Tick` when it needs one next."""
+        if isinstance(event, Tick) and not self.machine.due(self.clock):
+            return
+        self.feed(event)
+        self._propose()
+        if (time := self.machine.earliest()) is not None and time not in self._ticks:
+            self._ticks.add(time)
+            self.later(time - self.clock, Tick(at=time))
 
     def _join(self, host: int, slot: int, at: float) -> None:
         self._host_of[slot] = host
@@ -171,13 +176,17 @@ class World:
         for command in self.machine.handle(event):
             if self.keep and isinstance(command, DECISIONS):
                 self.journal.append(command)
-            if isinstance(command, Dispatch):
-                self._work(command.slot, command.unit)
-            elif isinstance(command, Check):
-                checked = Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",))
-                self.later(0.0, checked)
-            elif isinstance(command, Finish) and self.machine.status == "running":
-                self.feed(Finished(at=self.clock, status=command.status))
+            self.obey(command)
+
+    def obey(self, command: Command) -> None:
+        """Answer a command, as agents and the driver would."""
+        if isinstance(command, Dispatch):
+            self._work(command.slot, command.unit)
+        elif isinstance(command, Check):
+            checked = Checked(at=self.clock, slot=command.slot, trial=command.trial, faults=(), names=("loss",))
+            self.later(0.0, checked)
+        elif isinstance(command, Finish) and self.machine.status == "running":
+            self.feed(Finished(at=self.clock, status=command.status))
 
     def later(self, seconds: float, event: Event) -> None:
         """Let an event happen `seconds` from now; its `at` must be that time."""

@@ -34,6 +34,7 @@ from hopyard.core.runs.events import (
     Retried,
     Shrunk,
     Stopped,
+    Yielded,
 )
 from hopyard.spec import Part
 from hopyard.views.hosts import HostRecord
@@ -184,6 +185,9 @@ class Chart:
                 return self._gone(line.slot, line.at, line.reason)
             case Left():
                 self._gone(line.slot, line.at, line.reason, mark=False)
+            case Yielded():
+                for slot in line.slots:
+                    self._gone(slot, line.at, "too few for a gang: it was given back", mark=False)
             case Check():
                 lane = self._present[line.slot].lane if line.slot in self._present else -1
                 self.open[line.slot] = Span(line.at, line.slot, lane, -1, line.trial, "check", 0, line.partitions)

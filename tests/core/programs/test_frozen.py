@@ -3,7 +3,7 @@
 A change that makes this fail breaks `hopyard show` of every program that is on a disk somewhere. Add a new pair of
 files when the format grows; never change an old one. (Until the first release they may be written anew: `python
 test_frozen.py`.) They are of `program_worlds.World`: restarts of the whole and of tasks alone, growth, overdue tasks,
-lost slots.
+lost slots, slots that are given back.
 """
 
 import json
@@ -12,7 +12,17 @@ from typing import get_args
 
 import pytest
 
-from hopyard.core.programs.events import Assigned, Decision, Happened, Over, Restarting, decode, encode
+from hopyard.core.programs.events import (
+    AskedAgain,
+    Assigned,
+    Decision,
+    Happened,
+    Over,
+    Restarting,
+    Yielded,
+    decode,
+    encode,
+)
 from hopyard.core.programs.machine import ProgramMachine
 from program_worlds import World
 from snapshots import program_fold
@@ -53,7 +63,7 @@ def stages(lines: list) -> dict:
     return {
         str(count): essentials(program_fold(lines[:count]))
         for count, line in enumerate(lines, 1)
-        if isinstance(line, (Assigned, Restarting, Over))
+        if isinstance(line, (Yielded, AskedAgain, Assigned, Restarting, Over))
     }
 
 
@@ -73,8 +83,8 @@ def test_they_have_every_kind_of_line():
 
 
 if __name__ == "__main__":
-    for number, seed in enumerate((648, 302, 83), 1):
-        world, target = World(seed), HERE / f"program-{number}.jsonl"
+    for number, (seed, shared) in enumerate(((648, False), (302, False), (83, False), (1138, True)), 1):
+        world, target = World(seed, shared), HERE / f"program-{number}.jsonl"
         list(world.run())
         target.write_bytes(b"".join(encode(line) + b"\n" for line in world.lines))
         target.with_suffix(".json").write_text(json.dumps(folded(target), indent=1, sort_keys=True) + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hopyard.core.facts import Fact, Lost, Tick
+from hopyard.core.facts import Lost, Tick
 from hopyard.core.programs.events import (
     Assigned,
     Begin,
@@ -15,9 +15,7 @@ from hopyard.core.programs.events import (
     Ended,
     Finish,
     Halt,
-    Launched,
     Over,
-    ProgramLine,
     Renew,
     Reported,
     RequestStop,
@@ -30,63 +28,11 @@ from hopyard.core.programs.events import (
     fitted,
     spec_of,
 )
-from hopyard.core.programs.machine import ELASTIC, FAILED_STARTS, LAST, SETTLE, ProgramMachine
-from hopyard.core.programs.placement import Place, Role, assign, environment, roles_of
+from hopyard.core.programs.machine import LAST, SETTLE
+from hopyard.core.programs.placement import Role, assign, environment, roles_of
+from hopyard.core.programs.reservation import ELASTIC, FAILED_STARTS
 from hopyard.errors import JournalError, SpecError
-from snapshots import program_fold, program_snapshot
-
-
-def place(slot: int, host: str = "a", gpus: tuple[str, ...] = ()) -> Place:
-    return Place(slot, host, 100 + slot, f"10.0.0.{host}", (1000 + slot, 2000 + slot, 3000 + slot), gpus)
-
-
-class Play:
-    """A machine, the clock that its facts carry, and the journal that a driver would have: it always folds to the
-    machine's own state. `said` is what the machine commands but its decisions, which are in `decided`."""
-
-    def __init__(self, roles: Any, until: str | None = None, **more: Any) -> None:
-        self.now = 0.0
-        self.machine = ProgramMachine(spec_of(roles, until, **more))
-        self.lines: list[ProgramLine] = []
-        self.decided: list[Any] = []
-        self.said: list[Any] = []
-        self.tell(Launched(at=0.0, spec=self.machine.spec), 0.0)
-
-    def tell(self, fact: Any, after: float = 0.01) -> list[Any]:
-        self.now += after
-        fact = msgspec.structs.replace(fact, at=self.now)
-        if not isinstance(fact, Tick):
-            self.lines.append(fact)
-        commands = self.machine.handle(fact)
-        self.decided = [command for command in commands if isinstance(command, Fact)]
-        self.said = [command for command in commands if not isinstance(command, Fact)]
-        self.lines += self.decided
-        assert program_snapshot(program_fold(decode(encode(line)) for line in self.lines)) == program_snapshot(
-            self.machine
-        )
-        return self.said
-
-    def up(self, *slots: int) -> list[Any]:
-        for slot in slots or range(self.machine.spec.slots):
-            self.tell(Reserved(at=0, place=place(slot)))
-        begun = [c for c in self.said if isinstance(c, Begin)]
-        for command in begun:
-            self.tell(Running(at=0, slot=command.task.slot, incarnation=command.incarnation))
-        return begun
-
-    def end(self, name: str, **how: Any) -> list[Any]:
-        record = next(record for record in self.machine.tasks.values() if record.task.name == name)
-        how = {"returned": True, **how}
-        return self.tell(Ended(at=0, slot=record.task.slot, incarnation=record.incarnation, **how))
-
-    def halted(self) -> list[Any]:
-        said = []
-        for halt in [c for c in self.said if isinstance(c, Halt)]:
-            said += self.tell(Ended(at=0, slot=halt.slot, incarnation=halt.incarnation, code=-15, halted=True))
-        return said
-
-    def kinds(self) -> list[str]:
-        return [type(command).__name__ for command in self.said]
+from program_play import Play, place
 
 
 def test_each_slot_gets_an_agent_then_each_task_its_slot() -> None:

@@ -15,7 +15,7 @@ from snapshots import program_fold, program_snapshot
 
 def test_no_decision_precedes_a_timeout() -> None:
     for seed in range(100):
-        world = World(seed)
+        world = World(seed, shared=seed % 2 == 0)
         for _ in world.run():
             due = world.machine.due(world.now)
             end = world.now + 10_000.0 if due is None else due
@@ -27,7 +27,7 @@ def test_no_decision_precedes_a_timeout() -> None:
 def test_journals_fold_to_the_machine_that_wrote_them() -> None:
     seen: Counter[str] = Counter()
     for seed in range(300):
-        world = World(seed)
+        world = World(seed, shared=seed % 2 == 0)
         for number, _ in enumerate(world.run()):
             assert number < 5000, f"world {seed} does not end"
             if number % 7 == 0:
@@ -40,7 +40,8 @@ def test_journals_fold_to_the_machine_that_wrote_them() -> None:
         seen += Counter(type(line).__name__ for line in world.lines)
         seen[f"{world.machine.status}"] += 1
     assert all(
-        seen[name] > 4 for name in ("Restarting", "Overdue", "Lost", "Stop", "Closing", "completed", "failed")
+        seen[name] > 4
+        for name in ("Yielded", "AskedAgain", "Restarting", "Overdue", "Lost", "Stop", "Closing", "completed", "failed")
     ), seen
 
 

@@ -4,7 +4,8 @@ A change that makes this fail breaks the resume of every run that is on a disk s
 the format grows; never change an old one. (Until the first release they may be written anew: `python test_frozen.py`.)
 `WORLDS` are of `faults.world`: slots lost and replaced, system and user failures, folds, drivers killed and
 resumed, more epochs, searches with and without rules, gangs, hosts with homes. `journal-6` has what worlds lack: a gang
-that shrinks, a driver that is interrupted, and every field of the first line.
+that shrinks, a driver that is interrupted, and every field of the first line; `journal-7` has workers that are too few
+for a gang and are given back.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import get_args
 import pytest
 
 from faults.worlds import drawn
-from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Resumed, Shrunk, decode, encode
+from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Requested, Resumed, Shrunk, decode, encode
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Gang, Objective, Outer, Timeouts
 from hopyard.stopping import Patience
@@ -109,6 +110,19 @@ def of_a_gang_that_shrinks() -> list[bytes]:
     return [encode(line) for line in run.lines]
 
 
+def of_workers_that_are_too_few() -> list[bytes]:
+    run = Run(slots=2, gang=Gang(3))
+    run.give(Requested(at=1.0, unplaced=1, starting=0))
+    run.tick()
+    run.tick()
+    run.give(Requested(at=9.0, unplaced=2, starting=1))
+    for slot in (2, 3, 4):
+        run.at = 10.0
+        run.join(slot)
+    run.give(Interrupted(at=11.0, reason="the user interrupted"))
+    return [encode(line) for line in run.lines]
+
+
 def freeze(name: str, lines: list[bytes]) -> None:
     target = HERE / f"{name}.jsonl"
     target.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -119,3 +133,4 @@ if __name__ == "__main__":
     for name, (seed, kinds) in WORLDS.items():
         freeze(name, of_world(seed, **kinds))
     freeze("journal-6", of_a_gang_that_shrinks())
+    freeze("journal-7", of_workers_that_are_too_few())

@@ -79,6 +79,11 @@ def test_partitions_change_their_homes_in_the_bad_worlds() -> None:
     assert changed > 20
 
 
+def test_workers_are_given_back_in_the_bad_worlds() -> None:
+    lines = [line for seed in range(WORLDS // 5) for line in live(seed, gangs=True)]
+    assert sum(b'"type":"Yielded"' in line for line in lines) > 2
+
+
 def test_equal_seeds_give_equal_journals() -> None:
     for seed in range(8):
         assert live_anew(seed) == live(seed)

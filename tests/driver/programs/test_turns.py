@@ -22,6 +22,7 @@ from hopyard.core.programs.events import (
     Reserved,
     Restarting,
     Running,
+    Waiting,
     decode,
     spec_of,
 )
@@ -33,6 +34,10 @@ from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 
 
+def place(slot: int) -> Place:
+    return Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())
+
+
 class Played:
     """A link to agents that the test plays."""
 
@@ -40,6 +45,9 @@ class Played:
         self.came: list[Any] = []
         self.sent: list[Any] = []
         self.pause = 0.0
+        self.started: list[int] = []
+        self.places_missing = 0
+        self.given_back: list[range] = []
 
     def paused(self) -> float:
         pause, self.pause = self.pause, 0.0
@@ -53,7 +61,7 @@ class Played:
         self.sent.append(message)
 
     def start(self, slot: int) -> None:
-        pass
+        self.started.append(slot)
 
     def end(self, slot: int) -> None:
         pass
@@ -61,9 +69,15 @@ class Played:
     def confirm(self) -> None:
         pass
 
+    def waiting(self) -> int:
+        return self.places_missing
+
+    def give_back(self, slots: range) -> None:
+        self.given_back.append(slots)
+
 
 class Turns:
-    """A program of workers that run; worker 1 reports in every turn."""
+    """A program of workers that run, unless others want their places too; worker 1 reports in every turn."""
 
     def __init__(self, folder: Path, workers: int = 2, **how: Any) -> None:
         self.layout, self.at = Layout(folder), 1000.0
@@ -79,7 +93,9 @@ class Turns:
         self.loop._clock = self  # type: ignore[assignment]
         self.loop._commit([Launched(at=0.0, spec=spec)])
         slots = range(workers)
-        self.turn(*(Reserved(at=0.0, place=Place(slot, "h", 10 + slot, "127.0.0.1", (1, 2, 3), ())) for slot in slots))
+        if how.get("shared_slots"):
+            return
+        self.turn(*(Reserved(at=0.0, place=place(slot)) for slot in slots))
         self.turn(*(Running(at=0.0, slot=slot, incarnation=self.machine.tasks[slot].incarnation) for slot in slots))
 
     def turn(self, *messages: Any, seconds: float = 0.13) -> None:
@@ -222,3 +238,28 @@ def test_tasks_of_a_program_that_is_stopped_may_end_restarts_alone(turns: Callab
     it.reports(3.0)
     (closing,) = it.lines(Closing)
     assert (closing.status, closing.halted) == ("stopped", True)
+
+
+def test_slots_that_are_too_few_are_given_back_with_one_warning(
+    turns: Callable[..., Turns], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hopyard.driver.programs.loop")
+    it = turns(workers=3, shared_slots=3)
+    it.link.places_missing = 3
+    it.turn()
+    it.link.places_missing = 1
+    it.turn(seconds=0.01)  # slots are still being started: nobody asks how many wait
+    assert it.lines(Waiting) == []
+    it.turn(Reserved(at=0.0, place=place(0)))
+    it.turn()
+    for _ in range(2):
+        given_back, it.link.started = len(it.link.given_back), []
+        while len(it.link.given_back) == given_back:
+            it.turn(Reserved(at=0.0, place=place(0)))
+            it.turn(seconds=4.0)
+        while len(it.link.started) < 3:
+            it.turn(seconds=1.0)
+    assert it.link.given_back == [range(3)] * 2 and it.link.started == [0, 1, 2]
+    assert it.lines(Waiting)[0].slots == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "the roles need 3 processes, and there are places for 2" in caplog.text

@@ -29,8 +29,10 @@ from hopyard.core.runs.events import (
     Interrupted,
     Joined,
     Left,
+    Requested,
     StoreAway,
     StoreBack,
+    Yielded,
 )
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.commit import Gone
@@ -446,6 +448,49 @@ def test_the_last_slot_stays(stage: Callable[..., Stage]) -> None:
     it.link.receives += [answer(it), [], answer(it)]
     it.loop.run()
     assert not [line for line in it.lines() if isinstance(line, Left)]
+
+
+class Places:
+    """What a loop knows of the places of its agents, where others want them too."""
+
+    def __init__(self, waiting: int) -> None:
+        self.slots_waiting = waiting
+        self.given_back: list[set[int]] = []
+
+    def waiting(self) -> int:
+        return self.slots_waiting
+
+    def give_back(self, slots: set[int]) -> None:
+        self.given_back.append(slots)
+        self.slots_waiting = 0
+
+
+def test_workers_that_are_too_few_for_a_gang_are_given_back(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hopyard.core.runs.holding.hold_seconds", lambda key, turn: 0.0)
+    monkeypatch.setattr("hopyard.core.runs.holding.pause_seconds", lambda key, turn: 0.0)
+    spec, places = msgspec.structs.replace(SPEC, gang=Gang(3)), Places(waiting=1)
+    it = stage([READY, Ready(1, "here", 11)], [FIT], spec=spec, workers=3, shared=places)
+    it.link.receives += [[], [Gone(1, "ended"), Gone(2, "ended")]]
+    it.link.receives += [[Ready(slot, "here", 10 + slot) for slot in (3, 4, 5)], answer(it, 3), answer(it, 3)]
+    it.loop.run()
+    assert [(line.unplaced, line.starting) for line in it.lines() if isinstance(line, Requested)] == [(1, 2), (0, 3)]
+    assert [line.slots for line in it.lines() if isinstance(line, Yielded)] == [(0, 1)]
+    assert places.given_back == [{0, 1, 2}] and sorted(it.link.ended[:3]) == [0, 1, 2]
+    assert it.link.started == [0, 1, 2, 3, 4, 5], "as many as before, and none for those that end now"
+    assert [record.message for record in caplog.records if "gang" in record.message] == [
+        "a gang needs 3 workers, and 2 came: their places are left to others for 0 s"
+    ]
+    assert it.machine.status == "completed"
+
+
+def test_places_of_its_own_are_kept(stage: Callable[..., Stage]) -> None:
+    spec = msgspec.structs.replace(SPEC, gang=Gang(3))
+    it = stage([READY], [FIT], [], spec=spec, workers=3)
+    with pytest.raises(KeyboardInterrupt):
+        it.loop.run()
+    assert not [line for line in it.lines() if isinstance(line, (Requested, Yielded))]
 
 
 def test_a_state_in_memory_that_is_not_shared_is_asked_of_who_has_it(stage: Callable[..., Stage]) -> None:

@@ -75,6 +75,37 @@ def test_a_pod_that_is_about_to_end_is_replaced_before_it_has() -> None:
     assert them.wanted(1, 4.0) == 1
 
 
+def test_jobs_without_an_agent_are_given_back_and_asked_for_again_at_once() -> None:
+    them = places(2)
+    them.add(3)
+    them.note_supervisors({host(1, 0): True, host(1, 1): True, host(2, 0): False}, 1.0)
+    them.give_back(set())
+    assert them.jobs == set() and them.wanted(5, 1.0) == 5
+
+
+def test_pods_of_a_job_with_an_agent_stay_or_leave_by_themselves() -> None:
+    them = places(4)
+    them.note_supervisors({host(1, 0): True, host(1, 1): True}, 1.0)
+    them.give_back({host(1, 0)})
+    assert them.jobs == {1}
+    assert them.wanted(4, 1.0) == 1  # for the one that leaves; those that have not come may still come
+    them.note_pods([pod(host(1, 0)), pod(host(1, 1), "Succeeded", 0), pod(host(1, 2), "Succeeded", 0)], 2.0)
+    assert them.wanted(4, 2.0) == 2  # at once, as one that was not needed is no failure
+
+
+def test_a_pod_with_a_node_has_its_place_until_its_supervisors_have_come() -> None:
+    them = places(3, per_pod=2)
+    pods = [pod(host(1, index)) for index in range(3)]
+    for each in pods[1:]:
+        each["spec"]["nodeName"] = "node-1"
+    them.note_pods(pods, 1.0)
+    assert them.coming == 4
+    them.note_supervisors({host(1, 1): False}, 2.0)
+    assert them.coming == 2
+    them.note_pods([*pods[:2], failed(host(1, 2), 1)], 3.0)
+    assert them.coming == 0
+
+
 def test_pods_that_end_without_an_agent_are_asked_for_ever_later() -> None:
     them, now, waits = Places(SET, 1), 0.0, []
     for job in range(1, 10):

@@ -50,6 +50,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `main` is a script: then a process that ends with code 0 ended well wherever it stood."""
     run_id: str = ""
     """Name of this program alone, equal for all tasks and restarts: what torchrun calls the id of the rendezvous."""
+    shared_slots: int = 0
+    """How many of its slots, the first ones, have places in a cluster that others want too."""
 
     def awaits(self, task: Task) -> bool:
         """Return whether this task must end for the program to end."""
@@ -122,11 +124,18 @@ def _until(until: object, roles: dict[str, Role]) -> str:
     return f"{role}:{int(number)}"
 
 
-def fitted(spec: ProgramSpec, slots: int) -> ProgramSpec:
-    """Return the spec for an engine with so many slots: elastic roles are cut to them."""
+def fitted(spec: ProgramSpec, slots: int, *, own_slots: int | None = None) -> ProgramSpec:
+    """Return the spec for an engine with so many slots: elastic roles are cut to them.
+
+    Args:
+        spec: what the user asked for.
+        slots: how many the engine has.
+        own_slots: how many slots, the last ones, have a place that nobody else wants; None: all.
+    """
     counts = shares(spec.wanted, slots)
     roles = {name: (counts[name], least, gpus) for name, (_, least, gpus) in spec.roles.items()}
-    return msgspec.structs.replace(spec, roles=roles)
+    shared = 0 if own_slots is None else sum(counts.values()) - own_slots
+    return msgspec.structs.replace(spec, roles=roles, shared_slots=shared)
 
 
 # ---------------------------------------------------------------------------------------------------- facts
@@ -149,6 +158,27 @@ class Reserved(Fact, frozen=True):
     def slot(self) -> int:
         """Slot of the agent."""
         return self.place.slot
+
+
+class Waiting(Fact, frozen=True):
+    """While slots are asked for: so many of them have no place in the cluster yet."""
+
+    slots: int
+
+
+class Yielded(Fact, frozen=True):
+    """Decision: slots whose places others may want are given back, as they are too few."""
+
+    turn: int
+    """How many times they were given back before."""
+    held: int
+    """How many slots had a place."""
+    seconds: float
+    """After which time they are asked for again."""
+
+
+class AskedAgain(Fact, frozen=True):
+    """Decision: slots that were given back are asked for again."""
 
 
 class Assigned(Fact, frozen=True):
@@ -279,19 +309,25 @@ class Renew(msgspec.Struct, frozen=True):
     slot: int
 
 
+class GiveBack(msgspec.Struct, frozen=True):
+    """Command: end the agents of these slots, and leave their places to others."""
+
+    slots: range
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Command: nothing runs any more."""
 
     status: Status
 
 
-Happened = Launched | Reserved | Running | Reported | Ended | Lost | Stop
-Decision = Assigned | Restarting | Overdue | Closing | Over | Lost
+Happened = Launched | Reserved | Waiting | Running | Reported | Ended | Lost | Stop
+Decision = Yielded | AskedAgain | Assigned | Restarting | Overdue | Closing | Over | Lost
 """The decisions of the machine, which the journal records. `Lost` names a slot whose agent does not end its task."""
 ProgramEvent = Happened | Tick
 ProgramLine = Happened | Decision
 """What a line of the journal may hold."""
-ProgramCommand = Decision | Begin | Halt | RequestStop | Renew | Finish
+ProgramCommand = Decision | Begin | Halt | RequestStop | Renew | GiveBack | Finish
 
 
 def journaled(event: ProgramEvent, commands: Iterable[ProgramCommand]) -> list[ProgramLine]:

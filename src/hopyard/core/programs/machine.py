@@ -5,10 +5,11 @@ state by one line of the journal and is a plain fold; `handle` applies one event
 Decisions that change state are facts themselves, and belong in the journal behind the event that led to them. A `Tick`
 changes nothing, so it is not in the journal; what the machine decides after a `Tick` is.
 
-*reserving*: agents come up, each reserves ports. *running*: tasks run. *failing*: a task failed; for a moment others
-may report what they know, as the first to notice is seldom the first to fail. Where failed tasks alone are restarted,
-*running* follows. *restarting*: all tasks of the old attempt end before those of the new one begin, since they would
-connect to each other. *closing*: the program is over, tasks that only serve are ended. *over*: nothing runs any more.
+*reserving*: agents come up, each reserves ports; slots that are too few may be given back (`reservation.py`).
+*running*: tasks run. *failing*: a task failed; for a moment others may report what they know, as the first to notice is
+seldom the first to fail. Where failed tasks alone are restarted, *running* follows. *restarting*: all tasks of the old
+attempt end before those of the new one begin, since they would connect to each other. *closing*: the program is over,
+tasks that only serve are ended. *over*: nothing runs any more.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import msgspec
 
 from hopyard.core.facts import Lost, Tick
 from hopyard.core.programs.events import (
+    AskedAgain,
     Assigned,
     Begin,
     Closing,
     Decision,
     Ended,
     Finish,
+    GiveBack,
     Halt,
     Launched,
     Over,
@@ -44,18 +47,17 @@ from hopyard.core.programs.events import (
     Running,
     Status,
     Stop,
+    Waiting,
+    Yielded,
 )
 from hopyard.core.programs.placement import SERVING, Place, Task, assign, environment, peers
+from hopyard.core.programs.reservation import ELASTIC, FAILED_STARTS, Reservation
 from hopyard.errors import JournalError, SpecError
 
 SETTLE = 0.7
 """Seconds from the first failure until its cause is judged."""
-ELASTIC = 5.0
-"""Seconds that an elastic program waits for more slots once it has the fewest that it needs."""
 LAST = 5.0
 """Seconds in which tasks that the driver ends must have ended."""
-FAILED_STARTS = 3
-"""Number of agents of one slot that may end before the program begins."""
 
 
 class TaskRecord(msgspec.Struct, eq=False):
@@ -94,10 +96,7 @@ class ProgramMachine:
         self.failed_slot = -1
         self.began = 0.0
         """When it was launched."""
-        self.places: dict[int, Place] = {}
-        """Slot → what its agent reserved, for the slots that are there."""
-        self.known: dict[int, Place] = {}
-        """The same for all slots that ever were there."""
+        self.reservation = Reservation(spec)
         self.tasks: dict[int, TaskRecord] = {}
         """Slot → its task in the present attempt."""
         self.restart = 0
@@ -107,16 +106,22 @@ class ProgramMachine:
         """Restarts after failures: these count against `max_restarts`."""
         self._phase_began = 0.0
         """When the present phase began."""
-        self._last_arrival = 0.0
-        """When the last slot came."""
-        self._failed_starts: dict[int, int] = {}
-        """Slot → how many of its agents ended, one after the other, before the program began."""
         self._failures: list[_Failure] = []
         self._stopping: Stop | None = None
         """A stop whose grace time has begun."""
         self._halted = False
         self._verdict: Status = "completed"
         self._out: list[ProgramCommand] = []
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Slot → what its agent reserved, for the slots that are there."""
+        return self.reservation.places
+
+    @property
+    def known(self) -> dict[int, Place]:
+        """The same for all slots that ever were there."""
+        return self.reservation.known
 
     # ------------------------------------------------------------------------------------------------ asked by the loop
 
@@ -132,7 +137,7 @@ class ProgramMachine:
         match event:
             case Launched():
                 out += [Renew(slot) for slot in range(self.spec.slots)]
-            case Lost() if before == "reserving":
+            case Lost() if before == "reserving" and not self.reservation.gave_back(event.slot):
                 self._fail_or_renew(event)
             case Stop() if event.grace > 0 and self.phase == "running":
                 self._warn()
@@ -159,12 +164,12 @@ class ProgramMachine:
             deadlines.append(self.began + spec.max_time)
         match self.phase:
             case "reserving":
-                deadlines += [self._phase_began + spec.start_timeout, self._last_arrival + ELASTIC]
+                deadlines += self.reservation.deadlines()
             case "running":
                 starting = [record for record in self.tasks.values() if record.status == "starting"]
                 deadlines += [record.began + spec.start_timeout for record in starting]
                 if len(self.tasks) < len(self.places):
-                    deadlines.append(self._last_arrival + ELASTIC)
+                    deadlines.append(self.reservation.last_arrival + ELASTIC)
             case "failing":
                 deadlines.append(self._phase_began + SETTLE)
             case "restarting":
@@ -179,10 +184,7 @@ class ProgramMachine:
 
     def _launched(self, fact: Launched) -> None:
         self.began = self._phase_began = fact.at
-
-    def _reserved(self, fact: Reserved) -> None:
-        self.places[fact.place.slot] = self.known[fact.place.slot] = fact.place
-        self._last_arrival = fact.at
+        self.reservation.begin(fact.at)
 
     def _running(self, fact: Running) -> None:
         record = self._record(fact.slot, fact.incarnation)
@@ -217,10 +219,8 @@ class ProgramMachine:
         self._reserve_if_all_ended(fact.at)
 
     def _lost(self, fact: Lost) -> None:
-        place = self.places.pop(fact.slot, None)
+        place = self.reservation.lose(fact, early=self.phase == "reserving")
         record = self.tasks.get(fact.slot)
-        if self.phase == "reserving":
-            self._failed_starts[fact.slot] = self._failed_starts.get(fact.slot, 0) + 1
         if record is None or not record.up:
             return
         record.up = False
@@ -249,7 +249,7 @@ class ProgramMachine:
             records[task.slot] = record if record is not None else TaskRecord(task, incarnation, line.at)
         self.tasks = records  # at once, as others read it
         self.incarnations = max(self.incarnations, *line.incarnations)
-        self._failed_starts.clear()
+        self.reservation.failed_starts.clear()
         self._failures.clear()
         self._go("running", line.at)
 
@@ -264,7 +264,7 @@ class ProgramMachine:
         """Go on to *reserving* if all tasks of the old attempt have ended."""
         if self.phase == "restarting" and not any(record.up for record in self.tasks.values()):
             self._go("reserving", at)
-            self._last_arrival = at
+            self.reservation.begin(at)
 
     def _stopped(self, fact: Stop) -> None:
         """Note a stop with grace time; of several, the first to be over. `Closing` follows, at once or at that time."""
@@ -306,6 +306,10 @@ class ProgramMachine:
                 self._halt()
             case Closing():
                 self._warn()
+            case Yielded():
+                self._out.append(GiveBack(range(self.spec.shared_slots)))
+            case AskedAgain():
+                self._out += [Renew(slot) for slot in range(self.spec.shared_slots)]
             case Over():
                 self._out.append(Finish(decision.status))
             case _:
@@ -354,22 +358,14 @@ class ProgramMachine:
             self._settle(at)
 
     def _gather(self, at: float) -> None:
-        """Run the tasks if there are enough slots."""
-        slots, spec = len(self.places), self.spec
+        """Run the tasks if there are enough slots; else wait for more, or give back those that are too few."""
         if self._too_long(at):
-            return
-        if slots < spec.slots and (slots < spec.least or at - self._last_arrival < ELASTIC):
-            if at - self._phase_began >= spec.start_timeout:
-                self._close(
-                    at,
-                    "failed",
-                    f"the roles need {spec.least} processes, and after {spec.start_timeout:.0f} seconds there were "
-                    f"slots for {slots}: ask for fewer, or give the engine more (executors, cores, workers=)",
-                    no_slots=True,
-                )
-            return
+            return None
+        if not self.reservation.complete(at):
+            decision = self.reservation.decision(at)
+            return None if decision is None else self._decide(decision)
         try:
-            tasks = assign(spec.wanted, list(self.places.values()))
+            tasks = assign(self.spec.wanted, list(self.places.values()))
         except SpecError as error:
             return self._close(at, "failed", str(error))
         incarnations = tuple(range(self.incarnations + 1, self.incarnations + 1 + len(tasks)))
@@ -377,7 +373,7 @@ class ProgramMachine:
 
     def _fail_or_renew(self, fact: Lost) -> None:
         """Ask for another agent, as one ended before the program began; fail after `FAILED_STARTS` in one slot."""
-        if self._failed_starts[fact.slot] < FAILED_STARTS:
+        if self.reservation.failed_starts[fact.slot] < FAILED_STARTS:
             self._out.append(Renew(fact.slot))
             return
         agents = f"{FAILED_STARTS} agents of slot {fact.slot}, one after the other,"
@@ -409,14 +405,17 @@ class ProgramMachine:
         if self.restart:
             cause += f", its {self.restart} restart(s) included"
         if self.phase == "reserving":
-            cause += f"; it waited for slots, and there were {len(self.places)} of the {self.spec.least} that it needs"
+            cause += (
+                f"; it waited for slots, and there were {self.reservation.most} of the {self.spec.least} that it needs"
+            )
         self._close(at, "failed", cause, halted=False)
         return True
 
     def _grows(self, at: float) -> bool:
         """Whether an elastic program should be started again on slots that came since. It must be allowed to
         restart, and all its tasks must run; torchrun restarts at once (Elastic Agent, "Membership Changes")."""
-        has_more_slots = len(self.tasks) < min(len(self.places), self.spec.slots) and at - self._last_arrival >= ELASTIC
+        settled = at - self.reservation.last_arrival >= ELASTIC
+        has_more_slots = len(self.tasks) < min(len(self.places), self.spec.slots) and settled
         all_running = all(record.status == "running" for record in self.tasks.values())
         return has_more_slots and all_running and self.spec.max_restarts > 0 and self.spec.restart_scope == "program"
 
@@ -469,7 +468,10 @@ class ProgramMachine:
 
 _APPLY: dict[type, Callable[[ProgramMachine, Any], None]] = {
     Launched: ProgramMachine._launched,
-    Reserved: ProgramMachine._reserved,
+    Reserved: lambda machine, fact: machine.reservation.arrive(fact),
+    Waiting: lambda machine, fact: machine.reservation.grant(fact),
+    Yielded: lambda machine, line: machine.reservation.give_back(line),
+    AskedAgain: lambda machine, line: machine.reservation.ask_again(line),
     Running: ProgramMachine._running,
     Reported: ProgramMachine._reported,
     Ended: ProgramMachine._ended,

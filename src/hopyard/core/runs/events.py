@@ -1,9 +1,9 @@
 """Facts and commands, and their codec.
 
-A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Placed`, `Deferred`, `Formed` and
-what a search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change its state
-(`DECISIONS`), so they are facts too and enter the journal: an old journal folds to the same state whatever later
-versions would decide. The other commands only ask the driver for something and are not written down.
+A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Placed`, `Deferred`, `Formed`,
+`Yielded` and what a search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change
+its state (`DECISIONS`), so they are facts too and enter the journal: an old journal folds to the same state whatever
+later versions would decide. The other commands only ask the driver for something and are not written down.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
 "-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
@@ -94,8 +94,7 @@ class Joined(Fact, frozen=True):
 class Checked(Fact, frozen=True, omit_defaults=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
     exact; `advice`: what the user should know; `fault`: whose the faults are, where there are some; `device`: as in
-    Failed; `model`: what its recipe gave; `trace`: the traceback of a fault that was raised, at most about 8,000
-    characters."""
+    Failed; `model`: what its recipe gave; `trace`: the traceback of a raised fault, about 8,000 characters at most."""
 
     slot: int
     trial: int
@@ -232,6 +231,14 @@ class Extended(Fact, frozen=True):
     """As in RunSpec."""
 
 
+class Requested(Fact, frozen=True):
+    """Of the workers that were requested and have not joined, so many have no place, and so many start in one. Written
+    where others want the places of gangs too."""
+
+    unplaced: int
+    starting: int
+
+
 class Shrunk(Fact, frozen=True):
     """The engine has too few workers for a gang, and the user allows smaller ones: they have `members` from now on."""
 
@@ -292,9 +299,19 @@ class Formed(Fact, frozen=True):
     members: tuple[int, ...]
 
 
+class Yielded(Fact, frozen=True):
+    """Decision: these workers, too few for a gang, are given back until then, and so are those that were requested."""
+
+    slots: tuple[int, ...]
+    until: float
+
+
+class AskAgain(msgspec.Struct, frozen=True, gc=False):
+    """Command: ask for as many workers again as were given back."""
+
+
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """Command: these members of a gang give up the unit with this lease, if they still work on it, and with it their
-    process group."""
+    """Command: members of a gang give up the unit with this lease, if they work on it, and their process group."""
 
     members: tuple[int, ...]
     lease: int
@@ -326,8 +343,7 @@ class Stopped(Fact, frozen=True):
 
 
 class Closed(Fact, frozen=True):
-    """Decision: the run has what it needs, or its time is over. Nothing more is proposed, and open trials are
-    stopped."""
+    """Decision: the run has what it needs, or its time is over. Open trials are stopped, and none is proposed."""
 
     reason: str
 
@@ -393,18 +409,19 @@ Event = (
     | Resumed
     | Retried
     | Extended
+    | Requested
     | Shrunk
     | Granted
     | Stopped
     | Interrupted
     | Finished
 )
-Decision = Dispatch | Check | Placed | Deferred | Formed | Paused | Granted | Stopped | Closed
-DECISIONS = (Dispatch, Check, Placed, Deferred, Formed, Paused, Granted, Stopped, Closed)
+Decision = Dispatch | Check | Placed | Deferred | Formed | Yielded | Paused | Granted | Stopped | Closed
+DECISIONS = (Dispatch, Check, Placed, Deferred, Formed, Yielded, Paused, Granted, Stopped, Closed)
 """Commands that change the machine's state: they are written behind the event that led to them."""
 Line = Event | Decision
 """What a line of the journal may hold."""
-Command = Decision | GiveUp | Keep | Release | Delete | Replace | Warn | Finish
+Command = Decision | AskAgain | GiveUp | Keep | Release | Delete | Replace | Warn | Finish
 
 
 def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
@@ -436,7 +453,7 @@ class _Dispatch(Fact, frozen=True, tag="Dispatch"):
     unit: _JournalUnit
 
 
-_Written = Event | _Dispatch | Check | Placed | Deferred | Formed | Paused | Closed
+_Written = Event | _Dispatch | Check | Placed | Deferred | Formed | Yielded | Paused | Closed
 _decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
 
 
@@ -467,9 +484,7 @@ def decode(text: bytes) -> Line:
     if not line.at and not line.__struct_config__.omit_defaults and b'"at":' not in text:
         raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
     if isinstance(line, _Dispatch):
-        unit = line.unit
-        full = Unit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-        return Dispatch(at=line.at, slot=line.slot, unit=full)
+        return Dispatch(at=line.at, slot=line.slot, unit=Unit(*msgspec.structs.astuple(line.unit)))
     return line
 
 
@@ -483,4 +498,3 @@ def _all_finite(line: Done) -> bool:
 
 
 CODEC: Codec[Line] = Codec(FORMAT, Began, encode, decode, "`hopyard resume {directory}`")
-"""For a run's journal."""

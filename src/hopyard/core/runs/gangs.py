@@ -26,9 +26,15 @@ from hopyard.spec import with_members
 
 
 class Gangs:
-    """The gangs of a run. Owner: `Machine`."""
+    """The gangs of a run. Owner: `Machine`.
+
+    Attributes:
+        any_formed: whether one was formed since the driver began.
+        turn: how often workers were given back since then, or since the last one was formed (`holding`).
+    """
 
     def __init__(self, run: RunRecord) -> None:
+        self.any_formed, self.turn = False, 0
         self._run = run
         self._followers: dict[int, tuple[SlotRecord, int]] = {}
         """Worker of a rank > 0 → (its record, for when it is free again; the slot of its gang)."""
@@ -71,6 +77,7 @@ class Gangs:
 
     def form(self, line: Formed) -> None:
         """Make one slot of the members."""
+        self.any_formed, self.turn = True, 0
         run, first = self._run, line.members[0]
         for member in line.members[1:]:
             record = run.slots.pop(member)
@@ -138,6 +145,7 @@ class Gangs:
 
     def clear(self) -> None:
         """Drop all, as all workers are gone."""
+        self.any_formed, self.turn = False, 0
         self._followers.clear()
 
 

@@ -53,6 +53,7 @@ from hopyard.core.runs.events import (
     Placed,
     Proposed,
     Release,
+    Requested,
     Resumed,
     Retried,
     Shrunk,
@@ -60,10 +61,12 @@ from hopyard.core.runs.events import (
     StoreAway,
     StoreBack,
     Warn,
+    Yielded,
 )
 from hopyard.core.runs.faults import rules
 from hopyard.core.runs.faults.retries import Retries
 from hopyard.core.runs.gangs import Gangs
+from hopyard.core.runs.holding import Holding
 from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord, StateRecord, TrialRecord
 from hopyard.core.runs.run_record import RunRecord, RunStatus
@@ -83,6 +86,7 @@ class Machine:
     Attributes:
         trials, slots, leases, places, scheduler, search, warnings: as in `RunRecord`.
         workers: all workers, those that are members of gangs too.
+        holding: workers that are too few for a gang.
         defects: values that must be equal and are not, one sentence each.
         status: how far the run is.
     """
@@ -94,6 +98,7 @@ class Machine:
         self._preflight = Preflight(self._run, self._retries, self._set_status)
         self.workers = Gangs(self._run)
         self._slots = Slots(self._run, self.workers, self._retries, self._preflight)
+        self.holding = Holding(self._run, self.workers, self._slots)
         self._storing = Storing(self._run, self.workers, self._retries)
         self.trials = self._run.trials
         self.slots = self._run.slots
@@ -166,6 +171,8 @@ class Machine:
         if self.status == "running":
             if self.scheduler.changed():
                 self._give_out()
+            if self.holding.decide():
+                self._give_out()  # what was at home with those that are given back
         elif self.status == "checking" and (check := self._preflight.decide()) is not None:
             self._check(check)
         if not run.open or self.status == "failed":
@@ -200,7 +207,8 @@ class Machine:
         """Return when a `Tick` changes something next; None: never. Amortized O(log n)."""
         first, search = None, None if self.ended else self.search.earliest()
         times = self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()
-        for time in (*times, self.places.earliest(), search):
+        held = self.holding.earliest() if self.status == "running" else None
+        for time in (*times, self.places.earliest(), search, held):
             if time is not None and (first is None or time < first):
                 first = time
         return first
@@ -228,6 +236,7 @@ class Machine:
 
     def _joined(self, event: Joined) -> None:
         self._slots.join(event)
+        self.holding.joined()
         if self.status == "running":
             self.places.start(event.at)
 
@@ -352,6 +361,7 @@ class Machine:
 
     def _resumed(self, event: Resumed) -> None:
         self._slots.renew(event)
+        self.holding.clear()
         if self._run.open and (self.status in ("completed", "partial") or (self.status == "failed" and self.names)):
             self.status, self._finishing = "running", False
 
@@ -379,6 +389,7 @@ class Machine:
 
     def _tick(self, event: Tick) -> None:
         self._retries.tick(event.at)
+        self.holding.tick(event.at)
         if self.places.tick(event.at):
             self.scheduler.offer_again()
 
@@ -415,22 +426,12 @@ class Machine:
 
     def _assign(self, assignment: Assignment) -> None:
         """Give the unit of an assignment to its slot."""
-        slot, trial, kind, epoch, partitions = assignment
+        slot, _, kind, _, partitions = assignment
         if self.places.active and kind != "fold":
             placed = self.places.claim(slot.home, kind, partitions[0], self._run.at)
             if placed is not None:
                 self._place(placed)
-        start, memory_key, digest, totals = None, "", "", None
-        step = trial.step if kind == "train" else (epoch + 1) * self._run.spec.partitions
-        if kind == "fold":
-            totals = trial.epochs[epoch].totals()[1]
-        elif step:
-            state = trial.states[step]
-            start, digest = state.ref, state.digest
-            memory_key = state.memory_key if state.maker in self.slots else ""
-        lease = self.leases.last + 1
-        unit = Unit(lease, trial.id, kind, epoch, partitions, start, memory_key, digest, totals, trial.model)
-        line = Dispatch(at=self._run.at, slot=slot.id, unit=unit)
+        line = Dispatch(at=self._run.at, slot=slot.id, unit=self._slots.unit(assignment))
         self._dispatch(line)
         self._run.commands.append(line)
 
@@ -467,6 +468,8 @@ _APPLY: dict[type[Any], Callable[[Machine, Any], None]] = {
     Exhausted: Machine._exhausted,
     Joined: Machine._joined,
     Formed: lambda machine, line: machine.workers.form(line),
+    Requested: lambda machine, event: machine.holding.request(event),
+    Yielded: lambda machine, line: machine.holding.give_back(line),
     Check: lambda machine, line: machine._preflight.begin(line),
     Placed: Machine._placed,
     Checked: Machine._checked,

@@ -36,6 +36,7 @@ class RunRecord:
         extended: epochs of each trial before the user gave the run more; 0: the run has as many as from the start.
         warnings: (place, category) → (first text of a warning that the user's code gave there, its trials).
         commands: those that the present event led to.
+        mark: id of the newest driver's mark, as in `Began`.
         at: when the present event happened.
         before: when the one before it did.
     """
@@ -55,11 +56,13 @@ class RunRecord:
         self.extended = 0
         self.warnings: dict[tuple[str, str], tuple[str, set[int]]] = {}
         self.commands: list[Command] = []
+        self.mark = ""
         self.at = 0.0
         self.before = 0.0
 
     def begin(self, event: Began) -> None:
         """Begin the run."""
+        self.mark = event.mark
         self.places.begin(event.workers, self.spec)
         self.search.begun(event.at)
 

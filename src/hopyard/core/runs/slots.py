@@ -1,4 +1,4 @@
-"""Slots: joining, becoming idle, being lost."""
+"""Slots: joining, getting units, becoming idle, being lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hopyard.core.runs.preflight import Preflight
 from hopyard.core.runs.records import SlotRecord
 from hopyard.core.runs.run_record import RunRecord
 from hopyard.core.runs.scheduling.homes import GRACE
+from hopyard.core.runs.scheduling.scheduler import Assignment
 from hopyard.core.runs.states.durability import Durability
+from hopyard.spec import Unit
 
 
 class Slots:
@@ -47,6 +49,7 @@ class Slots:
         units = [unit for _, unit in run.leases.standing().values()]
         run.leases.clear()
         run.slots.clear()
+        run.mark = event.mark
         self._workers.clear()
         if event.members:
             self._workers.resize(event.members)
@@ -67,6 +70,20 @@ class Slots:
         deleted = set(event.gone)
         for trial in run.trials.values() if deleted else ():
             lifecycle.lose_states(run, trial, deleted)
+
+    def unit(self, assignment: Assignment) -> Unit:
+        """Return the unit of an assignment, with a lease of its own, and where the State lies that it starts from."""
+        run, (_, trial, kind, epoch, partitions) = self._run, assignment
+        start, memory_key, digest, totals = None, "", "", None
+        step = trial.step if kind == "train" else (epoch + 1) * run.spec.partitions
+        if kind == "fold":
+            totals = trial.epochs[epoch].totals()[1]
+        elif step:
+            state = trial.states[step]
+            start, digest = state.ref, state.digest
+            memory_key = state.memory_key if state.maker in run.slots else ""
+        lease = run.leases.last + 1
+        return Unit(lease, trial.id, kind, epoch, partitions, start, memory_key, digest, totals, trial.model)
 
     def set_idle(self, slot: SlotRecord) -> None:
         """Let the slot be idle from now on."""

@@ -141,7 +141,8 @@ def launch(
         log.warning("%s: %s", spec.name, strategies.SENTENCE)
     if tensorboard is not False and not agent_engine.apart and importlib.util.find_spec("tensorboard") is None:
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
-    spec = fitted(spec, agent_engine.workers)
+    own_slots = agent_engine.driver_workers if agent_engine.shared_places else None
+    spec = fitted(spec, agent_engine.workers, own_slots=own_slots)
     with claimed(directory) as (layout, lock):
         _prepare_directory(layout, resumes(resume))
     with freed_on_error(lock):

@@ -27,6 +27,7 @@ from hopyard.core.programs.events import (
     Begin,
     Ended,
     Finish,
+    GiveBack,
     Halt,
     Launched,
     Over,
@@ -38,6 +39,8 @@ from hopyard.core.programs.events import (
     Reserved,
     Running,
     Stop,
+    Waiting,
+    Yielded,
     journaled,
 )
 from hopyard.core.programs.feed_events import Incarnations, SendMessage
@@ -247,6 +250,7 @@ class ProgramLoop:
             if self._machine.phase != "closing":
                 facts.append(Stop(reason=str(error), failed=True))
         self._clock.skip(self._link.paused())
+        facts += self._granted()
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, 4096)
         for message in messages:
@@ -270,6 +274,16 @@ class ProgramLoop:
             self._slots_to_start.clear()
         if self._slots_to_start:  # one by one: there may be hundreds, and an order to stop
             self._link.start(self._slots_to_start.popleft())
+
+    def _granted(self) -> list[ProgramEvent]:
+        """Return how many slots wait for a place in the cluster, if that has changed while slots are asked for."""
+        reservation = self._machine.reservation
+        asks = self._machine.phase == "reserving" and reservation.asks_at is None and not self._slots_to_start
+        if not (asks and self.spec.shared_slots):
+            return []
+        assert self._link is not None
+        waiting = self._link.waiting()
+        return [] if waiting == reservation.waiting else [Waiting(slots=waiting)]
 
     def _wait(self) -> float:
         """Return the seconds until there is something to do, if no message comes."""
@@ -334,6 +348,13 @@ class ProgramLoop:
                 link.end(command.slot)
                 if command.slot not in self._slots_to_start:
                     self._slots_to_start.append(command.slot)
+            case GiveBack(slots=slots):
+                self._slots_to_start = deque(slot for slot in self._slots_to_start if slot not in slots)
+                link.give_back(slots)
+            case Yielded():
+                level = logging.INFO if command.turn else logging.WARNING
+                text = "the roles need %d processes, and there are places for %d: they are left to others for %.0f s"
+                log.log(level, f"%s: {text}", self._layout.root, self.spec.least, command.held, command.seconds)
             case Begin():
                 link.send(command.task.slot, command)
             case Halt():

@@ -16,6 +16,7 @@ from hopyard.core.facts import Tick
 from hopyard.core.messages import Broken, End, Examine, NoRoom, Publish, Ready, StoreState, Unfit, Up, Work
 from hopyard.core.runs.events import (
     CODEC,
+    AskAgain,
     Check,
     Checked,
     Closed,
@@ -45,6 +46,7 @@ from hopyard.core.runs.events import (
     StoreAway,
     StoreBack,
     Warn,
+    Yielded,
     journaled,
 )
 from hopyard.core.runs.machine import Machine
@@ -241,6 +243,8 @@ class RunLoop:
 
     def _facts(self, messages: Sequence[Up | Gone]) -> Iterator[Event]:
         """Yield facts one by one: what a message means may depend on the one before it, which the machine has then."""
+        if (requested := self._workers.requested(self._clock.now())) is not None:
+            yield requested  # first, while workers and machine agree on who was given back
         for message in messages:
             yield from self._events(message)
         if self._early:
@@ -340,6 +344,14 @@ class RunLoop:
             case Replace():
                 self._workers.end(command.slot)
                 self._workers.start()
+            case Yielded():
+                level = logging.INFO if self.machine.workers.turn > 1 else logging.WARNING
+                text = "a gang needs %d workers, and %d came: their places are left to others for %.0f s"
+                numbers = self.machine.spec.members, len(command.slots), command.until - command.at
+                log.log(level, text, *numbers)
+                self._workers.give_back(command.slots)
+            case AskAgain():
+                self._workers.ask_again()
             case Deferred():
                 self._log_wait(command)
             case Closed():

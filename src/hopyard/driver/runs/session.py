@@ -40,7 +40,7 @@ from hopyard.driver.runs.workers import Workers
 from hopyard.engines import followers
 from hopyard.engines.local import cores
 from hopyard.errors import HopyardError, PreflightError, ResourceError, RunFailed, SpecError
-from hopyard.ports.engines import AgentEngine, Engine, starts_agents
+from hopyard.ports.engines import AgentEngine, Engine, GivesBack, starts_agents
 from hopyard.ports.states import Store
 from hopyard.search.kinds import open_sampler
 from hopyard.search.proposer import Proposer
@@ -228,6 +228,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 fingerprint=earlier.fingerprint,
                 memory=folder.path,
                 idle_timeout=IDLE if engine.apart else None,
+                shared=_shared(engine, link),
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
             views = _views(spec, link, job.manifest)
@@ -356,6 +357,13 @@ def _link(
         return InProcess(setup)
     limits = timeouts.heartbeat_timeout, timeouts.stall_timeout
     return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe), required=required(recipe))
+
+
+def _shared(engine: Engine, link: Link) -> GivesBack | None:
+    """Return the agents, where others may want the places of all of them; None: the places are the run's own."""
+    if not (isinstance(link, Router) and isinstance(link.agents, GivesBack) and starts_agents(engine)):
+        return None
+    return link.agents if engine.shared_places and not engine.driver_workers else None
 
 
 def _views(spec: RunSpec, link: Link, manifest: Manifest) -> Sequence[View]:

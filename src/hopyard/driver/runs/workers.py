@@ -6,17 +6,18 @@ end means for the trials, the machine decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
 from hopyard.core.facts import Lost
 from hopyard.core.messages import NoRoom, Ready, Unfit
-from hopyard.core.runs.events import Joined, Shrunk
+from hopyard.core.runs.events import Joined, Requested, Shrunk
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.commit import Gone, Link
 from hopyard.driver.logs import last_lines
 from hopyard.errors import Inexact, PreflightError, ResourceError
+from hopyard.ports.engines import GivesBack
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Workers:
         fingerprint: that of the first slot of earlier drivers; None: there was none.
         memory: the run's folder in shared memory; what an agent leaves there is deleted when the agent is ended.
         idle_timeout: seconds after which an idle slot is given back, except the last slot; None: never.
+        shared: the agents, where others want their places too; None: the places are the run's own.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Workers:
         fingerprint: dict[str, Any] | None = None,
         memory: Path | None = None,
         idle_timeout: float | None = None,
+        shared: GivesBack | None = None,
     ) -> None:
         self.count = count
         self.idle_timeout = idle_timeout
@@ -61,6 +64,9 @@ class Workers:
         self._next_slot = first
         self._fingerprint = fingerprint
         self._memory = memory
+        self._shared = shared
+        self._given_back = 0
+        """How many workers are requested again after a pause."""
         self._starting: set[int] = set()
         self._failed_starts = 0
         self._any_ready = False
@@ -214,6 +220,32 @@ class Workers:
         if waits or not 0 < self._least <= present:
             return None
         return Shrunk(at=now, members=present)
+
+    def requested(self, now: float) -> Requested | None:
+        """Return the fact of how many workers have not joined, where they may be too few for a gang and others want
+        their places; None: the machine knows it."""
+        if self._shared is None or self._machine.spec.members == 1:
+            return None
+        coming = len(self._starting - self._unfit_slots)
+        unplaced = min(coming, self._shared.waiting())
+        if (unplaced, coming - unplaced) == self._machine.holding.requested:
+            return None
+        return Requested(at=now, unplaced=unplaced, starting=coming - unplaced)
+
+    def give_back(self, slots: Collection[int]) -> None:
+        """Leave the places of these workers to others, and those of all that have not joined."""
+        given_back = {*slots, *(self._starting - self._unfit_slots)}
+        self._given_back += len(given_back)
+        for slot in given_back:
+            self.end(slot)
+        if self._shared is not None:
+            self._shared.give_back(given_back)
+
+    def ask_again(self) -> None:
+        """Ask for as many workers as were given back."""
+        count, self._given_back, self._short_since = self._given_back, 0, None
+        for _ in range(count):
+            self.start()
 
     def release(self, slot: int, memory_key: str) -> None:
         """A slot may release a State in its memory, as soon as it is sent something."""

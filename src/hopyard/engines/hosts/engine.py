@@ -66,6 +66,7 @@ class Hosts(Startable):
     apart = True
     in_process = False
     driver_workers = 0
+    shared_places = False
 
     def __init__(
         self,

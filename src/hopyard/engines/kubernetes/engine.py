@@ -68,6 +68,7 @@ class Kubernetes(Startable):
     apart = True
     in_process = False
     driver_workers = 0
+    shared_places = True
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class Pods(Placement):
         self._owned = 0
         """Number of the last Job that owns the Secret."""
         self._wakes = threading.Condition()
-        self._wake_pending = self._closing = False
+        self._wake_pending = self._withdrawing = self._closing = False
         self._began = self._refused_at = 0.0
         """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
@@ -114,6 +114,11 @@ class Pods(Placement):
             if not self._thread.ident and not self._closing:
                 self._undeleted = True
                 self._thread.start()
+        self._wake()
+
+    def withdraw(self) -> None:
+        """Let the thread delete the Jobs that have no agent. Pods of others end with their supervisors."""
+        self._withdrawing = True
         self._wake()
 
     def absence(self, when: str) -> str:
@@ -221,16 +226,21 @@ class Pods(Placement):
             if end.code != 0:
                 self._warn_once(end.sentence)
         for pod in seen:
-            if "deletionTimestamp" in pod["metadata"]:
+            if "deletionTimestamp" in pod["metadata"] and self._places.has(pod):
                 self._warn_once(reasons.of_pod(pod))
         self._places.note_supervisors(self.supervisors.hosts, now)
+        if self._withdrawing:
+            self._withdrawing = False
+            self._places.give_back(self.supervisors.busy_hosts)
+        self._delete_unneeded()
+        self.coming = self._places.coming
         due = self.supervisors.due
         if why := self._places.hopeless(due):
             self.supervisors.give_up(why)
         elif pods_wanted := self._places.wanted(due, now):
             self._ask(pods_wanted)
         if self.supervisors.missing:
-            self._explain(pods, now)
+            self._explain({name: pod for name, pod in pods.items() if self._places.has(pod)}, now)
         else:
             self._why.clear()
 
@@ -272,10 +282,22 @@ class Pods(Placement):
         self._inquired_at = time.monotonic()
         self._owners[number] = manifests.owner(job)
         self._admit()
-        for gone in self._owners.keys() - self._places.jobs:  # one that a queue suspended would bring its pods again
-            with contextlib.suppress(ApiError):  # `close` tries again
-                self._api.delete("jobs", f"{self.name}-{gone}")
-                del self._owners[gone]
+
+    def _delete_unneeded(self) -> None:
+        """Delete Jobs whose pods are gone, or not wanted any more: one that a queue suspended would bring its pods
+        again. With the last Job the Secret goes, at once: else it might go as the next Job has become its owner."""
+        for job in self._owners.keys() - self._places.jobs:
+            try:
+                self._api.delete("jobs", f"{self.name}-{job}")
+            except ApiError as error:
+                if error.away:
+                    raise
+                self._warn_once(self._api.why(error))
+            del self._owners[job]
+        if self._owned and not self._owners:
+            with contextlib.suppress(ApiError):
+                self._api.delete("secrets", self.name)
+            self._owned = 0
 
     def _admit(self) -> None:
         """Let the Secret have all Jobs as its owners; create it where it is not there."""

@@ -28,6 +28,8 @@ class Place:
     """Number of its Job."""
     seen: bool = False
     """Whether its pod has been created."""
+    scheduled: bool = False
+    """Whether its pod has a node."""
     admitted: bool = False
     """Whether it has had a supervisor."""
     hosted: bool = False
@@ -78,6 +80,17 @@ class Places:
         """The numbers of the Jobs that may be there."""
         return {place.job for place in self._places.values()}
 
+    def has(self, pod: Mapping[str, Any]) -> bool:
+        """Return whether a pod is one of these, and was not given back."""
+        return pod["spec"].get("hostname") in self._places
+
+    @property
+    def coming(self) -> int:
+        """How many workers have a node, and no supervisor yet."""
+        return self._per_pod * sum(
+            place.scheduled and not place.admitted and not place.lost for place in self._places.values()
+        )
+
     def wanted(self, due: int, now: float) -> int:
         """Return how many pods to ask for now, so that `due` workers have a place."""
         alive = sum(not place.lost for place in self._places.values())
@@ -113,16 +126,31 @@ class Places:
                     self._end(place, now)
                     del self._places[host]
                 continue
-            place.seen = True
+            place.seen, place.scheduled = True, bool(pod["spec"].get("nodeName"))
             end = end_of(pod)
             if end is not None and not place.end_reported:  # without its name, as each that is asked for has another
                 end = replace(end, sentence=end.sentence.replace(f"{host} on node ", "a pod on node "))
                 ends[host], place.end_reported = end, True
                 if end.unfit:
                     self._unfit[host] = end.sentence
-            if end is not None or "deletionTimestamp" in pod["metadata"]:
+            if end is not None and end.code == 0:  # it left as the driver ordered
+                place.ended = True
+            elif end is not None or "deletionTimestamp" in pod["metadata"]:
                 self._end(place, now)
         return ends
+
+    def give_back(self, busy: Collection[str]) -> None:
+        """Forget the Jobs that have no agent, and pods of others that leave.
+
+        Args:
+            busy: hosts where agents run.
+        """
+        kept = {place.job for host, place in self._places.items() if host in busy}
+        self._places = {
+            host: place
+            for host, place in self._places.items()
+            if host in busy or (place.job in kept and not place.admitted)
+        }
 
     def forget(self, job: int, now: float) -> None:
         """Note that this Job is gone: those of its pods that were never seen will not come."""

@@ -75,6 +75,7 @@ class Spark(Startable):
     name: str = field(default="spark", init=False)
     apart: bool = field(default=True, init=False, repr=False)
     in_process: bool = field(default=False, init=False, repr=False)
+    shared_places: bool = field(default=True, init=False, repr=False)
     _standby: Warm = field(default_factory=Warm, init=False, repr=False)
 
     def __post_init__(self) -> None:

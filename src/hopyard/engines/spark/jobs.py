@@ -90,6 +90,8 @@ class Jobs(Placement):
         self._logs, self._open_ended = launch.log(0).parent, launch.open_ended
         self._placed = False
         """True once every slot has had an agent."""
+        self._withdrawn = False
+        """Whether it has left its places to others."""
         with _OPEN_LOCK:
             _OPEN[self] = None
 
@@ -123,7 +125,7 @@ class Jobs(Placement):
         """Return those that were opened earlier, and still wait for slots."""
         with _OPEN_LOCK:
             earlier = list(takewhile(lambda other: other is not self, _OPEN))
-        return [other for other in earlier if not other._placed or other.supervisors.missing]
+        return [other for other in earlier if other.supervisors.missing or not (other._placed or other._withdrawn)]
 
     def _holders(self) -> dict[Jobs, int]:
         """Return how many slots of Spark others of this process hold."""
@@ -155,6 +157,13 @@ class Jobs(Placement):
             threading.Thread(target=self._interrupt, args=(f"{self._tag}-{job}",), daemon=True).start()
         if cancelling:
             self.submit()
+
+    def withdraw(self) -> None:
+        """Cancel the jobs for which Spark has no slot. Those whose supervisors leave end with these."""
+        self._withdrawn = True
+        with self._lock:
+            jobs = set(self._jobs)
+        self.cancel(jobs - self.supervisors.jobs)
 
     def release_cores(self, slots: Collection[int]) -> None:
         """Let the tasks that hold these slots end alone. Takes about 70 ms.

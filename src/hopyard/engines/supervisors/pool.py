@@ -134,6 +134,13 @@ class Supervisors:
             roster.end(slot)
             self._logs.close(slot)
 
+    def give_back(self, slots: Collection[int]) -> None:
+        """End the agents of these slots, and let all supervisors leave that nobody needs."""
+        with self._changed() as roster:
+            roster.give_back(slots)
+            for slot in slots:
+                self._logs.close(slot)
+
     def lost(self) -> list[tuple[int, str]]:
         """Return (slot, reason) of the agents that ended since the last call. Raises ResourceError after `give_up`."""
         with self._changed() as roster:
@@ -303,6 +310,12 @@ class Supervisors:
             for supervisor in self._roster.supervisors.values():
                 hosts[supervisor.host] = hosts.get(supervisor.host, False) or supervisor.hosted
             return hosts
+
+    @property
+    def busy_hosts(self) -> set[str]:
+        """The hosts where an agent runs."""
+        with self._lock:
+            return {supervisor.host for supervisor in self._roster.supervisors.values() if supervisor.slot >= 0}
 
     @property
     def refusals(self) -> list[str]:

@@ -84,6 +84,8 @@ class Roster:
         self._by_slot: dict[int, Supervisor] = {}
         """Slot → the supervisor that has its agent: each look at all agents asks for each."""
         self._released: set[int] = set()
+        self._gave_back = False
+        """Whether this run has given places back, so that others want them: supervisors without an agent leave."""
         self._looked = time.monotonic()
         self._taskless: dict[int, float] = {}
         """Job → since when its task has no supervisor any more: it is about to end, or to run again."""
@@ -134,6 +136,13 @@ class Roster:
         if (supervisor := self._by_slot.get(slot)) is not None:
             self._end_agent(supervisor)
 
+    def give_back(self, slots: Collection[int]) -> None:
+        """End the agents of these slots, and let all supervisors leave that nobody needs, whether they last or not."""
+        for slot in slots:
+            self.end(slot)
+        self._gave_back = True
+        self._dismiss_spares(time.monotonic())
+
     def release_cores(self, slots: Collection[int]) -> dict[int, int]:
         """Let the tasks of these slots end, those that come later too; return job → slot of those that end now."""
         jobs = {}
@@ -175,6 +184,8 @@ class Roster:
                 )
             elif self._idle(supervisor) and not self._keep_idle and not self._queue and seconds > SPARE_SECONDS:
                 self._spare(supervisor)
+        if self._gave_back:
+            self._dismiss_spares(now - SPARE_SECONDS)
         for job, since in list(self._taskless.items()):
             if now - since > AWAY_SECONDS:
                 self._abandon(job)
@@ -208,7 +219,7 @@ class Roster:
 
     def renew(self, prepare: Prepare) -> None:
         """Begin another run, with those that stand by and those that come later."""
-        self.prepare = prepare
+        self.prepare, self._gave_back = prepare, False
         for supervisor in list(self.supervisors.values()):
             if not supervisor.leaving:
                 self._send(supervisor, prepare)
@@ -357,6 +368,20 @@ class Roster:
         """Give back the place of a supervisor that nobody needs."""
         if supervisor.task:
             self._end_task(supervisor)
+
+    def _dismiss_spares(self, since: float) -> None:
+        """Let those leave that have had no agent since then, as far as no slot waits for them. In a place with an agent
+        they stay: it is not free without them."""
+        busy = {(supervisor.executor, supervisor.job) for supervisor in self._by_slot.values()}
+        spares = [
+            supervisor
+            for supervisor in self.supervisors.values()
+            if (supervisor.task and max(supervisor.slot, supervisor.held_slot) < 0 and not supervisor.leaving)
+            and (supervisor.executor, supervisor.job) not in busy
+            and supervisor.since <= since
+        ]
+        for supervisor in spares[len(self._queue) :]:
+            self.dismiss(supervisor)
 
     def _give_up(self, supervisor: Supervisor) -> None:
         """Let its job be cancelled. Should it go on all the same, it finds the order to leave in its socket."""
