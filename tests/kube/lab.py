@@ -97,7 +97,8 @@ class Lab:
 
     def objects(self, resource: str) -> list[Object]:
         """Return the objects of Hopyard of one resource: "jobs", "pods" or "secrets"."""
-        group = "apis/batch/v1" if resource == "jobs" else "api/v1"
+        groups = {"jobs": "apis/batch/v1", "podgroups": "apis/scheduling.k8s.io/v1beta1"}
+        group = groups.get(resource, "api/v1")
         listing = self.admin.get(f"/{group}/namespaces/{NAMESPACE}/{resource}?{MANAGED}")
         return list(listing["items"])
 

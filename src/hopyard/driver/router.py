@@ -115,6 +115,7 @@ class Router:
         frameworks: what agents import before they are ready.
         required: those of them without which no agent can work.
         open_ended: whether the agents may stay until the user ends them.
+        together: how many agents must be up for any of them to be of use.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Router:
         frameworks: tuple[str, ...] = (),
         required: tuple[str, ...] = (),
         open_ended: bool = False,
+        together: int = 1,
     ) -> None:
         self._setup = setup
         self._heartbeat_timeout = heartbeat_timeout
@@ -165,7 +167,7 @@ class Router:
                 url = f"tcp://{joined(host, port)}"
                 return msgspec.json.encode(Card(slot, url, *keys, beat=beat, stall=stall_timeout or 0.0)) + b"\n"
 
-            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks, open_ended, required))
+            self._agents: Agents = engine.open(LaunchInfo(card_of, log_of, frameworks, open_ended, required, together))
         except BaseException:
             self._close_sockets()
             raise

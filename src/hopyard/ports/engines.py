@@ -24,6 +24,8 @@ class LaunchInfo:
     """The agents may stay until the user ends them, as those of a program that waits for a feed."""
     required: tuple[str, ...] = ()
     """Those of `frameworks` without which no agent can work: the recipe does not load where one is missing."""
+    together: int = 1
+    """How many agents must be up for any of them to be of use."""
 
 
 class OutOfMemory(str):

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from hopyard.engines.kubernetes import manifests
-from hopyard.engines.kubernetes.manifests import clashes, dns_name, job, merged, owner, pod_settings, secret
+from hopyard.engines.kubernetes import driver_pod, manifests
+from hopyard.engines.kubernetes.manifests import clashes, dns_name, job, merged, owner, pod_group, pod_settings, secret
 from hopyard.errors import SpecError
 
 GOLDEN = Path(__file__).with_name("golden")
 IMAGE = "registry.example.com:5000/team/hopyard:0.1"
 PLACES = "hopyard-0a1b2c3d"
+CREATED = {"metadata": {"name": f"{PLACES}-1", "uid": "0c82a459-7512-4a80-90aa-8e0b887aef13"}}
 RICH: dict[str, Any] = {
     "metadata": {"labels": {"team": "vision"}, "annotations": {"example.com/cost": "42"}},
     "nodeSelector": {"env": "gpu"},
@@ -56,12 +57,11 @@ RICH: dict[str, Any] = {
 
 def examples() -> dict[str, dict[str, Any]]:
     gpus = pod_settings(IMAGE, workers_per_pod=4, threads=2, gpus=4, memory="64Gi", shm="16Gi", queue="team-a")
-    created = {"metadata": {"name": f"{PLACES}-1", "uid": "0c82a459-7512-4a80-90aa-8e0b887aef13"}}
     return {
         "plain": job(pod_settings(IMAGE), PLACES, 1, 3),
         "gpus": job(gpus, PLACES, 2, 8),
         "rich": job(pod_settings(IMAGE, cpu=0.5, devices=None, pod=RICH), PLACES, 1, 1),
-        "secret": secret(PLACES, b'{"host":"10.0.0.1"}\n', [owner(created)]),
+        "secret": secret(PLACES, b'{"host":"10.0.0.1"}\n', [owner(CREATED)]),
     }
 
 
@@ -74,11 +74,40 @@ def test_golden(name: str) -> None:
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
 def test_schemas_of_kubernetes(version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    for manifest in examples().values():
+    settings, driver = pod_settings(IMAGE, pod=RICH), driver_pod.DriverSettings("train-1a2b3c")
+    drivers = [
+        driver_pod.job(settings, driver, ["run", "--resume", "/run/hopyard/script/train.py"], {"script": "train.py"}),
+        driver_pod.config_map(driver, {"script": b"print(1)\n", "pod": b"\xff"}),
+        job(settings, PLACES, 1, 1, driver="train-1a2b3c", driver_pod=owner(CREATED)),
+    ]
+    groups = [job(settings, PLACES, 1, 3, grouped=True), pod_group(PLACES, 3, CREATED)] if version == "1.37" else []
+    for manifest in [*examples().values(), *drivers, *groups]:
         assert validate.validate(manifest, version, strict=True) == version
     wrong = job(pod_settings(IMAGE, pod={"nodeSelectors": {"a": "b"}}), PLACES, 1, 1)
     with pytest.raises(validate.ValidationError, match="nodeSelectors"):
         validate.validate(wrong, version, strict=True)
+
+
+def test_a_driver_has_the_volumes_of_its_workers_and_not_their_devices() -> None:
+    settings, driver = pod_settings(IMAGE, pod=RICH), driver_pod.DriverSettings("train-1a2b3c", claim="runs")
+    spec = driver_pod.job(settings, driver, ["run"], {"script": "train.py"})["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "2Gi"}
+    assert spec["serviceAccountName"] == "hopyard" and spec["automountServiceAccountToken"]
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume
+    ]
+    assert claims == ["runs", "rows"]
+
+
+def test_files_of_a_driver_travel_as_they_are() -> None:
+    driver = driver_pod.DriverSettings("train-1a2b3c")
+    made = driver_pod.config_map(driver, {"script": "é\r\n".encode(), "pod": b"\xff"}, owner(CREATED))
+    assert made["data"] == {"script": "é\r\n"} and base64.b64decode(made["binaryData"]["pod"]) == b"\xff"
+    assert made["metadata"]["ownerReferences"] == [owner(CREATED)]
+    with pytest.raises(SpecError, match="image:/path/to/script"):
+        driver_pod.config_map(driver, {"script": b"#" * driver_pod.MOST_BYTES, "pod": b"a"})
 
 
 def test_lists_are_merged_by_the_fields_of_the_reference() -> None:

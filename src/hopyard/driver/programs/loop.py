@@ -219,7 +219,11 @@ class ProgramLoop:
         error: BaseException | None = None
         try:
             timeout = self._setup.heartbeat_timeout
-            self._link = Router(self._engine, lambda device: self._setup, self._layout.log, timeout, open_ended=True)
+            self._link = Router(
+                *(self._engine, lambda device: self._setup, self._layout.log, timeout),
+                open_ended=True,
+                together=self.spec.least,
+            )
             self._opened.set()
             self._commit([Launched(spec=self.spec, about=self._about)])
             while not self._over:

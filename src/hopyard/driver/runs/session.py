@@ -216,7 +216,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
         def setup(device: str) -> Setup:
             return Setup(spec, recipe, manifest, job.states.store, str(root), token, engine.threads, device, bulk)
 
-        link = _link(engine, setup, layout, job.timeouts or spec.timeouts, inputs.recipe)
+        timeouts = job.timeouts or spec.timeouts
+        link = _link(engine, setup, layout, msgspec.structs.replace(spec, timeouts=timeouts), inputs.recipe)
         with contextlib.ExitStack() as link_stack:
             link_stack.callback(link.close)
             workers = Workers(
@@ -351,12 +352,16 @@ def _depot(job: Drive, engine: AgentEngine, store: Store, run: str, stack: conte
 
 
 def _link(
-    engine: Engine, setup: Callable[[str], Setup], layout: Layout, timeouts: Timeouts, recipe: Callable[..., Any]
+    engine: Engine, setup: Callable[[str], Setup], layout: Layout, spec: RunSpec, recipe: Callable[..., Any]
 ) -> Link:
     if not starts_agents(engine):
         return InProcess(setup)
-    limits = timeouts.heartbeat_timeout, timeouts.stall_timeout
-    return Router(engine, setup, layout.log, *limits, frameworks=needed(recipe), required=required(recipe))
+    return Router(
+        *(engine, setup, layout.log, spec.timeouts.heartbeat_timeout, spec.timeouts.stall_timeout),
+        frameworks=needed(recipe),
+        required=required(recipe),
+        together=spec.members,
+    )
 
 
 def _shared(engine: Engine, link: Link) -> GivesBack | None:

@@ -25,6 +25,8 @@ KEEP_ALIVE = {"idle": 10, "interval": 5, "count": 2}
 """TCP keepalive: the kernel ends a connection 20 s after the last sign of the other end."""
 LOG_LINES = 200
 JSON = "application/json"
+GROUPS = {"jobs": "batch/v1", "podgroups": "scheduling.k8s.io/v1beta1"}
+"""Resource → its group of the API and version; others are in the core group."""
 Query = Sequence[tuple[str, str]]
 UNTRUSTED = "Untrusted"
 """Reason of an error: the server's certificate is not one that the kubeconfig trusts."""
@@ -150,9 +152,19 @@ class Api:
         numbers = re.findall(r"\d+", f"{about.get('major')} {about.get('minor')}")  # "30+" at some providers
         return int(numbers[0]), int(numbers[1])
 
+    def serves(self, resource: str) -> bool:
+        """Return whether the API server has a resource of `GROUPS`. Raises ApiError if that is not known."""
+        try:
+            listing = self.call("GET", f"/apis/{GROUPS[resource]}")
+        except ApiError as error:
+            if error.status in {403, 404}:
+                return False
+            raise
+        return any(each["name"] == resource for each in listing["resources"])
+
     def allowed(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Return whether this user may do that in the namespace."""
-        group = "batch" if resource == "jobs" else ""
+        group = GROUPS.get(resource, "").partition("/")[0]
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -186,7 +198,8 @@ class Api:
 
     def path(self, resource: str, name: str = "") -> str:
         """Return the path of a resource of the namespace, or of one of its objects."""
-        parts = ["apis/batch/v1" if resource == "jobs" else "api/v1", "namespaces", quote(self.namespace, ""), resource]
+        root = f"apis/{GROUPS[resource]}" if resource in GROUPS else "api/v1"
+        parts = [root, "namespaces", quote(self.namespace, ""), resource]
         return "/".join(["", *parts, *([quote(name, "")] if name else [])])
 
     def call(self, method: str, path: str, body: Any = None, query: Query = (), **more: Any) -> Any:

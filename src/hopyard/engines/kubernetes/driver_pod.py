@@ -32,7 +32,7 @@ FINAL_CODES = [1, 2, 3]
 """Exit codes after which another start would end the same way: the run failed, wrong usage, some trials failed."""
 _OURS = re.compile(
     rf"serviceAccountName|automountServiceAccountToken|{manifests.OURS}"
-    rf"|containers\[{CONTAINER}\]\.(workingDir|volumeMounts\[{RUNS_FOLDER}/?\])"
+    rf"|containers\[{CONTAINER}\]\.(workingDir|resources|volumeMounts\[{RUNS_FOLDER}/?\])"
 )
 """Paths that `pod=` cannot change in the driver's pod."""
 

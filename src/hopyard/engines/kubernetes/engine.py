@@ -179,6 +179,6 @@ class Kubernetes(Startable):
             own = None
 
         def place(supervisors: Supervisors, ticket: Ticket) -> Pods:
-            return Pods(api, settings, supervisors, ticket, own)
+            return Pods(api, settings, supervisors, ticket, own, -(-launch.together // settings.workers_per_pod))
 
         return SupervisedAgents(self, launch, place, standby=self._standby, task_name="pod")

@@ -71,12 +71,21 @@ class Pods(Placement):
         supervisors: those that the pods have.
         ticket: of these.
         own_pod: the pod that this process is in, which will own the Jobs; None: it is in none of this namespace.
+        together: how many pods must be there for any of them to be of use.
     """
 
     def __init__(
-        self, api: Api, settings: PodSettings, supervisors: Supervisors, ticket: Ticket, own_pod: OwnPod | None = None
+        self,
+        api: Api,
+        settings: PodSettings,
+        supervisors: Supervisors,
+        ticket: Ticket,
+        own_pod: OwnPod | None = None,
+        together: int = 1,
     ) -> None:
-        self._own_pod = own_pod
+        self._own_pod, self._together = own_pod, together
+        self._grouped: bool | None = None
+        """Whether pods belong to a PodGroup; None: not known yet."""
         self._api, self._settings, self.supervisors = api, settings, supervisors
         self.name = f"hopyard-{secrets.token_hex(4)}"
         self._ticket, self._address = line_of(ticket), joined(ticket.host, ticket.port)
@@ -271,6 +280,7 @@ class Pods(Placement):
             *(self._settings, self.name, number, pods),
             driver=own.driver if own is not None else "",
             driver_pod=own.reference if own is not None else None,
+            grouped=self._groups(),
         )
         try:
             job = self._api.create("jobs", manifest)
@@ -321,11 +331,31 @@ class Pods(Placement):
     def _create_secret(self, owners: list[dict[str, Any]]) -> None:
         """Create the Secret, unless it is there: the answer to an earlier try may have been lost."""
         try:
-            self._api.create("secrets", manifests.secret(self.name, self._ticket, owners))
+            secret = self._api.create("secrets", manifests.secret(self.name, self._ticket, owners))
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+            secret = self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
+        if self._groups():
+            try:
+                self._api.create("podgroups", manifests.pod_group(self.name, self._together, secret))
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+
+    def _groups(self) -> bool:
+        """Return whether the scheduler of the cluster is to place all pods or none. Where it cannot, the driver gives
+        back pods that are too few."""
+        if self._grouped is None:
+            spec = self._settings.spec
+            others = self._settings.queue or "schedulerName" in spec or "schedulingGroup" in spec
+            self._grouped = (
+                self._together > 1
+                and not others
+                and self._api.serves("podgroups")
+                and self._api.allowed("create", "podgroups")
+            )
+        return self._grouped
 
     def _refused(self, error: ApiError) -> None:
         """Note that a call failed; give up where no pod can come."""

@@ -178,6 +178,7 @@ def job(
     *,
     driver: str = "",
     driver_pod: Mapping[str, str] | None = None,
+    grouped: bool = False,
 ) -> dict[str, Any]:
     """Return the Job of this number, from 1, of a set of places. None of its pods is ever replaced.
 
@@ -188,10 +189,13 @@ def job(
         pods: how many it has.
         driver: name of the driver's Job, where the driver is in a pod too.
         driver_pod: reference to that pod, which becomes the owner of the Job.
+        grouped: its pods belong to the PodGroup of the set.
     """
     queue = {QUEUE: settings.queue} if settings.queue else {}
     metadata, spec, _ = _template(settings, places)
     metadata["labels"] |= {DRIVER: driver} if driver else {}
+    if grouped:
+        spec["schedulingGroup"] = {"podGroupName": places}
     owners = {"ownerReferences": [dict(driver_pod)]} if driver_pod else {}
     return {
         "apiVersion": "batch/v1",
@@ -222,6 +226,23 @@ def secret(places: str, ticket: bytes, owners: Iterable[Mapping[str, Any]]) -> d
             "ownerReferences": [dict(each) for each in owners],
         },
         "data": {"ticket": base64.b64encode(ticket).decode()},
+    }
+
+
+def pod_group(places: str, pods: int, secret_object: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the PodGroup of a set of places, of which no pod is scheduled before so many are; `secret_object`: what
+    the API returned for its Secret, with which it vanishes."""
+    metadata = secret_object["metadata"]
+    secret_reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {
+            "name": places,
+            "labels": {MANAGED_BY: "hopyard", PLACES: places},
+            "ownerReferences": [secret_reference],
+        },
+        "spec": {"schedulingPolicy": {"gang": {"minCount": pods}}},
     }
 
 

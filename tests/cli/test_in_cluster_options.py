@@ -1,0 +1,104 @@
+"""The options --in-cluster, --driver-pod and --driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from hopyard.cli import app, cluster
+from hopyard.errors import HopyardError
+
+PODS = ("--kubernetes", "train:1,workers=4,namespace=ml,context=mine", "--in-cluster")
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that must not run."""
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit(9)")
+    return path
+
+
+def shown(*words: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ConfigMap and Job that a command would create."""
+    found = call(*words)
+    assert found.exit_code == 0, found.output
+    config_map, job = yaml.safe_load_all(found.stdout)
+    return config_map, job
+
+
+def command(job: dict[str, Any]) -> list[str]:
+    """Return the words behind `hopyard` in the driver's pod."""
+    words: list[str] = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert words[:4] == ["python", "-P", "-m", "hopyard"]
+    return words[4:]
+
+
+def test_the_driver_runs_the_same_command(script: Path, tmp_path: Path) -> None:
+    """Its cluster is the one that it is in, and its files are those of the ConfigMap."""
+    (tmp_path / "pod.yaml").write_text("nodeSelector: {disk: fast}")
+    words = ("--pod", tmp_path / "pod.yaml", "--dry-run", script, "--lr", "0.1", "a b")
+    config_map, job = shown("run", *PODS, *words)
+    folder = "/run/hopyard/script"
+    pods = ["--kubernetes", "train:1,workers=4", "--pod", f"{folder}/pod.yaml"]
+    assert command(job) == ["run", "--resume", *pods, f"{folder}/train.py", "--lr", "0.1", "a b"]
+    assert config_map["data"] == {"script": script.read_text(), "pod": "nodeSelector: {disk: fast}"}
+    assert job["metadata"]["name"] == config_map["metadata"]["name"] and job["metadata"]["name"].startswith("train-")
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
+
+
+def test_a_program_has_its_directory_on_the_claim(script: Path) -> None:
+    about = "name=mine,claim=runs,account=me,cpu=2,memory=8Gi,restarts=0"
+    options = ("--roles", "worker=2,ps=1", "--max-restarts", "2", "--tensorboard", "--driver-pod", about, "--dry-run")
+    _, job = shown("launch", *PODS, *options, script)
+    assert command(job) == [
+        *("launch", "--resume", "--roles", "worker=2,ps=1", "--max-restarts", "2", "--tensorboard"),
+        *("--kubernetes", "train:1,workers=4", "--directory", "/hopyard/runs/mine", "/run/hopyard/script/train.py"),
+    ]
+    spec = job["spec"]["template"]["spec"]
+    assert job["spec"]["backoffLimitPerIndex"] == 0 and spec["serviceAccountName"] == "me"
+    assert spec["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "8Gi"}
+
+
+def test_a_script_of_the_image_is_named_by_its_path() -> None:
+    config_map, job = shown("run", *PODS, "--dry-run", "image:/opt/train.py", "1")
+    assert command(job)[-2:] == ["/opt/train.py", "1"] and config_map["data"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "--in-cluster"], "--in-cluster goes with --kubernetes"),
+        (["run", *PODS[:2], "--driver-pod", "claim=a"], "--driver-pod goes with --in-cluster"),
+        (["run", *PODS, "--driver-pod", "clam=a"], "no setting 'clam'"),
+        (["run", *PODS, "--driver-pod", "claim="], "claim needs a value"),
+        (["run", *PODS, "--driver-pod", "restarts=-1"], "restarts must be a whole number >= 0"),
+        (["run", *PODS, "--driver-pod", "memory=lots"], "memory"),
+        (["run", *PODS, "--driver-pod", f"name={'a' * 61}"], "at most 60 characters"),
+        (["run", *PODS, "--driver-pod", "account=A"], "account"),
+        (["launch", *PODS[:2], "--roles", "worker=1", "--resume"], "--resume goes with --directory"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(script: Path, words: list[str], sentence: str) -> None:
+    found = call(*words, script)
+    assert found.exit_code == 2 and sentence in found.stderr
+
+
+def test_logs_are_of_a_run_or_of_a_driver() -> None:
+    assert "RUN is missing" in call("logs").stderr
+    assert "--slot is for the workers of a RUN" in call("logs", "--driver", "a", "--slot", "1").stderr
+    assert "--driver must be such as" in call("logs", "--driver", "A/b").stderr
+
+
+def test_a_host_without_kubectl_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HopyardError, match="kubectl, which is not on PATH"):
+        cluster.forward("train-1a2b3c", "ls")
