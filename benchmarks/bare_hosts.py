@@ -28,7 +28,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 import hopyard as hy  # noqa: E402
 from efficiency import PARTITIONS, SIZES, configs, make, recipe  # noqa: E402
-from hopyard.core.runs.events import CODEC, Finished, Joined  # noqa: E402
+from hopyard.core.runs.codec import CODEC  # noqa: E402
+from hopyard.core.runs.events import Finished, Joined  # noqa: E402
 from hopyard.store.journal import read  # noqa: E402
 from hopyard.store.layout import Layout  # noqa: E402
 from hosts import Hosts  # noqa: E402

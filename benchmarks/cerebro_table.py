@@ -44,7 +44,8 @@ import cerebro_nets as nets  # noqa: E402
 import cerebro_page as page  # noqa: E402
 import hopyard as hy  # noqa: E402
 from cerebro_hosts import Machines, Watch, machines, spark_session  # noqa: E402
-from hopyard.core.runs.events import CODEC, Finished, Joined  # noqa: E402
+from hopyard.core.runs.codec import CODEC  # noqa: E402
+from hopyard.core.runs.events import Finished, Joined  # noqa: E402
 from hopyard.store.journal import read  # noqa: E402
 from hopyard.store.layout import Layout  # noqa: E402
 from jobs import free_port  # noqa: E402

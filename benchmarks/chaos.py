@@ -35,7 +35,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopyard.core.runs.events import CODEC, Dispatch, Done, Durable, Joined, Line
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Dispatch, Done, Durable, Joined, Line
 from hopyard.store.journal import read
 from hopyard.system.scratch import left as unlocked
 

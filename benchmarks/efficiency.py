@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Began, Dispatch, Done, Finished, Joined
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Dispatch, Done, Finished, Joined
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 

@@ -21,7 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from hopyard.core.runs.events import CODEC, Joined
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Joined
 from hopyard.store.journal import read
 
 JOB = """

@@ -26,7 +26,8 @@ import torch
 
 import hopyard as hy
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import CODEC, Done, Formed, Joined
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Done, Formed, Joined
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 

@@ -25,7 +25,8 @@ import numpy as np
 from msgspec.structs import replace
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Began, Done, Durable, Line, encode
+from hopyard.core.runs.codec import CODEC, encode
+from hopyard.core.runs.events import Began, Done, Durable, Line
 from hopyard.core.runs.machine import Machine
 from hopyard.frameworks.linear import Linear
 from hopyard.sim.world import World, lengths

@@ -45,7 +45,8 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Began, Checked, Dispatch, Done, Durable, Finished, Joined
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Checked, Dispatch, Done, Durable, Finished, Joined
 from hopyard.data.partitions.loader import sizes
 from hopyard.engines.local import THREADS
 from hopyard.store.journal import read

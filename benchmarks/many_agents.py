@@ -46,7 +46,8 @@ from hopyard.agent.connection import DriverConnection, dial
 from hopyard.agent.progress import Progress
 from hopyard.agent.runs import service
 from hopyard.core.messages import Beat, Card, Hello, Setup, pack
-from hopyard.core.runs.events import CODEC, Checked, Dispatch, Done, Finish, Joined, Lost
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Checked, Dispatch, Done, Finish, Joined, Lost
 from hopyard.driver.router import Router
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.workers import Workers

@@ -29,7 +29,8 @@ from typing import Any
 import efficiency
 import hopyard as hy
 import keras_vs_limit
-from hopyard.core.runs.events import CODEC, Began, Finished, Joined
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Finished, Joined
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 

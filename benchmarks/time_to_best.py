@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Dispatch, Done, Event, Line
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Dispatch, Done, Event, Line
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.demo import KINDS, NUMBERS, flights
 from hopyard.sim.world import World

@@ -25,7 +25,8 @@ import numpy as np
 
 import hopyard as hy
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import CODEC, Joined, Line
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Joined, Line
 from hopyard.driver.runs.about import about_of, states_url
 from hopyard.driver.runs.run import Run
 from hopyard.frameworks.linear import Linear

@@ -59,8 +59,8 @@ def snapshot(machine: Machine) -> dict[str, Any]:
         "holding": (
             machine.holding.requested,
             machine.holding._until,
-            machine.workers.turn,
-            machine.workers.any_formed,
+            machine.holding.turn,
+            machine.workers.formed > 0,
         ),
         "defects": machine.defects,
         "warnings": machine.warnings,

@@ -29,7 +29,8 @@ from hopyard.checks import (
     whole,
 )
 from hopyard.core.messages import LIMIT, NoRoom, Setup, Unfit, largest, pack, unpack_up
-from hopyard.core.runs.events import Began, Checked, Done, Failed, Interrupted, decode, encode
+from hopyard.core.runs.codec import decode, encode
+from hopyard.core.runs.events import Began, Checked, Done, Failed, Interrupted
 from hopyard.driver.runs.session import fits
 from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear

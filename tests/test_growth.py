@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.core.runs.events import CODEC, Began, Durable, Interrupted, Line, Proposed
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Durable, Interrupted, Line, Proposed
 from hopyard.core.runs.machine import fold
 from hopyard.driver.runs import session as drive
 from hopyard.driver.runs.fold import recover

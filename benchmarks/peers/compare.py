@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from net import BATCH, CONFIGS, EPOCHS, ETA, TRIALS, Net, best_so_far
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Dispatch, Done
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Dispatch, Done
 from hopyard.core.runs.machine import Machine
 from hopyard.spec import Batch
 from hopyard.store.journal import read

@@ -5,7 +5,7 @@
     │   ├── SpecError           2   a value is not allowed: names the field, the value, what is allowed
     │   ├── DataError           2   the data cannot be used: names the column, the place, the value
     │   ├── PreflightError      2   the first trials cannot start: all faults together
-    │   └── RunDirectoryError   2   the run directory exists, is in use, or is not one
+    │   └── RunDirectoryError   2   the run directory exists, or is not one; 4: it is in use
     ├── JournalError            1   the journal is damaged, or of a newer version
     ├── RunFailed               1   every trial failed, or none has a finite metric
     ├── ProgramFailed           1   a task of a program failed: names the first cause, its host and log

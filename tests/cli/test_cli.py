@@ -17,7 +17,8 @@ import hopyard
 import hopyard.cli as cli
 import jobs
 from hopyard import errors
-from hopyard.core.runs.events import Interrupted, encode
+from hopyard.core.runs.codec import encode
+from hopyard.core.runs.events import Interrupted
 from hopyard.sim.world import World, lengths
 from hopyard.spec import RunSpec
 

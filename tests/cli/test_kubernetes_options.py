@@ -90,8 +90,7 @@ def test_the_engine_of_a_program_is_named_once(script: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sweep"], "--sweep goes with --kubernetes namespace=NAME, which is missing"),
-        (["--sweep", "--hosts", "a"], "--sweep goes with --kubernetes"),
+        (["--sweep", "--hosts", "a"], "--sweep is of a cluster"),
         (["--kubernetes", "namespace=ml", "--yes"], "--yes goes with --sweep, which is missing"),
         (["--kubernetes", "namespace=ml"], "Kubernetes(image) must be"),
         (["--kubernetes", "namespace=ML", "--sweep"], "Kubernetes(namespace=) must be"),

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow")
-pytest.importorskip("keras")
-
-import keras
-import tensorflow as tf
-
+from example_modules import needs
 from hopyard.compat.tensorflowonspark import TFNode, compat
 from hopyard.compat.tensorflowonspark.pipeline import get_meta_graph_def
 from hopyard.errors import SpecError
+from late import Late
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's"),
+    needs("tensorflow", "keras"),
+    pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow", reason="SavedModels are its own"),
 ]
+keras: Any = Late("keras")
+tf: Any = Late("tensorflow")
 
 
 def signature(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("pyspark")
-pytest.importorskip("tensorflow")
-pytest.importorskip("keras")
-
-import keras
-
+from example_modules import needs
 from hopyard.compat.tensorflowonspark import compat, pipeline
 from hopyard.compat.tensorflowonspark.scoring import Scoring
 from hopyard.errors import DataError, SpecError
+from late import Late
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.tensorflow,
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels are TensorFlow's"),
+    needs("pyspark", "tensorflow", "keras"),
+    pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow", reason="SavedModels are its own"),
 ]
+keras: Any = Late("keras")
 
 WEIGHTS = np.array([3.0, 1.5])
 

@@ -131,7 +131,7 @@ def test_the_last_model_of_a_completed_trial_has_its_epoch(runs: dict[str, hy.Ru
 
 
 def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
-    from hopyard.core.runs.events import CODEC
+    from hopyard.core.runs.codec import CODEC
     from hopyard.core.runs.machine import fold
     from hopyard.store.journal import read
     from jobs import Troubled

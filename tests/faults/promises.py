@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from random import Random
 from typing import Literal
 
-from hopyard.core.runs.events import decode
+from hopyard.core.runs.codec import decode
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.core.runs.order import spread
 from hopyard.core.runs.records import SlotRecord

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from faults.agents import Agent
 from faults.promises import Content, at_the_end, between_events, hold, offset, sums_of
 from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.codec import decode, encode
 from hopyard.core.runs.events import (
     Began,
     Check,
@@ -49,8 +50,6 @@ from hopyard.core.runs.events import (
     StoreBack,
     Warn,
     Yielded,
-    decode,
-    encode,
     journaled,
 )
 from hopyard.core.runs.machine import Machine, fold

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hopyard.core.runs.events import CODEC, Began, Exhausted, Interrupted, Line, Proposed, encode
+from hopyard.core.runs.codec import CODEC, encode
+from hopyard.core.runs.events import Began, Exhausted, Interrupted, Line, Proposed
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.spec import FORMAT, RunSpec
 from hopyard.store.journal import Journal, read, retire, whole_bytes, write_whole

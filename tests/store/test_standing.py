@@ -4,7 +4,8 @@ import fcntl
 
 import pytest
 
-from hopyard.core.runs.events import Finished, Interrupted, Resumed, encode
+from hopyard.core.runs.codec import encode
+from hopyard.core.runs.events import Finished, Interrupted, Resumed
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, standing
 

@@ -16,7 +16,8 @@ import pytest
 
 import hopyard as hy
 from api_servers import Handler, hang, refuse
-from hopyard.core.runs.events import CODEC, Extended, Resumed
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Extended, Resumed
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.runs.replay import replay
 from hopyard.driver.runs.run import Run
@@ -100,7 +101,7 @@ def test_a_token_that_rotates_a_server_that_fails_and_one_that_hangs(
     growing: Growing, played: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubeflow, "TIMEOUT", 0.2)
-    thread = growing.follow(kubeflow.opened(played.environ))
+    thread = growing.follow(kubeflow.connect(played.environ))
     growing.write(5)
     until(lambda: played.statuses)
     played.accepted = "second"

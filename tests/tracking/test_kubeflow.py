@@ -102,7 +102,7 @@ def test_names_numbers_and_counts_stay_within_the_limits(lines: list[Line]) -> N
 
 
 def test_a_post_has_the_token_that_is_in_the_file_now(played: Trainer, lines: list[Line]) -> None:
-    update = kubeflow.opened(played.environ)
+    update = kubeflow.connect(played.environ)
     update(fold(lines), "completed", 0.0)
     played.accepted = "second"
     with pytest.raises(ConnectionError, match=r"403: .*Forbidden"):
@@ -115,7 +115,7 @@ def test_a_post_has_the_token_that_is_in_the_file_now(played: Trainer, lines: li
 def test_a_trainjob_that_is_gone_is_final(played: Trainer, lines: list[Line]) -> None:
     played.answer = lambda handler: handler.send(404, {"message": "Train job \x1b[31mnot found"})
     with pytest.raises(Refused, match=r"404: .*Train job") as refused:
-        kubeflow.opened(played.environ)(fold(lines), "completed", 0.0)
+        kubeflow.connect(played.environ)(fold(lines), "completed", 0.0)
     assert "\x1b" not in str(refused.value)
 
 
@@ -127,7 +127,7 @@ def test_other_answers_may_pass(played: Trainer, lines: list[Line], answer: byte
 
     played.answer = say
     with pytest.raises(OSError, match=str(played.server.server_address[1])):
-        kubeflow.opened(played.environ)(fold(lines), "completed", 0.0)
+        kubeflow.connect(played.environ)(fold(lines), "completed", 0.0)
     assert played.posts == 1
 
 
@@ -135,7 +135,7 @@ def test_a_server_of_another_authority_gets_no_token(played: Trainer, lines: lis
     with trainer(tmp_path / "other") as other:
         environ = {**played.environ, kubeflow.AUTHORITY: other.environ[kubeflow.AUTHORITY]}
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-            kubeflow.opened(environ)(fold(lines), "completed", 0.0)
+            kubeflow.connect(environ)(fold(lines), "completed", 0.0)
     assert played.posts == 0
 
 
@@ -148,4 +148,4 @@ def test_a_server_of_another_authority_gets_no_token(played: Trainer, lines: lis
 )
 def test_an_environment_without_all_that_a_post_needs(environ: dict[str, str], match: str) -> None:
     with pytest.raises(Refused, match=match):
-        kubeflow.opened(environ)
+        kubeflow.connect(environ)

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,9 +40,13 @@ DriverPod = Annotated[
 DriverName = Annotated[
     str | None,
     typer.Option(
-        "--driver", metavar="[NAMESPACE/]NAME", help="The driver in the cluster that has it, as --in-cluster named it."
+        "--driver",
+        metavar="[NAMESPACE/]NAME",
+        help="The driver in the cluster that owns it, as --in-cluster named it.",
     ),
 ]
+GONE_SECONDS = 10.0
+"""How long to wait for the end of what an earlier driver of the same name had."""
 LOOK_SECONDS = 1.0
 """Time between two looks for the next pod of a driver whose output is followed."""
 _HERE = ("in_cluster", "driver_pod", "dry_run", "resume", "kubernetes", "pod", "script", "arguments")
@@ -49,7 +54,7 @@ _HERE = ("in_cluster", "driver_pod", "dry_run", "resume", "kubernetes", "pod", "
 _QUANTITIES = ("cpu", "memory")
 
 
-def asked(in_cluster: bool, driver_pod: str | None) -> bool:
+def requested(in_cluster: bool, driver_pod: str | None) -> bool:
     """Return whether the driver is to be in the cluster. Raises UsageError for --driver-pod alone."""
     if driver_pod is not None and not in_cluster:
         raise UsageError("--driver-pod goes with --in-cluster, which is missing")
@@ -93,8 +98,8 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     try:
         owner = manifests.owner(api.create("jobs", job))
         try:
-            api.create("configmaps", driver_pod.config_map(driver, files, owner))
-        except ApiError:
+            _create(api, driver_pod.config_map(driver, files, owner))
+        except BaseException:  # Ctrl-C too: the pod would wait for its files
             api.delete("jobs", driver.name)
             raise
     except ApiError as error:
@@ -103,6 +108,21 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     echo(f"driver {name}: its runs are on the claim {driver.claim}")
     echo(f"  hopyard logs --driver {name} --follow      # what it prints")
     echo(f"  kubectl delete job -n {api.namespace} {driver.name}      # ends it")
+
+
+def _create(api: Api, config_map: dict[str, Any]) -> None:
+    """Create a ConfigMap, once that of an earlier driver is gone, which takes a moment. Raises ApiError."""
+    from hopyard.engines.kubernetes.api import ApiError
+
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        try:
+            api.create("configmaps", config_map)
+            return
+        except ApiError as error:
+            if error.reason != "AlreadyExists" or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_SECONDS / 2)
 
 
 def driver_settings(text: str | None, script: Path) -> DriverSettings:
@@ -154,7 +174,7 @@ def forward(driver: str, *words: str) -> int:
             f"the pod of the driver {driver} does not run: its runs are on its claim, and `hopyard logs --driver "
             f"{driver}` shows what it has printed"
         )
-    return _stream("exec", *place, running[-1], "--", "python", "-P", "-m", "hopyard", *words)
+    return _stream("exec", *place, running[-1], "--container=hopyard", "--", "python", "-P", "-m", "hopyard", *words)
 
 
 def print_output(driver: str, follow: bool, tail: int | None) -> None:
@@ -169,16 +189,19 @@ def print_output(driver: str, follow: bool, tail: int | None) -> None:
         UsageError: kubectl is missing, or refuses; or the driver's name is none, or no pod has begun.
     """
     place, name = _named(driver)
-    options = [*(["--follow"] if follow else []), f"--tail={-1 if tail is None else tail}"]
-    printed: set[str] = set()
+    options = ["--container=hopyard", *(["--follow"] if follow else [])]
+    printed: dict[str, str] = {}  # pod → until when
     while True:
         job = json.loads(_kubectl("get", *place, "job", name, "-o", "json"))  # before its pods, so that none is missed
         for pod in _pods(place, name):
-            which = pod["metadata"]["name"]
-            if which not in printed and pod["status"].get("phase") not in (None, "Pending"):
-                printed.add(which)
+            which, phase = pod["metadata"]["name"], pod["status"].get("phase", "Pending")
+            if phase == "Pending" or (which in printed and phase != "Running"):
+                continue
+            if which not in printed:
                 echo(f"==> {which} <==")
-                _stream("logs", *place, which, *options)
+            since = f"--since-time={printed[which]}" if which in printed else f"--tail={-1 if tail is None else tail}"
+            _stream("logs", *place, which, *options, since)  # ends with the pod, or where the connection breaks
+            printed[which] = datetime.now(UTC).isoformat(timespec="seconds")
         if _is_over(job) or not follow:
             break
         time.sleep(LOOK_SECONDS)
@@ -229,8 +252,8 @@ def _refusal(api: Api, error: ApiError, driver: DriverSettings) -> UsageError:
     """Return the error for a driver that could not be created."""
     if error.reason == "AlreadyExists":
         return UsageError(
-            f"the namespace {api.namespace} has a driver {driver.name} already: `kubectl delete job -n {api.namespace} "
-            f"{driver.name}` ends it; or give another --driver-pod name=…"
+            f"the namespace {api.namespace} has a Job or ConfigMap {driver.name} already: `kubectl delete job -n "
+            f"{api.namespace} {driver.name}` ends a driver of that name; or give another --driver-pod name=…"
         )
     return UsageError(api.why(error))
 

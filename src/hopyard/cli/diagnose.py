@@ -76,7 +76,7 @@ def doctor(
     pod: PodFile = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="List what drivers that are gone have left in the namespace of --kubernetes."),
+        typer.Option("--sweep", help="List what drivers that are gone have left in a namespace of Kubernetes."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it; without this it is only listed.")] = False,
 ) -> None:
@@ -90,13 +90,15 @@ def doctor(
         return
     if yes and not sweep:
         raise UsageError("--yes goes with --sweep, which is missing")
+    if sweep and kubernetes is None and hosts is None:
+        kubernetes = "none"  # of the kubeconfig's context
     engine = engine_of(hosts, python, ssh, kubernetes, pod, workers=1, default_image="none" if sweep else "")
     if not sweep:
         findings = examine(spark=spark) if engine is None else examine_elsewhere(engine)
     elif isinstance(engine, Kubernetes):
         findings = sweep_cluster(engine, yes, _watch)
     else:
-        raise UsageError("--sweep goes with --kubernetes namespace=NAME, which is missing")
+        raise UsageError("--sweep is of a cluster: give --kubernetes namespace=NAME in place of --hosts")
     if as_json:
         echo(as_text([asdict(finding) for finding in findings]))
         return

@@ -123,7 +123,7 @@ def show(run: RunName, as_json: AsJson = False, driver: DriverName = None) -> in
     """Show the report of a run: its best trial, all trials, how workers spent their time."""
     if driver is not None:
         return forward(driver, "show", run, *(["--json"] if as_json else []))
-    from hopyard.core.runs.events import CODEC
+    from hopyard.core.runs.codec import CODEC
     from hopyard.data.manifest import sizes_in
     from hopyard.store.journal import read
     from hopyard.store.layout import find
@@ -249,7 +249,7 @@ def _by_slot(path: Path) -> tuple[int, str]:
 
 def _fold(layout: Layout, watch: Callable[[Line], object] = lambda line: None) -> Machine:
     """Return the machine at the end of the journal; `watch` is called with each line on the way."""
-    from hopyard.core.runs.events import CODEC
+    from hopyard.core.runs.codec import CODEC
     from hopyard.core.runs.machine import fold
     from hopyard.store.journal import read, whole_bytes
 

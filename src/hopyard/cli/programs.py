@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hopyard.cli import engines
-from hopyard.cli.cluster import DriverPod, InCluster, asked, submit
+from hopyard.cli.cluster import DriverPod, InCluster, requested, submit
 from hopyard.cli.common import FAILED, GOOD, require_script, say, terminable, verb
 from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage
 from hopyard.errors import UsageError
@@ -67,7 +67,7 @@ def launch(
     elsewhere = engines.engine_of(hosts, python, ssh, kubernetes, pod, workers=_tasks(tasks))
     if elsewhere is not None and (engine != "local" or master is not None):
         raise UsageError("--hosts and --kubernetes say where the tasks run; leave --engine and --master out")
-    if asked(in_cluster, driver_pod):
+    if requested(in_cluster, driver_pod):
         submit(context, elsewhere, driver_pod, dry_run)
         return GOOD
     if resume and directory is None:

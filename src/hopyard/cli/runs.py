@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hopyard.cli.cluster import DriverPod, InCluster, asked, submit
+from hopyard.cli.cluster import DriverPod, InCluster, requested, submit
 from hopyard.cli.common import FAILED, GOOD, SOME, STATUS, RunName, Trust, echo, require_script, say, terminable, verb
 from hopyard.cli.engines import DryRun, HostNames, HostPython, HostSsh, PodFile, PodImage, engine_of, print_manifests
 from hopyard.errors import HopyardError, UsageError
@@ -41,7 +41,7 @@ def run(
     """Run a script; the exit code says how its runs ended."""
     require_script(script, "run", in_cluster)
     engine = engine_of(hosts, python, ssh, kubernetes, pod)
-    if asked(in_cluster, driver_pod):
+    if requested(in_cluster, driver_pod):
         submit(context, engine, driver_pod, dry_run)
         return GOOD
     if dry_run:

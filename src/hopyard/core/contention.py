@@ -1,9 +1,9 @@
 """How long to hold places that are too few, and how long to leave them to others.
 
 Two programs that fit alone, and not together, could each hold some of the places for ever ("hold and wait", Coffman et
-al. 1971, System Deadlocks). So who holds too few gives all of them back after a while, and asks again after a pause.
-Both times are drawn by a keyed hash, so that two that began together soon differ. Pauses grow from turn to turn, as
-fewer compete then. Holds do not: places that are held for nothing are missing elsewhere.
+al. 1971, System Deadlocks). A program that holds too few therefore gives all of them back after a while, and asks again
+after a pause. Both times are drawn by a keyed hash, so that two that began together soon differ. Pauses grow from turn
+to turn, as fewer compete then. Holds do not: places that are held for nothing are missing elsewhere.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _running: list[subprocess.Popen[bytes]] = []
 """Followers that this process has started. Owner: `start`."""
 
 
-def asked_for() -> tuple[str, ...]:
+def requested_trackers() -> tuple[str, ...]:
     """Return the trackers that the environment of this process asks for: that of a pod of a TrainJob names the server
     that takes its progress."""
     return ("kubeflow",) if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL") else ()
@@ -42,7 +42,7 @@ def start(trackers: Sequence[str], directory: Path, log_of: Callable[[str], Path
     Args:
         trackers: their names.
         directory: of the run.
-        log_of: name → where the follower writes what it has to say.
+        log_of: name → the log of its follower.
     """
     for name in trackers:
         path = log_of(name)

@@ -85,8 +85,8 @@ class Spawned:
 
 
 def kill_tree(pid: int) -> None:
-    """End an agent that runs, and all that it started, in sessions of their own too. Its companion, which the system
-    must be able to tell, ends by itself."""
+    """End an agent that runs and all that it started, in sessions of their own too. Its companion is spared, as it
+    cleans up and ends by itself. Elsewhere than on Linux, where it cannot be recognized, nothing is done."""
     if sys.platform == "linux":
         Tree(pid).end()
 

@@ -2,7 +2,7 @@
 
 A driver that dies while it appends leaves a torn last line; it is cut off when the run is resumed, because nothing in
 it had an effect yet. Damage anywhere else is an error: what follows it cannot be trusted. A codec knows what a
-line means: that of a run (`core.runs.events.CODEC`), or that of a program (`core.programs.events.CODEC`).
+line means: that of a run (`core.runs.codec.CODEC`), or that of a program (`core.programs.events.CODEC`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ recipe.pkl        recipe, dataset, space, search and engine (cloudpickle)
 manifest.json     the data: partitions, hashes, encodings
 states/           safetensors, one a State, unless `store=` names another place; `states-<hex>/` where another run's
                   States were in it
-logs/             what agents printed, one file an agent; what followers of trackers had to say
+logs/             what agents printed, one file an agent; logs of followers of trackers
 report.txt        written when the run ends
 summary.json      what `hopyard ls` shows of a run that has ended
 gantt.html        written when the run ends
@@ -91,7 +91,7 @@ class Layout:
         return self.logs / f"slot-{slot}.log"
 
     def tracking_log(self, tracker: str) -> Path:
-        """Return the file of what the follower for this tracker had to say; its lock, too."""
+        """Return the log of the follower for this tracker, which is its lock too."""
         return self.logs / f"tracking-{tracker}.log"
 
     @property

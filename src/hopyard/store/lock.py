@@ -36,10 +36,12 @@ class Lock:
             except BlockingIOError:
                 holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
                 os.close(self._file)
-                raise RunDirectoryError(
+                error = RunDirectoryError(
                     f"{path.parent} is in use by a live driver (process {holder}): wait for it, stop it, or give "
                     "another directory="
-                ) from None
+                )
+                error.exit_code = 4  # a later start may succeed
+                raise error from None
             if still_there(self._file, path):
                 break
             os.close(self._file)  # removed by `withdraw` between open and lock: that lock protects nothing

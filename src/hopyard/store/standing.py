@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hopyard.core.runs.events import Finished, Interrupted, Line, decode
+from hopyard.core.runs.codec import decode
+from hopyard.core.runs.events import Finished, Interrupted, Line
 from hopyard.errors import JournalError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout

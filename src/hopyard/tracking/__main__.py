@@ -21,7 +21,7 @@ def main(tracker: str, directory: str) -> int:
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     log = logging.getLogger(__name__)
-    trackers = {"kubeflow": kubeflow.opened}
+    trackers = {"kubeflow": kubeflow.connect}
     try:
         follow(Layout(Path(directory)), tracker, trackers[tracker](os.environ))
     except HopyardError as error:

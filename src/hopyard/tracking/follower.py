@@ -70,7 +70,7 @@ class Sender:
 
     def hurry(self) -> None:
         """Make the next try at once."""
-        self._due = 0.0
+        self._due, self._pause = 0.0, self._pace.pause
 
     def send(self, machine: Machine, status: str, at: float) -> None:
         """Send this state, unless the tracker has it or no try is due."""

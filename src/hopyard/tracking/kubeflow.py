@@ -45,7 +45,7 @@ ANSWER = 4096
 """The most bytes that are read of an answer."""
 
 
-def opened(environ: Mapping[str, str]) -> Update:
+def connect(environ: Mapping[str, str]) -> Update:
     """Return what posts the state of a run to the server that these environment variables name.
 
     Raises:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost, Tick
+from hopyard.core.runs.codec import _Dispatch, _JournalUnit, decode, encode
 from hopyard.core.runs.events import (
     Began,
     Check,
@@ -26,10 +27,6 @@ from hopyard.core.runs.events import (
     Proposed,
     Resumed,
     Stopped,
-    _Dispatch,
-    _JournalUnit,
-    decode,
-    encode,
 )
 from hopyard.errors import JournalError
 from hopyard.spec import Array, ModelInfo, Part, Ref, RunSpec, Unit, Warned

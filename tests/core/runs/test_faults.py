@@ -683,7 +683,7 @@ def test_waits_are_in_the_journal():
 
 
 def test_failed_of_an_older_journal_is_read():
-    from hopyard.core.runs.events import decode
+    from hopyard.core.runs.codec import decode
 
     line = decode(b'{"type":"Failed","slot":1,"lease":2,"fault":"system","error":"x","at":1.0}')
     assert line == Failed(at=1.0, slot=1, lease=2, fault="system", error="x")

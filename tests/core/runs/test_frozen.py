@@ -15,7 +15,8 @@ from typing import get_args
 import pytest
 
 from faults.worlds import drawn
-from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Requested, Resumed, Shrunk, decode, encode
+from hopyard.core.runs.codec import decode, encode
+from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Requested, Resumed, Shrunk
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Gang, Objective, Outer, Timeouts
 from hopyard.stopping import Patience

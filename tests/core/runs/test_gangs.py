@@ -4,18 +4,8 @@ import msgspec
 import pytest
 
 from hopyard.core.facts import Lost
-from hopyard.core.runs.events import (
-    Dispatch,
-    Failed,
-    Formed,
-    GiveUp,
-    Release,
-    Replace,
-    Resumed,
-    Shrunk,
-    decode,
-    encode,
-)
+from hopyard.core.runs.codec import decode, encode
+from hopyard.core.runs.events import Dispatch, Failed, Formed, GiveUp, Release, Replace, Resumed, Shrunk
 from hopyard.core.runs.gangs import grouped
 from hopyard.core.runs.records import SlotRecord
 from hopyard.spec import Gang, RunSpec, Timeouts

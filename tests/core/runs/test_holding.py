@@ -4,6 +4,7 @@ import pytest
 
 from hopyard.core.contention import hold_seconds, pause_seconds
 from hopyard.core.facts import Tick
+from hopyard.core.runs.codec import decode, encode
 from hopyard.core.runs.events import (
     AskAgain,
     Began,
@@ -18,8 +19,6 @@ from hopyard.core.runs.events import (
     StoreAway,
     StoreBack,
     Yielded,
-    decode,
-    encode,
 )
 from hopyard.core.runs.machine import Machine
 from hopyard.spec import Gang, RunSpec
@@ -54,7 +53,7 @@ class Scarce(Run):
 
     @property
     def hold(self):
-        return hold_seconds(MARK, self.machine.workers.turn)
+        return hold_seconds(MARK, self.machine.holding.turn)
 
 
 def yielded(commands):
@@ -117,7 +116,7 @@ def test_a_gang_that_works_is_not_touched():
 def test_times_grow_until_a_gang_is_formed():
     run = Scarce()
     for turn in range(3):
-        assert run.machine.workers.turn == turn
+        assert run.machine.holding.turn == turn
         assert run.machine.earliest() == run.at + hold_seconds(MARK, turn)
         run.tick()
         assert run.machine.earliest() == run.at + pause_seconds(MARK, turn)
@@ -127,7 +126,7 @@ def test_times_grow_until_a_gang_is_formed():
             run.join(slot)
         assert run.machine.holding.requested == (1, 0)
     run.join(9)
-    assert run.machine.workers.turn == 0
+    assert run.machine.holding.turn == 0
 
 
 def test_a_worker_that_validates_is_kept():
@@ -191,7 +190,7 @@ def test_another_driver_begins_anew():
     run = Scarce()
     run.tick()
     run.give(Resumed(at=run.at, mark="other"))
-    assert run.machine.earliest() is None and run.machine.workers.turn == 0
+    assert run.machine.earliest() is None and run.machine.holding.turn == 0
     run.join(3)
     run.request(2)
     assert run.machine.earliest() == run.at + hold_seconds("other", 0)

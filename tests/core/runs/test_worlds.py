@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from faults.promises import Broken
 from faults.world import Chaos
 from faults.worlds import drawn
-from hopyard.core.runs.events import Placed, decode
+from hopyard.core.runs.codec import decode
+from hopyard.core.runs.events import Placed
 from hopyard.spec import RunSpec
 
 WORLDS = int(os.environ.get("HOPYARD_WORLDS", "150"))

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Interrupted
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Interrupted
 from hopyard.driver.runs.loop import RunLoop
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.session import DRIVEN

@@ -15,8 +15,8 @@ import pytest
 
 from hopyard.core.facts import Lost
 from hopyard.core.messages import Down, End, Examine, GiveUpUnit, NoRoom, Ready, StoreState, Unfit, Up, Work
+from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.events import (
-    CODEC,
     Began,
     Checked,
     Deferred,

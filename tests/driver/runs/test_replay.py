@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import hopyard as hy
-from hopyard.core.runs.events import CODEC, Began, Durable, Line, Proposed, Retried
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Durable, Line, Proposed, Retried
 from hopyard.driver.runs.replay import _digests, replay
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.journal import Journal

@@ -147,7 +147,7 @@ def test_a_driver_in_the_cluster_goes_on_in_another_pod(lab: Lab, tmp_path: Path
     assert json.loads(shown.stdout)["directory"] == f"/hopyard/{directory}", (shown.stderr, log(lab, name))
     assert "running" in hopyard("ls", "--driver", driver).stdout
     twin = hopyard("run", "--kubernetes", PODS, "--in-cluster", *options, str(tmp_path / "my job.py"))
-    assert twin.returncode == 2 and f"has a driver {name} already" in twin.stderr
+    assert twin.returncode == 2 and f"has a Job or ConfigMap {name} already" in twin.stderr
     owner = driver_pods(lab, name)[0]["metadata"]["uid"]
     (workers,) = [each for each in lab.objects("jobs") if each["metadata"]["name"] != name]
     assert [each["uid"] for each in workers["metadata"]["ownerReferences"]] == [owner]
@@ -168,7 +168,8 @@ def test_a_driver_in_the_cluster_goes_on_in_another_pod(lab: Lab, tmp_path: Path
     assert hy.load(run).status == "completed"
     assert digests(hy.load(run)) == alone(tmp_path, gate)
     assert len(driver_pods(lab, name)) > 1
-    assert hopyard("logs", "--driver", driver).stdout.count(f"the driver of {directory}") >= 2 * (kills == 1)
+    if kills == 1:  # the logs of pods that are deleted go with them
+        assert hopyard("logs", "--driver", driver).stdout.count(f"the driver of {directory}") == 2
     after = hopyard("show", directory, "--driver", driver)
     assert after.returncode == 4 and "its runs are on its claim" in after.stderr
 

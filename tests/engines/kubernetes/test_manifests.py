@@ -80,7 +80,11 @@ def test_schemas_of_kubernetes(version: str) -> None:
         driver_pod.config_map(driver, {"script": b"print(1)\n", "pod": b"\xff"}),
         job(settings, PLACES, 1, 1, driver="train-1a2b3c", driver_pod=owner(CREATED)),
     ]
-    groups = [job(settings, PLACES, 1, 3, grouped=True), pod_group(PLACES, 3, CREATED)] if version == "1.37" else []
+    groups = (
+        [job(settings, PLACES, 1, 3, group=f"{PLACES}-1"), pod_group(PLACES, f"{PLACES}-1", 3, CREATED)]
+        if version == "1.37"
+        else []
+    )
     for manifest in [*examples().values(), *drivers, *groups]:
         assert validate.validate(manifest, version, strict=True) == version
     wrong = job(pod_settings(IMAGE, pod={"nodeSelectors": {"a": "b"}}), PLACES, 1, 1)

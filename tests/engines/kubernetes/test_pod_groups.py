@@ -64,7 +64,7 @@ def test_a_driver_that_may_make_no_pod_groups_gives_places_back(lab: Lab, tmp_pa
 
 def test_a_pod_group_goes_with_the_secret() -> None:
     secret = {"metadata": {"name": "hopyard-1", "uid": "u"}}
-    group = manifests.pod_group("hopyard-1", 3, secret)
+    group = manifests.pod_group("hopyard-1", "hopyard-1-4", 3, secret)
     owner = {"apiVersion": "v1", "kind": "Secret", **secret["metadata"]}
     assert group["metadata"]["ownerReferences"] == [owner]
     assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 3}}}

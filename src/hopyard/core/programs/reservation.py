@@ -34,7 +34,7 @@ class Reservation(msgspec.Struct, eq=False):
     last_arrival: float = 0.0
     """When the last agent came."""
     last_grant: float = 0.0
-    """When the last agent came, or the last place for one."""
+    """When the last agent or place arrived."""
     waiting: int = 0
     """How many slots have no place in the cluster yet, as the engine said last."""
     most: int = 0

@@ -1,33 +1,23 @@
-"""Facts and commands, and their codec.
+"""Facts and commands.
 
 A *fact* happened, at a time; the journal is the list of them. `Dispatch`, `Check`, `Placed`, `Deferred`, `Formed`,
 `Yielded` and what a search decides (`Paused`, `Granted`, `Stopped`, `Closed`) are decisions of the machine that change
 its state (`DECISIONS`), so they are facts too and enter the journal: an old journal folds to the same state whatever
 later versions would decide. The other commands only ask the driver for something and are not written down.
-
-One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
-"-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
-perhaps a million units, so a line leaves out default values and what follows from the lines before it: where a
-State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`,
-`model`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
-from hopyard.core.facts import UNREADABLE, Codec, Fact, Lost, Tick, as_json, nonfinite_from_text
-from hopyard.errors import JournalError
+from hopyard.core.facts import Fact, Lost, Tick
 from hopyard.spec import (
     FORMAT,
-    Array,
     Config,
     Fault,
-    Kind,
     ModelInfo,
     Part,
     PartitionRange,
@@ -94,7 +84,8 @@ class Joined(Fact, frozen=True):
 class Checked(Fact, frozen=True, omit_defaults=True):
     """An agent built a trial and put one batch through it. `names`: the metrics it reports; `notes`: what cannot be
     exact; `advice`: what the user should know; `fault`: whose the faults are, where there are some; `device`: as in
-    Failed; `model`: what its recipe gave; `trace`: the traceback of a raised fault, about 8,000 characters at most."""
+    Failed; `model`: what its recipe gave; `trace`: the traceback of a fault that was raised, at most about 8,000
+    characters."""
 
     slot: int
     trial: int
@@ -311,7 +302,8 @@ class AskAgain(msgspec.Struct, frozen=True, gc=False):
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """Command: members of a gang give up the unit with this lease, if they work on it, and their process group."""
+    """Command: these members of a gang give up the unit with this lease, if they still work on it, and with it their
+    process group."""
 
     members: tuple[int, ...]
     lease: int
@@ -343,7 +335,8 @@ class Stopped(Fact, frozen=True):
 
 
 class Closed(Fact, frozen=True):
-    """Decision: the run has what it needs, or its time is over. Open trials are stopped, and none is proposed."""
+    """Decision: the run has what it needs, or its time is over. Nothing more is proposed, and open trials are
+    stopped."""
 
     reason: str
 
@@ -433,68 +426,3 @@ def journaled(event: Event, commands: Iterable[Command]) -> list[Line]:
         elif isinstance(command, Replace):  # the machine knows it; the journal must say it too
             lines.append(Lost(at=event.at, slot=command.slot, reason=command.reason, fault=command.fault))
     return lines
-
-
-class _JournalUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A Unit as the journal has it."""
-
-    lease: int
-    trial: int
-    kind: Kind
-    epoch: int
-    partitions: tuple[int, ...]
-    start: Ref | None
-
-
-class _Dispatch(Fact, frozen=True, tag="Dispatch"):
-    """A Dispatch as the journal has it."""
-
-    slot: int
-    unit: _JournalUnit
-
-
-_Written = Event | _Dispatch | Check | Placed | Deferred | Formed | Yielded | Paused | Closed
-_decoder: msgspec.json.Decoder[_Written] = msgspec.json.Decoder(_Written)
-
-
-def encode(line: Line) -> bytes:
-    """Return one line of the journal, without its newline."""
-    if isinstance(line, Dispatch):
-        unit = line.unit
-        short = _JournalUnit(unit.lease, unit.trial, unit.kind, unit.epoch, unit.partitions, unit.start)
-        return as_json(_Dispatch(at=line.at, slot=line.slot, unit=short))
-    if isinstance(line, Done):
-        return as_json(msgspec.structs.replace(line, memory_key="") if line.memory_key else line, _all_finite(line))
-    return as_json(line)
-
-
-def decode(text: bytes) -> Line:
-    """Return the fact in a line.
-
-    Raises:
-        JournalError: the line is no fact of this version; says what is wrong with it.
-    """
-    try:
-        line = _decoder.decode(text)
-    except UNREADABLE as error:
-        try:  # NaN and infinities are strings: only then numbers may be strings
-            line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done)
-        except UNREADABLE:
-            raise JournalError(f"no fact of format {FORMAT}: {error}: {text[:120]!r}") from error
-    if not line.at and not line.__struct_config__.omit_defaults and b'"at":' not in text:
-        raise JournalError(f"no fact of format {FORMAT}: it has no time: {text[:120]!r}")
-    if isinstance(line, _Dispatch):
-        return Dispatch(at=line.at, slot=line.slot, unit=Unit(*msgspec.structs.astuple(line.unit)))
-    return line
-
-
-def _all_finite(line: Done) -> bool:
-    """Whether all metrics of a line are finite. Arrays are not checked."""
-    for part in line.parts:
-        for total, rows in part.sums.values():
-            if not math.isfinite(rows) or not (isinstance(total, Array) or math.isfinite(total)):
-                return False
-    return all(map(math.isfinite, line.values.values()))
-
-
-CODEC: Codec[Line] = Codec(FORMAT, Began, encode, decode, "`hopyard resume {directory}`")

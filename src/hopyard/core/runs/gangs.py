@@ -26,15 +26,11 @@ from hopyard.spec import with_members
 
 
 class Gangs:
-    """The gangs of a run. Owner: `Machine`.
-
-    Attributes:
-        any_formed: whether one was formed since the driver began.
-        turn: how often workers were given back since then, or since the last one was formed (`holding`).
-    """
+    """The gangs of a run. Owner: `Machine`."""
 
     def __init__(self, run: RunRecord) -> None:
-        self.any_formed, self.turn = False, 0
+        self.formed = 0
+        """How many were formed since the driver began."""
         self._run = run
         self._followers: dict[int, tuple[SlotRecord, int]] = {}
         """Worker of a rank > 0 → (its record, for when it is free again; the slot of its gang)."""
@@ -77,7 +73,7 @@ class Gangs:
 
     def form(self, line: Formed) -> None:
         """Make one slot of the members."""
-        self.any_formed, self.turn = True, 0
+        self.formed += 1
         run, first = self._run, line.members[0]
         for member in line.members[1:]:
             record = run.slots.pop(member)
@@ -145,7 +141,7 @@ class Gangs:
 
     def clear(self) -> None:
         """Drop all, as all workers are gone."""
-        self.any_formed, self.turn = False, 0
+        self.formed = 0
         self._followers.clear()
 
 

@@ -36,6 +36,8 @@ class Holding:
     def clear(self) -> None:
         """Begin with another driver, which requests all workers."""
         self.requested = 0, 0
+        self._turn = self._formed = 0
+        """How often workers were given back since a gang was formed, and how many gangs there were by then."""
         self._changed = 0.0
         """When the driver last reported them."""
         self._until = 0.0
@@ -57,7 +59,7 @@ class Holding:
         for slot in line.slots:
             self._slots.remove(slot, "too few workers for a gang: it was given back", "system")
         self.requested, self._until = (0, 0), line.until
-        self._workers.turn += 1
+        self._turn, self._formed = self.turn + 1, self._workers.formed
 
     def tick(self, at: float) -> None:
         """End the pause, if it is over."""
@@ -66,6 +68,11 @@ class Holding:
             self._run.commands.append(AskAgain())
 
     # ---------------------------------------------------------------- asked
+
+    @property
+    def turn(self) -> int:
+        """How often workers were given back since the driver began, or since a gang was formed."""
+        return self._turn if self._formed == self._workers.formed else 0
 
     def earliest(self) -> float | None:
         """Return when workers are given back or requested again next; None: never."""
@@ -77,7 +84,7 @@ class Holding:
         run, loose = self._run, self._too_few()
         if not loose or run.at < self._deadline(loose):
             return False
-        until = run.at + pause_seconds(run.mark, self._workers.turn)
+        until = run.at + pause_seconds(run.mark, self.turn)
         line = Yielded(at=run.at, slots=tuple([slot.id for slot in loose]), until=until)
         self.give_back(line)
         run.commands.append(line)
@@ -85,7 +92,7 @@ class Holding:
 
     def _deadline(self, loose: list[SlotRecord]) -> float:
         idle_since = max(slot.idle_since for slot in loose)
-        return max(idle_since, self._changed) + hold_seconds(self._run.mark, self._workers.turn)
+        return max(idle_since, self._changed) + hold_seconds(self._run.mark, self.turn)
 
     def _too_few(self) -> list[SlotRecord]:
         """Return the workers without a gang, if they are idle and too few for one, and places are missing for it. Not
@@ -97,7 +104,7 @@ class Holding:
         loose = [slot for slot in run.slots.values() if not slot.members]
         placed = len(loose) + starting
         least = 0 if spec.gang is None else spec.gang.least
-        if not placed < spec.members <= placed + unplaced or (self._workers.any_formed and 0 < least <= len(loose)):
+        if not placed < spec.members <= placed + unplaced or (self._workers.formed and 0 < least <= len(loose)):
             return []
         for slot in loose:
             if slot.busy or any(retention.in_memory_only(run.trials[n], slot.id) for n in slot.memory_only):

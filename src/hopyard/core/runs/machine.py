@@ -204,7 +204,7 @@ class Machine:
         self._run.commands = []
 
     def earliest(self) -> float | None:
-        """Return when a `Tick` changes something next; None: never. Amortized O(log n)."""
+        """Return when a `Tick` changes something next; None: never. Amortized O(log n); O(slots) while a gang waits."""
         first, search = None, None if self.ended else self.search.earliest()
         times = self.leases.earliest(), self._retries.earliest(), self._run.durability.earliest()
         held = self.holding.earliest() if self.status == "running" else None

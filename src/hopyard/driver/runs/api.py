@@ -16,7 +16,7 @@ from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.default import chosen
-from hopyard.engines.followers import asked_for
+from hopyard.engines.followers import requested_trackers
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
@@ -222,7 +222,7 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], track=asked_for())
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], track=requested_trackers())
 
 
 def _begin(arguments: dict[str, Any]) -> Run:
@@ -233,5 +233,5 @@ def _begin(arguments: dict[str, Any]) -> Run:
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
     own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel")}
-    request = RunRequest(inputs, run_spec(inputs, given), track=asked_for(), **own)
+    request = RunRequest(inputs, run_spec(inputs, given), track=requested_trackers(), **own)
     return begin(request, resumes(given["resume"]), given["wait"], given["trust"])

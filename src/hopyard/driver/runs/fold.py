@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from hopyard.core.runs.events import CODEC, Began, Dispatch, Joined, Line, Resumed
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Dispatch, Joined, Line, Resumed
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.errors import RunDirectoryError
 from hopyard.spec import Ref

@@ -14,8 +14,8 @@ import msgspec
 
 from hopyard.core.facts import Tick
 from hopyard.core.messages import Broken, End, Examine, NoRoom, Publish, Ready, StoreState, Unfit, Up, Work
+from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.events import (
-    CODEC,
     AskAgain,
     Check,
     Checked,
@@ -345,7 +345,7 @@ class RunLoop:
                 self._workers.end(command.slot)
                 self._workers.start()
             case Yielded():
-                level = logging.INFO if self.machine.workers.turn > 1 else logging.WARNING
+                level = logging.INFO if self.machine.holding.turn > 1 else logging.WARNING
                 text = "a gang needs %d workers, and %d came: their places are left to others for %.0f s"
                 numbers = self.machine.spec.members, len(command.slots), command.until - command.at
                 log.log(level, text, *numbers)

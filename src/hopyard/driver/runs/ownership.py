@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.runs.events import CODEC
+from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.machine import Machine
 from hopyard.driver.runs.about import About, states_url
 from hopyard.driver.runs.fold import EarlierDrivers, dispatched_refs

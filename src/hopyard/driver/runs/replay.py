@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from hopyard.core.runs.events import CODEC, Durable, Resumed, Retried, Shrunk
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Durable, Resumed, Retried, Shrunk
 from hopyard.core.runs.records import TrialRecord
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.runs.about import about_of

@@ -20,7 +20,8 @@ from hopyard.certificate import make_certificate
 from hopyard.checks import flag
 from hopyard.code import places
 from hopyard.core.messages import LIMIT, Bulk, Setup
-from hopyard.core.runs.events import CODEC, Began, Extended, Line, Resumed, Retried
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Began, Extended, Line, Resumed, Retried
 from hopyard.core.runs.machine import Machine
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve

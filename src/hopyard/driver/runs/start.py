@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from hopyard import __version__
-from hopyard.core.runs.events import CODEC, Dispatch
+from hopyard.core.runs.codec import CODEC
+from hopyard.core.runs.events import Dispatch
 from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split

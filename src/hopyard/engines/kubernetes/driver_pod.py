@@ -136,12 +136,12 @@ def job(
             "parallelism": 1,
             "backoffLimitPerIndex": driver.restarts,
             "podFailurePolicy": {
-                "rules": [
+                "rules": [  # the first that matches counts
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     {
                         "action": "FailJob",
                         "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": FINAL_CODES},
                     },
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
             "podReplacementPolicy": "Failed",  # two drivers at once would fight for the lock of the run

@@ -60,6 +60,8 @@ RENEW_SECONDS = 20.0
 WATCH, EVENTS = "watch", "events"
 SAY_SECONDS = 2.0
 """A reason that lasts this long is logged. Shorter ones resolve themselves."""
+RENEW_AGAIN_SECONDS = 2.0
+"""Time until the next try, after one that failed."""
 
 
 class Pods(Placement):
@@ -86,12 +88,16 @@ class Pods(Placement):
         self._own_pod, self._together = own_pod, together
         self._grouped: bool | None = None
         """Whether pods belong to a PodGroup; None: not known yet."""
+        self._group = ""
+        """Its name, if there is one."""
         self._api, self._settings, self.supervisors = api, settings, supervisors
         self.name = f"hopyard-{secrets.token_hex(4)}"
         self._ticket, self._address = line_of(ticket), joined(ticket.host, ticket.port)
         self._places = Places(self.name, settings.workers_per_pod)
         self._owners: dict[int, dict[str, Any]] = {}
         """Number of a Job → reference to it, of those that there are."""
+        self._undeletable: set[int] = set()
+        """Numbers of Jobs that are not needed, and whose deletion was refused. `close` tries again."""
         self._owned = 0
         """Number of the last Job that owns the Secret."""
         self._wakes = threading.Condition()
@@ -100,6 +106,7 @@ class Pods(Placement):
         """Since when calls are made, and since when the API server refuses them for good."""
         self._checked = False
         """Whether the version of the cluster has been checked. No Job is created before that."""
+        self._leftovers_removed = False
         self._inquired_at = self._renewed_at = 0.0
         self._why: dict[str, tuple[str, float]] = {}
         """Name of a pod or Job, "", WATCH or EVENTS for the API server → why nothing comes of it, and since when."""
@@ -178,7 +185,6 @@ class Pods(Placement):
     def _run(self) -> None:
         """Keep pods up until `close`, then delete their Jobs."""
         try:
-            self._remove_leftovers()
             self._watcher = Watcher(self._api, "pods", labels=f"{manifests.PLACES}={self.name}", changed=self._wake)
             self._keep_up()
         except Exception as error:  # whatever it is: else the run would wait for ever for pods that nobody asks for
@@ -192,12 +198,17 @@ class Pods(Placement):
     def _remove_leftovers(self) -> None:
         """Delete the Jobs of a pod that was this driver before: while its pods wait, they may take the room of ours."""
         own = self._own_pod
-        if own is None or not own.driver:
+        if self._leftovers_removed or own is None or not own.driver:
             return
-        with contextlib.suppress(ApiError):  # they end by themselves, once they have run
+        try:
             for job in self._api.list("jobs", labels=f"{manifests.DRIVER}={own.driver},{manifests.PLACES}")["items"]:
                 if own.uid not in [owner["uid"] for owner in job["metadata"].get("ownerReferences", ())]:
                     self._api.delete("jobs", job["metadata"]["name"])
+        except ApiError as error:
+            if error.away:
+                raise
+            self._warn_once(self._api.why(error))  # they end by themselves, once they have run
+        self._leftovers_removed = True
 
     def _keep_up(self) -> None:
         """Look again whenever something has changed, and after errors of the API server ever later."""
@@ -223,6 +234,7 @@ class Pods(Placement):
         if why := self._fault_of_cluster():
             self.supervisors.give_up(why)
             return
+        self._remove_leftovers()
         self._renew(now)
         if self._owned < max(self._owners, default=0):
             self._admit()
@@ -255,11 +267,16 @@ class Pods(Placement):
 
     def _renew(self, now: float) -> None:
         """Show that this driver lives, before any call that a quota may refuse again and again."""
-        if self._owned and now - self._renewed_at >= RENEW_SECONDS:
+        if not self._owned or now - self._renewed_at < RENEW_SECONDS:
+            return
+        changes = {RENEWED: datetime.now(UTC).isoformat()}
+        try:
+            self._api.patch("secrets", self.name, {"metadata": {"annotations": changes}})
             self._renewed_at = now
-            with contextlib.suppress(ApiError):  # nothing but a sweep looks at it
-                changes = {RENEWED: datetime.now(UTC).isoformat()}
-                self._api.patch("secrets", self.name, {"metadata": {"annotations": changes}})
+        except ApiError as error:  # pods come all the same
+            self._renewed_at = now - RENEW_SECONDS + RENEW_AGAIN_SECONDS
+            if error.status == 403:
+                self._warn_once(f"{self._api.why(error)}; `hopyard doctor --sweep` takes this driver for gone")
 
     def _fault_of_cluster(self) -> str:
         """Return why the cluster is too old; "" once it is known not to be."""
@@ -276,11 +293,13 @@ class Pods(Placement):
     def _ask(self, pods: int) -> None:
         """Ask for a Job of so many pods. Where the answer to an earlier try was lost, the Job of that try counts."""
         number, own = self._places.next_job, self._own_pod
+        if not self._owners:  # the group of an earlier turn may be about to go, with its Secret
+            self._group = f"{self.name}-{number}"
         manifest = manifests.job(
             *(self._settings, self.name, number, pods),
             driver=own.driver if own is not None else "",
             driver_pod=own.reference if own is not None else None,
-            grouped=self._groups(),
+            group=self._group if self._groups() else "",
         )
         try:
             job = self._api.create("jobs", manifest)
@@ -302,6 +321,7 @@ class Pods(Placement):
             except ApiError as error:
                 if error.away:
                     raise
+                self._undeletable.add(job)
                 self._warn_once(self._api.why(error))
             del self._owners[job]
         if self._owned and not self._owners:
@@ -338,7 +358,7 @@ class Pods(Placement):
             secret = self._api.patch("secrets", self.name, {"metadata": {"ownerReferences": owners}})
         if self._groups():
             try:
-                self._api.create("podgroups", manifests.pod_group(self.name, self._together, secret))
+                self._api.create("podgroups", manifests.pod_group(self.name, self._group, self._together, secret))
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
@@ -434,7 +454,7 @@ class Pods(Placement):
     def _delete(self) -> None:
         """Delete the Jobs, and the next one, which is there if the answer to its creation was lost."""
         pause, deadline = AGAIN_SECONDS, time.monotonic() + END_SECONDS
-        jobs = sorted({*self._owners, self._places.next_job}) if self._checked else []
+        jobs = sorted({*self._undeletable, *self._owners, self._places.next_job}) if self._checked else []
         while jobs and time.monotonic() < deadline:
             try:
                 self._api.delete("jobs", f"{self.name}-{jobs[0]}")

@@ -178,7 +178,7 @@ def job(
     *,
     driver: str = "",
     driver_pod: Mapping[str, str] | None = None,
-    grouped: bool = False,
+    group: str = "",
 ) -> dict[str, Any]:
     """Return the Job of this number, from 1, of a set of places. None of its pods is ever replaced.
 
@@ -189,13 +189,13 @@ def job(
         pods: how many it has.
         driver: name of the driver's Job, where the driver is in a pod too.
         driver_pod: reference to that pod, which becomes the owner of the Job.
-        grouped: its pods belong to the PodGroup of the set.
+        group: the PodGroup of its pods; "": none.
     """
     queue = {QUEUE: settings.queue} if settings.queue else {}
     metadata, spec, _ = _template(settings, places)
     metadata["labels"] |= {DRIVER: driver} if driver else {}
-    if grouped:
-        spec["schedulingGroup"] = {"podGroupName": places}
+    if group:
+        spec["schedulingGroup"] = {"podGroupName": group}
     owners = {"ownerReferences": [dict(driver_pod)]} if driver_pod else {}
     return {
         "apiVersion": "batch/v1",
@@ -229,16 +229,16 @@ def secret(places: str, ticket: bytes, owners: Iterable[Mapping[str, Any]]) -> d
     }
 
 
-def pod_group(places: str, pods: int, secret_object: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the PodGroup of a set of places, of which no pod is scheduled before so many are; `secret_object`: what
-    the API returned for its Secret, with which it vanishes."""
+def pod_group(places: str, name: str, pods: int, secret_object: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a PodGroup of a set of places, of which no pod is scheduled before so many are; `secret_object`: what the
+    API returned for its Secret, with which it vanishes."""
     metadata = secret_object["metadata"]
     secret_reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": metadata["uid"]}
     return {
         "apiVersion": "scheduling.k8s.io/v1beta1",
         "kind": "PodGroup",
         "metadata": {
-            "name": places,
+            "name": name,
             "labels": {MANAGED_BY: "hopyard", PLACES: places},
             "ownerReferences": [secret_reference],
         },

@@ -20,6 +20,7 @@ from hopyard.text import escaped
 RIGHTS = {
     ("create", "jobs"): "no pod can be asked for",
     ("get", "jobs"): "nothing says why a Job has no pods",
+    ("list", "jobs"): "a driver in a pod leaves the Jobs of the pod before it to themselves",
     ("delete", "jobs"): "Jobs and their pods stay for ten minutes after a run",
     ("list", "pods"): "a lost pod is noticed late",
     ("watch", "pods"): "a lost pod is noticed late",

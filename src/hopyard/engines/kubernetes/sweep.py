@@ -17,8 +17,8 @@ from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.manifests import KEEP_SECONDS, MANAGED_BY, PLACES
 
 Object = Mapping[str, Any]
-WATCH_SECONDS = 60.0
-"""Three renewals: one may be late by the longest pause of a driver that the API server refuses something."""
+WATCH_SECONDS = 100.0
+"""Two renewals, and the longest pause that an API server may ask a driver for between them."""
 
 
 class Verdict(Enum):
@@ -53,7 +53,7 @@ class Remains:
 
 
 def gather(jobs: Iterable[Object], secrets: Iterable[Object], pods: Iterable[Object]) -> dict[str, Remains]:
-    """Return set of places → what there is of it. Pods whose Jobs are gone count for nothing."""
+    """Return set of places → its objects. Pods whose Jobs are gone count for nothing."""
     found: dict[str, Remains] = {}
     for job in jobs:
         name = job["metadata"]["labels"][PLACES]
