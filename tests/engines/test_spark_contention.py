@@ -16,6 +16,7 @@ from programs_together import one_leaves_its_places_to_another, two_complete
 pytestmark = [pytest.mark.spark, pytest.mark.programs]
 
 
+@pytest.mark.long
 def test_a_program_with_too_few_cores_leaves_them_to_another(executors: Any, tmp_path: Path) -> None:
     one_leaves_its_places_to_another(lambda workers: hy.Spark(executors, workers=workers), tmp_path, 2)
 

@@ -16,6 +16,7 @@ from jobs import digests, driver, free_port, script, until
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
 
+@pytest.mark.long
 def test_a_gang_that_does_not_fit_leaves_its_core_to_others(spark: Any, tmp_path: Path) -> None:
     """Of two cores, a job of the user has one until the other is free for a second job."""
     begun, over = str(tmp_path / "begun"), str(tmp_path / "over")

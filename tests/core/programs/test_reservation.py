@@ -288,7 +288,8 @@ def statuses(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("programs", "worlds"), [(2, 1000), (3, 100), pytest.param(3, 1000, marks=pytest.mark.long), (6, 20)]
+    ("programs", "worlds"),
+    [(2, 100), (3, 50), (6, 10), *(pytest.param(programs, 1000, marks=pytest.mark.long) for programs in (2, 3))],
 )
 def test_programs_that_do_not_fit_together_all_complete(programs: int, worlds: int) -> None:
     """Each of 3 workers on 4 places, with 5 s of work: one after the other, and none waits for its timeout."""

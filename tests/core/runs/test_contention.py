@@ -35,21 +35,21 @@ def test_two_runs_that_do_not_fit_together_both_end(block):
 def test_without_it_they_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hopyard.core.runs.holding.hold_seconds", lambda key, turn: 1e9)
     stuck = 0
-    for seed in range(50):
+    for seed in range(20):
         tenants = contend(seed)
         stuck += all(tenant.machine.status == "running" for tenant in tenants)
-    assert stuck > 5
+    assert stuck > 2
 
 
 def test_many_runs_end():
-    for seed in range(20):
+    for seed in range(10):
         tenants = contend(seed, places=5, runs=5)
         assert {tenant.machine.status for tenant in tenants} == {"completed"}, seed
         assert max(tenant.ended_at for tenant in tenants) < 5 * ALONE + 300.0, seed
 
 
 def test_a_run_of_two_gangs_and_a_run_of_one_end():
-    for seed in range(30):
+    for seed in range(15):
         cluster = Cluster(6, seed)
         tenants = [
             Tenant(cluster, f"{seed}/wide", workers=6, trials=4),

@@ -37,6 +37,7 @@ def settings(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     until(lambda: not lab.left() and not lab.pods(), 90)
 
 
+@pytest.mark.long
 def test_a_gang_that_does_not_fit_leaves_its_place_to_others(lab: Lab, tmp_path: Path) -> None:
     run = fit(tmp_path / "run", lab.engine(), members=2)
     joined(tmp_path / "run", 1)

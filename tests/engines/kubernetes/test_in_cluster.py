@@ -174,7 +174,8 @@ def test_a_driver_in_the_cluster_goes_on_in_another_pod(lab: Lab, tmp_path: Path
     assert after.returncode == 4 and "its runs are on its claim" in after.stderr
 
 
-@pytest.mark.parametrize("kills", [0, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [0, 10])
 def test_a_program_is_launched_from_the_cluster(lab: Lab, tmp_path: Path, kills: int) -> None:
     """Two workers and a parameter server, which begin anew whenever the driver does."""
     options = ("--roles", "worker=2,ps=1", "--until", "workers", "--driver-pod", "restarts=20")
