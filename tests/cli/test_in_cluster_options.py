@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,33 @@ def test_a_host_without_kubectl_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HopyardError, match="kubectl, which is not on PATH"):
         cluster.forward("train-1a2b3c", "ls")
+
+
+KUBECTL = """#!/bin/sh
+folder=$(dirname "$0")
+case "$*" in
+    *" job "*) cat "$folder/job" ;;
+    *" pods "*) cat "$folder/pods" ;;
+    *) echo "$*" >> "$folder/calls"; echo "line $(wc -l < "$folder/calls")"
+       if [ "$(wc -l < "$folder/calls")" = 2 ]; then cp "$folder/over" "$folder/job"; fi ;;
+esac
+"""
+"""Streams of logs end, as where a connection breaks, while the pod runs; the Job is over after two."""
+
+
+def test_output_is_followed_beyond_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    metadata = {"name": "train-1-0-abcde", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    (tmp_path / "job").write_text(json.dumps({"status": {}}))
+    (tmp_path / "over").write_text(json.dumps({"status": complete}))
+    (tmp_path / "pods").write_text(json.dumps({"items": [{"metadata": metadata, "status": {"phase": "Running"}}]}))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
+    found = call("logs", "--driver", "ml/train-1", "--follow", "--tail", "5")
+    assert found.exit_code == 0, found.output
+    assert found.stdout == "==> train-1-0-abcde <==\nline 1\nline 2\nline 3\n"
+    first, second, _ = (tmp_path / "calls").read_text().splitlines()
+    place = "logs --namespace ml train-1-0-abcde --container=hopyard --follow"
+    assert first == f"{place} --tail=5" and second.startswith(f"{place} --since-time=2")

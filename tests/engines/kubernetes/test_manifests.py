@@ -105,6 +105,12 @@ def test_a_driver_has_the_volumes_of_its_workers_and_not_their_devices() -> None
     assert claims == ["runs", "rows"]
 
 
+def test_an_eviction_counts_before_the_exit_code_of_a_driver() -> None:
+    rules = driver_pod.job(pod_settings(IMAGE), driver_pod.DriverSettings("a"), ["run"], {})["spec"]["podFailurePolicy"]
+    assert [rule["action"] for rule in rules["rules"]] == ["Ignore", "FailJob"]
+    assert 4 not in driver_pod.FINAL_CODES, "as of a run directory that is in use still"
+
+
 def test_files_of_a_driver_travel_as_they_are() -> None:
     driver = driver_pod.DriverSettings("train-1a2b3c")
     made = driver_pod.config_map(driver, {"script": "é\r\n".encode(), "pod": b"\xff"}, owner(CREATED))
