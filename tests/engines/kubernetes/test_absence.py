@@ -255,8 +255,8 @@ def test_a_reason_that_is_over_is_told_no_more(
 
 
 RIGHTS = [(verb, resource) for rule in role()["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
-SINGLE = set(RIGHTS) - {("get", "pods/log"), ("delete", "secrets")}
-"""Rights that runs need, of the doctor and of OpenShift aside."""
+SINGLE = set(RIGHTS) - {("get", "pods/log"), ("delete", "secrets"), ("list", "jobs"), ("create", "podgroups")}
+"""Rights that all runs need, of the doctor, of OpenShift and of drivers in pods aside."""
 VITAL = {("create", "jobs"), ("create", "secrets")}
 """Without them no pod can come."""
 

@@ -191,7 +191,7 @@ def test_a_program_is_launched_from_the_cluster(lab: Lab, tmp_path: Path, kills:
     assert ended(lab, name) == "Complete", log(lab, name)
     directory = claim(lab) / "runs" / name
     assert len([line for line in (directory / "program.jsonl").read_text().splitlines() if '"Launched"' in line]) == 1
-    assert "'type': 'ps'" in "".join(path.read_text() for path in (directory / "logs").glob("*.log"))
+    assert "--- ps 0, attempt 0" in "".join(path.read_text() for path in (directory / "logs").glob("*.log"))
 
 
 def test_deleting_its_job_ends_a_driver_as_ctrl_c_does(lab: Lab, tmp_path: Path) -> None:
