@@ -50,10 +50,12 @@ def test_the_driver_runs_the_same_command(script: Path, tmp_path: Path) -> None:
     words = ("--pod", tmp_path / "pod.yaml", "--dry-run", script, "--lr", "0.1", "a b")
     config_map, job = shown("run", *PODS, *words)
     folder = "/run/hopyard/script"
-    pods = ["--kubernetes", "train:1,workers=4", "--pod", f"{folder}/pod.yaml"]
+    pods = ["--kubernetes", "train:1,workers=4", "--pod", f"{folder}/hopyard-pod.yaml"]
     assert command(job) == ["run", "--resume", *pods, f"{folder}/train.py", "--lr", "0.1", "a b"]
     assert config_map["data"] == {"script": script.read_text(), "pod": "nodeSelector: {disk: fast}"}
-    assert job["metadata"]["name"] == config_map["metadata"]["name"] and job["metadata"]["name"].startswith("train-")
+    assert job["metadata"]["name"].startswith("train-")
+    volumes = {volume["name"]: volume for volume in job["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["hopyard-script"]["configMap"]["name"] == config_map["metadata"]["name"] != job["metadata"]["name"]
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
 
 
@@ -73,6 +75,12 @@ def test_a_program_has_its_directory_on_the_claim(script: Path) -> None:
 def test_a_script_of_the_image_is_named_by_its_path() -> None:
     config_map, job = shown("run", *PODS, "--dry-run", "image:/opt/train.py", "1")
     assert command(job)[-2:] == ["/opt/train.py", "1"] and config_map["data"] == {}
+    assert call("run", *PODS, "--dry-run", "image:").exit_code == 2
+
+
+def test_kubernetes_reads_no_variables_in_arguments(script: Path) -> None:
+    _, job = shown("run", *PODS, "--dry-run", script, "$(HOME)", "$$")
+    assert command(job)[-2:] == ["$$(HOME)", "$$$$"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,7 @@ def test_a_script_of_the_image_is_named_by_its_path() -> None:
         (["run", *PODS[:2], "--driver-pod", "claim=a"], "--driver-pod goes with --in-cluster"),
         (["run", *PODS, "--driver-pod", "clam=a"], "no setting 'clam'"),
         (["run", *PODS, "--driver-pod", "claim="], "claim needs a value"),
-        (["run", *PODS, "--driver-pod", "restarts=-1"], "restarts must be a whole number >= 0"),
+        (["run", *PODS, "--driver-pod", "restarts=-1"], "restarts must be a whole number from 0 to 9999"),
         (["run", *PODS, "--driver-pod", "memory=lots"], "memory"),
         (["run", *PODS, "--driver-pod", f"name={'a' * 61}"], "at most 60 characters"),
         (["run", *PODS, "--driver-pod", "account=A"], "account"),
@@ -111,11 +119,13 @@ folder=$(dirname "$0")
 case "$*" in
     *" job "*) cat "$folder/job" ;;
     *" pods "*) cat "$folder/pods" ;;
-    *) echo "$*" >> "$folder/calls"; echo "line $(wc -l < "$folder/calls")"
-       if [ "$(wc -l < "$folder/calls")" = 2 ]; then cp "$folder/over" "$folder/job"; fi ;;
+    *) echo "$*" >> "$folder/calls"; n=$(wc -l < "$folder/calls")
+       for line in $(seq 1 "$n"); do echo "2026-01-01T00:00:00.00000000${line}Z line $line"; done
+       if [ "$n" = 2 ]; then cp "$folder/over" "$folder/job"; fi ;;
 esac
 """
-"""Streams of logs end, as where a connection breaks, while the pod runs; the Job is over after two."""
+"""Streams of logs end, as where a connection breaks, while the pod runs; the Job is over after two. Lines of the same
+second come again, as a time that is asked for is cut to seconds."""
 
 
 def test_output_is_followed_beyond_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,5 +142,5 @@ def test_output_is_followed_beyond_a_connection_that_breaks(monkeypatch: pytest.
     assert found.exit_code == 0, found.output
     assert found.stdout == "==> train-1-0-abcde <==\nline 1\nline 2\nline 3\n"
     first, second, _ = (tmp_path / "calls").read_text().splitlines()
-    place = "logs --namespace ml train-1-0-abcde --container=hopyard --follow"
-    assert first == f"{place} --tail=5" and second.startswith(f"{place} --since-time=2")
+    place = "logs --namespace ml train-1-0-abcde --container=hopyard --timestamps --follow"
+    assert first == f"{place} --tail=5" and second == f"{place} --since-time=2026-01-01T00:00:00.000000001Z"

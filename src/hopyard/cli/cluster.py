@@ -11,14 +11,13 @@ import secrets
 import shutil
 import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hopyard.checks import no_such
-from hopyard.cli.common import IN_IMAGE, echo
+from hopyard.cli.common import IN_IMAGE, echo, terminable
 from hopyard.errors import ResourceError, UsageError
 from hopyard.text import shown
 
@@ -45,8 +44,8 @@ DriverName = Annotated[
         help="The driver in the cluster that owns it, as --in-cluster named it.",
     ),
 ]
-GONE_SECONDS = 10.0
-"""How long to wait for the end of what an earlier driver of the same name had."""
+JOB = "batch.kubernetes.io/job-name"
+"""Label of the pods of a Job."""
 LOOK_SECONDS = 1.0
 """Time between two looks for the next pod of a driver whose output is followed."""
 _HERE = ("in_cluster", "driver_pod", "dry_run", "resume", "kubernetes", "pod", "script", "arguments")
@@ -81,6 +80,11 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     if not isinstance(engine, Kubernetes):
         raise UsageError("--in-cluster goes with --kubernetes IMAGE,workers=4, which is missing")
     given = context.params
+    if given["script"].name.startswith("..") or str(given["script"]) == IN_IMAGE:
+        raise UsageError(
+            f"{given['script']}: a ConfigMap takes no file whose name begins with .., and {IN_IMAGE} a path"
+        )
+    terminable()
     driver = driver_settings(about, given["script"])
     files, paths = {}, {}
     if not str(given["script"]).startswith(IN_IMAGE):
@@ -98,8 +102,8 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     try:
         owner = manifests.owner(api.create("jobs", job))
         try:
-            _create(api, driver_pod.config_map(driver, files, owner))
-        except BaseException:  # Ctrl-C too: the pod would wait for its files
+            api.create("configmaps", driver_pod.config_map(driver, files, owner))
+        except BaseException:  # Ctrl-C and SIGTERM too: the pod would wait for its files
             api.delete("jobs", driver.name)
             raise
     except ApiError as error:
@@ -108,21 +112,6 @@ def submit(context: typer.Context, engine: object, about: str | None, dry_run: b
     echo(f"driver {name}: its runs are on the claim {driver.claim}")
     echo(f"  hopyard logs --driver {name} --follow      # what it prints")
     echo(f"  kubectl delete job -n {api.namespace} {driver.name}      # ends it")
-
-
-def _create(api: Api, config_map: dict[str, Any]) -> None:
-    """Create a ConfigMap, once that of an earlier driver is gone, which takes a moment. Raises ApiError."""
-    from hopyard.engines.kubernetes.api import ApiError
-
-    deadline = time.monotonic() + GONE_SECONDS
-    while True:
-        try:
-            api.create("configmaps", config_map)
-            return
-        except ApiError as error:
-            if error.reason != "AlreadyExists" or time.monotonic() > deadline:
-                raise
-        time.sleep(LOOK_SECONDS / 2)
 
 
 def driver_settings(text: str | None, script: Path) -> DriverSettings:
@@ -147,17 +136,20 @@ def driver_settings(text: str | None, script: Path) -> DriverSettings:
         manifests.dns_name(f"--driver-pod {name}", given[name], dots=True)
     if "restarts" in given:
         if not re.fullmatch(r"[0-9]{1,4}", given["restarts"]):
-            raise UsageError(f"--driver-pod restarts must be a whole number >= 0, got {shown(given['restarts'])}")
+            raise UsageError(
+                f"--driver-pod restarts must be a whole number from 0 to 9999, got {shown(given['restarts'])}"
+            )
         given["restarts"] = int(given["restarts"])
     amounts = {name: given[name] for name in _QUANTITIES if name in given}
     checked = manifests.pod_settings("driver", shm="1Mi", **amounts)
     given |= {name: getattr(checked, name) for name in amounts}
     stem = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:40].strip("-") or "driver"
-    given.setdefault("name", f"{stem}-{secrets.token_hex(3)}")
+    mark = secrets.token_hex(3)
+    given.setdefault("name", f"{stem}-{mark}")
     if len(given["name"]) > 60:
         raise UsageError(f"--driver-pod name must have at most 60 characters, got {shown(given['name'])}")
     manifests.dns_name("--driver-pod name", given["name"])
-    return driver_pod.DriverSettings(**given)
+    return driver_pod.DriverSettings(**given, files=f"{given['name'][:50]}-{mark}")
 
 
 def forward(driver: str, *words: str) -> int:
@@ -168,13 +160,19 @@ def forward(driver: str, *words: str) -> int:
         ResourceError: the pod does not run.
     """
     place, name = _named(driver)
+    _kubectl("get", *place, "job", name)
     running = [pod["metadata"]["name"] for pod in _pods(place, name) if pod["status"].get("phase") == "Running"]
     if not running:
         raise ResourceError(
             f"the pod of the driver {driver} does not run: its runs are on its claim, and `hopyard logs --driver "
             f"{driver}` shows what it has printed"
         )
-    return _stream("exec", *place, running[-1], "--container=hopyard", "--", "python", "-P", "-m", "hopyard", *words)
+    command = ["exec", *place, running[-1], "--container=hopyard", "--", "python", "-P", "-m", "hopyard", *words]
+    with subprocess.Popen([_program(), *command], stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            echo(line, nl=False)
+    return process.returncode
 
 
 def print_output(driver: str, follow: bool, tail: int | None) -> None:
@@ -189,24 +187,46 @@ def print_output(driver: str, follow: bool, tail: int | None) -> None:
         UsageError: kubectl is missing, or refuses; or the driver's name is none, or no pod has begun.
     """
     place, name = _named(driver)
-    options = ["--container=hopyard", *(["--follow"] if follow else [])]
-    printed: dict[str, str] = {}  # pod → until when
+    options = ["--container=hopyard", "--timestamps", *(["--follow"] if follow else [])]
+    seen: dict[str, str] = {}  # pod → the time of its last line
+    complete: set[str] = set()
     while True:
-        job = json.loads(_kubectl("get", *place, "job", name, "-o", "json"))  # before its pods, so that none is missed
+        try:
+            job = json.loads(
+                _kubectl("get", *place, "job", name, "-o", "json")
+            )  # before its pods, so that none is missed
+        except UsageError:
+            if not seen:
+                raise
+            break  # it was deleted meanwhile
         for pod in _pods(place, name):
             which, phase = pod["metadata"]["name"], pod["status"].get("phase", "Pending")
-            if phase == "Pending" or (which in printed and phase != "Running"):
+            if phase == "Pending" or which in complete:
                 continue
-            if which not in printed:
+            if which not in seen:
                 echo(f"==> {which} <==")
-            since = f"--since-time={printed[which]}" if which in printed else f"--tail={-1 if tail is None else tail}"
-            _stream("logs", *place, which, *options, since)  # ends with the pod, or where the connection breaks
-            printed[which] = datetime.now(UTC).isoformat(timespec="seconds")
+            since = f"--since-time={seen[which]}" if seen.get(which) else f"--tail={-1 if tail is None else tail}"
+            seen[which] = _print_log(seen.get(which, ""), *place, which, *options, since)
+            if phase != "Running":  # else the connection may have ended before the pod
+                complete.add(which)
         if _is_over(job) or not follow:
             break
         time.sleep(LOOK_SECONDS)
-    if not printed:
-        raise UsageError(f"no pod of the driver {driver} has begun: `kubectl describe job {name}` says why")
+    if not seen:
+        look = f"kubectl describe pods {' '.join([*place, '-l', f'{JOB}={name}'])}"
+        raise UsageError(f"no pod of the driver {driver} has begun: `{look}` says why")
+
+
+def _print_log(seen: str, *words: str) -> str:
+    """Print the lines of a log that are younger than this time; return that of the last one."""
+    with subprocess.Popen([_program(), "logs", *words], stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            stamp, _, text = line.partition(" ")
+            if stamp > seen:  # of one length all, so that they sort as texts
+                echo(text, nl=False)
+                seen = stamp
+    return seen
 
 
 def _words(context: typer.Context, driver: DriverSettings) -> list[str]:
@@ -252,8 +272,8 @@ def _refusal(api: Api, error: ApiError, driver: DriverSettings) -> UsageError:
     """Return the error for a driver that could not be created."""
     if error.reason == "AlreadyExists":
         return UsageError(
-            f"the namespace {api.namespace} has a Job or ConfigMap {driver.name} already: `kubectl delete job -n "
-            f"{api.namespace} {driver.name}` ends a driver of that name; or give another --driver-pod name=…"
+            f"the namespace {api.namespace} has a driver {driver.name} already: `kubectl delete job -n {api.namespace} "
+            f"{driver.name}` ends it; or give another --driver-pod name=…"
         )
     return UsageError(api.why(error))
 
@@ -276,8 +296,7 @@ def _named(driver: str) -> tuple[list[str], str]:
 
 def _pods(place: list[str], name: str) -> list[dict[str, Any]]:
     """Return the pods of a driver, oldest first."""
-    label = f"batch.kubernetes.io/job-name={name}"
-    pods = json.loads(_kubectl("get", *place, "pods", "-l", label, "-o", "json"))["items"]
+    pods = json.loads(_kubectl("get", *place, "pods", "-l", f"{JOB}={name}", "-o", "json"))["items"]
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
@@ -287,15 +306,6 @@ def _kubectl(*words: str) -> str:
     if done.returncode:
         raise UsageError(f"kubectl {words[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout
-
-
-def _stream(*words: str) -> int:
-    """Print what kubectl prints, line by line, and return its exit code."""
-    with subprocess.Popen([_program(), *words], stdout=subprocess.PIPE, text=True, errors="replace") as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            echo(line, nl=False)
-    return process.returncode
 
 
 def _program() -> str:

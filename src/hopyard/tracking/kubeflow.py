@@ -53,7 +53,11 @@ def connect(environ: Mapping[str, str]) -> Update:
     """
     if missing := [name for name in (URL, AUTHORITY, TOKEN) if not environ.get(name)]:
         raise Refused(f"{', '.join(missing)} not set: Kubeflow Trainer sets all three in the pods of a TrainJob")
-    if urlsplit(environ[URL]).scheme != "https":
+    try:
+        scheme = urlsplit(environ[URL]).scheme
+    except ValueError:
+        scheme = ""
+    if scheme != "https":
         raise Refused(f"{URL} = {environ[URL]!r} must begin with https://, as the post carries a token")
     return partial(_post, environ[URL], Path(environ[AUTHORITY]), Path(environ[TOKEN]))
 

@@ -147,7 +147,7 @@ def test_a_driver_in_the_cluster_goes_on_in_another_pod(lab: Lab, tmp_path: Path
     assert json.loads(shown.stdout)["directory"] == f"/hopyard/{directory}", (shown.stderr, log(lab, name))
     assert "running" in hopyard("ls", "--driver", driver).stdout
     twin = hopyard("run", "--kubernetes", PODS, "--in-cluster", *options, str(tmp_path / "my job.py"))
-    assert twin.returncode == 2 and f"has a Job or ConfigMap {name} already" in twin.stderr
+    assert twin.returncode == 2 and f"has a driver {name} already" in twin.stderr
     owner = driver_pods(lab, name)[0]["metadata"]["uid"]
     (workers,) = [each for each in lab.objects("jobs") if each["metadata"]["name"] != name]
     assert [each["uid"] for each in workers["metadata"]["ownerReferences"]] == [owner]
@@ -202,6 +202,16 @@ def test_deleting_its_job_ends_a_driver_as_ctrl_c_does(lab: Lab, tmp_path: Path)
     kubectl("delete", "job", "-n", NAMESPACE, name)
     until(lambda: not left(lab), 60)
     assert hy.load(run).status == "interrupted"
+
+
+@pytest.mark.long
+def test_a_driver_that_is_deleted_while_it_starts_ends_at_once(lab: Lab, tmp_path: Path) -> None:
+    """Process 1 of a pod ignores SIGTERM before it has a handler."""
+    name = submit(tmp_path, SELECT, "runs/early", json.dumps(Gate(lab).configs))
+    until(lambda: any(pod.startswith(f"{name}-0-") for pod in lab.pods()), 60)
+    time.sleep(0.15)
+    kubectl("delete", "job", "-n", NAMESPACE, name, "--wait=false")
+    until(lambda: not left(lab), 20)
 
 
 def test_a_driver_is_not_started_again_where_it_would_end_the_same_way(lab: Lab, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_golden(name: str) -> None:
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
 def test_schemas_of_kubernetes(version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    settings, driver = pod_settings(IMAGE, pod=RICH), driver_pod.DriverSettings("train-1a2b3c")
+    settings, driver = pod_settings(IMAGE, pod=RICH), driver_pod.DriverSettings("train-1a2b3c", "train-1a2b3c-4d5e6f")
     drivers = [
         driver_pod.job(settings, driver, ["run", "--resume", "/run/hopyard/script/train.py"], {"script": "train.py"}),
         driver_pod.config_map(driver, {"script": b"print(1)\n", "pod": b"\xff"}),
@@ -93,7 +93,10 @@ def test_schemas_of_kubernetes(version: str) -> None:
 
 
 def test_a_driver_has_the_volumes_of_its_workers_and_not_their_devices() -> None:
-    settings, driver = pod_settings(IMAGE, pod=RICH), driver_pod.DriverSettings("train-1a2b3c", claim="runs")
+    settings, driver = (
+        pod_settings(IMAGE, pod=RICH),
+        driver_pod.DriverSettings("train-1a2b3c", "train-1a2b3c-4d5e6f", claim="runs"),
+    )
     spec = driver_pod.job(settings, driver, ["run"], {"script": "train.py"})["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
@@ -106,13 +109,15 @@ def test_a_driver_has_the_volumes_of_its_workers_and_not_their_devices() -> None
 
 
 def test_an_eviction_counts_before_the_exit_code_of_a_driver() -> None:
-    rules = driver_pod.job(pod_settings(IMAGE), driver_pod.DriverSettings("a"), ["run"], {})["spec"]["podFailurePolicy"]
+    rules = driver_pod.job(pod_settings(IMAGE), driver_pod.DriverSettings("a", "a-1"), ["run"], {})["spec"][
+        "podFailurePolicy"
+    ]
     assert [rule["action"] for rule in rules["rules"]] == ["Ignore", "FailJob"]
     assert 4 not in driver_pod.FINAL_CODES, "as of a run directory that is in use still"
 
 
 def test_files_of_a_driver_travel_as_they_are() -> None:
-    driver = driver_pod.DriverSettings("train-1a2b3c")
+    driver = driver_pod.DriverSettings("train-1a2b3c", "train-1a2b3c-4d5e6f")
     made = driver_pod.config_map(driver, {"script": "é\r\n".encode(), "pod": b"\xff"}, owner(CREATED))
     assert made["data"] == {"script": "é\r\n"} and base64.b64decode(made["binaryData"]["pod"]) == b"\xff"
     assert made["metadata"]["ownerReferences"] == [owner(CREATED)]

@@ -18,7 +18,7 @@ from kube.api.fields import check_fields
 from kube.api.objects import create, merged, update
 from kube.api.resources import BY_PLURAL, REVIEWS, SCHEDULING, Resource, discovery, has_pod_groups
 from kube.api.selectors import selects
-from kube.api.streams import Body, log, watch
+from kube.api.streams import Body, log, stamped, watch
 from kube.control.deletion import delete
 from kube.control.scheduler import set_condition
 from kube.control.store import Object, Store, is_finished
@@ -34,7 +34,7 @@ OPTIONS = {
     "watch": {"labelSelector", "fieldSelector", "resourceVersion", "timeoutSeconds", "allowWatchBookmarks", "watch"},
     "create": {"fieldValidation", "fieldManager", "dryRun"},
     "delete": {"propagationPolicy", "gracePeriodSeconds", "dryRun"},
-    "log": {"follow", "tailLines", "limitBytes", "container"},
+    "log": {"follow", "tailLines", "limitBytes", "container", "timestamps", "sinceTime"},
 }
 OPTIONS["update"] = OPTIONS["patch"] = OPTIONS["create"]
 OPTIONS["deletecollection"] = OPTIONS["list"] | OPTIONS["delete"]
@@ -260,7 +260,8 @@ class Api:
         tail = int(query["tailLines"]) if query.get("tailLines") else None
         follow = query.get("follow") in ("true", "1")
         most = int(query["limitBytes"]) if query.get("limitBytes") else None
-        return Answer(200, log(self._store, pod, file, follow=follow, tail=tail, limit=most))
+        body = log(self._store, pod, file, follow=follow, tail=tail, limit=most)
+        return Answer(200, stamped(body, pod, file, tail) if query.get("timestamps") == "true" else body)
 
 
 def _dry_run(query: dict[str, str], body: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -133,7 +134,5 @@ def _secret_key(pod: Object, reference: Object, fetch: Fetch) -> str | None:
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
-    """Replace $(NAME) by variables that are set."""
-    for name, value in env.items():
-        text = text.replace(f"$({name})", value)
-    return text
+    """Replace $(NAME) by variables that are set, and $$ by $."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda each: env.get(each[1], each[0]) if each[1] else "$", text)

@@ -20,8 +20,8 @@ from hopyard.errors import SpecError
 RUNS_FOLDER = "/hopyard"
 """Working directory of the driver: its claim."""
 SCRIPT_FOLDER = "/run/hopyard/script"
-POD_FILE = "pod.yaml"
-"""Key of the partial PodSpec of the workers in the ConfigMap."""
+POD_FILE = "hopyard-pod.yaml"
+"""Name of the file with the partial PodSpec of the workers."""
 MOST_BYTES = 1 << 20
 """What a ConfigMap holds."""
 KEEP_SECONDS = 86_400
@@ -43,6 +43,7 @@ class DriverSettings:
 
     Attributes:
         name: of the Job.
+        files: name of its ConfigMap, of its own for each submission: an earlier one may be there still.
         claim: the PersistentVolumeClaim that has its run directories.
         account: its service account.
         restarts: how often it is started again.
@@ -50,6 +51,7 @@ class DriverSettings:
     """
 
     name: str
+    files: str
     claim: str = "hopyard"
     account: str = "hopyard"
     restarts: int = 6
@@ -103,7 +105,7 @@ def config_map(
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": driver.name,
+            "name": driver.files,
             "labels": {MANAGED_BY: "hopyard", DRIVER: driver.name},
             **({"ownerReferences": [dict(owner)]} if owner else {}),
         },
@@ -155,11 +157,12 @@ def _spec(
     settings: PodSettings, driver: DriverSettings, words: Sequence[str], paths: Mapping[str, str]
 ) -> dict[str, Any]:
     amounts = {"cpu": driver.cpu, "memory": driver.memory}
+    escaped = [word.replace("$", "$$") for word in words]  # Kubernetes puts variables in place of $(NAME)
     own = {"NAMESPACE": "metadata.namespace", "NAME": "metadata.name", "UID": "metadata.uid"}
     container = {
         "name": CONTAINER,
         "image": settings.image,
-        "command": ["python", "-P", "-m", "hopyard", *words],
+        "command": ["python", "-P", "-m", "hopyard", *escaped],
         "workingDir": RUNS_FOLDER,
         "env": [
             {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
@@ -190,7 +193,7 @@ def _spec(
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "volumes": [
             {"name": "hopyard-runs", "persistentVolumeClaim": {"claimName": driver.claim}},
-            {"name": "hopyard-script", "configMap": {"name": driver.name, "items": items}},
+            {"name": "hopyard-script", "configMap": {"name": driver.files, "items": items}},
             {"name": "hopyard-tmp", "emptyDir": {}},
         ],
     }
