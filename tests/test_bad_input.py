@@ -344,7 +344,7 @@ def test_a_directory_in_use(tmp_path: Path) -> None:
             with pytest.raises(hy.RunDirectoryError, match=r"process \d+") as caught:
                 while True:
                     attempt()
-            assert caught.value.exit_code == 2
+            assert caught.value.exit_code == 4, "it may be free later"
     finally:
         run.stop()
 
