@@ -186,15 +186,15 @@ def print_output(driver: str, follow: bool, tail: int | None) -> None:
     Raises:
         UsageError: kubectl is missing, or refuses; or the driver's name is none, or no pod has begun.
     """
+    from hopyard.engines.kubernetes.reasons import is_finished
+
     place, name = _named(driver)
     options = ["--container=hopyard", "--timestamps", *(["--follow"] if follow else [])]
     seen: dict[str, str] = {}  # pod → the time of its last line
     complete: set[str] = set()
     while True:
-        try:
-            job = json.loads(
-                _kubectl("get", *place, "job", name, "-o", "json")
-            )  # before its pods, so that none is missed
+        try:  # before its pods, so that none is missed
+            job = json.loads(_kubectl("get", *place, "job", name, "-o", "json"))
         except UsageError:
             if not seen:
                 raise
@@ -209,7 +209,7 @@ def print_output(driver: str, follow: bool, tail: int | None) -> None:
             seen[which] = _print_log(seen.get(which, ""), *place, which, *options, since)
             if phase != "Running":  # else the connection may have ended before the pod
                 complete.add(which)
-        if _is_over(job) or not follow:
+        if is_finished(job) or not follow:
             break
         time.sleep(LOOK_SECONDS)
     if not seen:
@@ -313,9 +313,3 @@ def _program() -> str:
     if (path := shutil.which("kubectl")) is None:
         raise UsageError("--driver asks the cluster by kubectl, which is not on PATH: install it")
     return path
-
-
-def _is_over(job: dict[str, Any]) -> bool:
-    """Return whether a Job has completed or failed."""
-    conditions = job.get("status", {}).get("conditions") or ()
-    return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)

@@ -88,7 +88,7 @@ def decode(text: bytes) -> Line:
 
 
 def _all_finite(line: Done) -> bool:
-    """Whether all metrics of a line are finite. Arrays are not checked."""
+    """Return True if all metrics of a line are finite. Arrays are not checked."""
     for part in line.parts:
         for total, rows in part.sums.values():
             if not math.isfinite(rows) or not (isinstance(total, Array) or math.isfinite(total)):

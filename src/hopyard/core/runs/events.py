@@ -223,8 +223,8 @@ class Extended(Fact, frozen=True):
 
 
 class Requested(Fact, frozen=True):
-    """Of the workers that were requested and have not joined, so many have no place, and so many start in one. Written
-    where others want the places of gangs too."""
+    """The number of workers that were requested and have not joined: without a place yet (`unplaced`), and with one
+    (`starting`). Written where others want the places of gangs too."""
 
     unplaced: int
     starting: int

@@ -23,7 +23,7 @@ SCRIPT_FOLDER = "/run/hopyard/script"
 POD_FILE = "hopyard-pod.yaml"
 """Name of the file with the partial PodSpec of the workers."""
 MOST_BYTES = 1 << 20
-"""What a ConfigMap holds."""
+"""The largest content of a ConfigMap."""
 KEEP_SECONDS = 86_400
 """How long a finished driver's Job stays, with its log."""
 GRACE_SECONDS = 60
@@ -39,7 +39,7 @@ _OURS = re.compile(
 
 @dataclass(frozen=True)
 class DriverSettings:
-    """What the pod of a driver is, beside what the pods of its workers are too.
+    """Settings of a driver's pod. It shares all others with the pods of its workers.
 
     Attributes:
         name: of the Job.

@@ -87,7 +87,7 @@ class Pods(Placement):
     ) -> None:
         self._own_pod, self._together = own_pod, together
         self._grouped: bool | None = None
-        """Whether pods belong to a PodGroup; None: not known yet."""
+        """True if pods belong to a PodGroup; None: not known yet."""
         self._group = ""
         """Its name, if there is one."""
         self._api, self._settings, self.supervisors = api, settings, supervisors

@@ -29,7 +29,7 @@ class Place:
     seen: bool = False
     """Whether its pod has been created."""
     scheduled: bool = False
-    """Whether its pod has a node."""
+    """True once its pod has a node."""
     admitted: bool = False
     """Whether it has had a supervisor."""
     hosted: bool = False

@@ -130,6 +130,11 @@ def of_events(events: Iterable[Object]) -> str:
     return next(filter(None, map(of_event, newest_first)), "")
 
 
+def is_finished(job: Object) -> bool:
+    """Return True if a Job has completed or failed."""
+    return any(_condition(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))
+
+
 def of_job(job: Object) -> str:
     """Return why a Job has no pods, or has them no more; "" where nothing is known."""
     for kind in ("Failed", "FailureTarget"):

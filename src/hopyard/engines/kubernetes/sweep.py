@@ -1,4 +1,4 @@
-"""What drivers that are gone have left in a namespace, and its removal.
+"""Detection and removal of objects that killed drivers left in a namespace.
 
 Jobs, pods and Secret of a set of places have one label, and are judged together. A driver that lives changes its Secret
 every few seconds (`jobs.RENEWED`). A set of places is *abandoned* if none of its pods runs, and its Secret stays as it
@@ -15,6 +15,7 @@ from typing import Any
 
 from hopyard.engines.kubernetes.api import Api, ApiError
 from hopyard.engines.kubernetes.manifests import KEEP_SECONDS, MANAGED_BY, PLACES
+from hopyard.engines.kubernetes.reasons import is_finished
 
 Object = Mapping[str, Any]
 WATCH_SECONDS = 100.0
@@ -22,7 +23,7 @@ WATCH_SECONDS = 100.0
 
 
 class Verdict(Enum):
-    """What is known of the driver of a set of places."""
+    """State of the driver of a set of places."""
 
     RUNS = "pods run: its driver lives, or they end within a minute"
     ENDS = f"it is over, or has a deadline: Kubernetes deletes it {KEEP_SECONDS // 60} minutes after its end"
@@ -124,10 +125,11 @@ def _look(api: Api) -> dict[str, Remains]:
 
 def _goes(job: Object) -> bool:
     """Whether Kubernetes deletes a Job by itself: it is finished, or its time is limited, as that of a doctor's."""
-    spec, conditions = job["spec"], job.get("status", {}).get("conditions") or []
-    finished = any(each["type"] in {"Complete", "Failed"} and each["status"] == "True" for each in conditions)
+    spec = job["spec"]
     limited = "activeDeadlineSeconds" in spec and not spec.get("suspend")
-    return "deletionTimestamp" in job["metadata"] or ((finished or limited) and "ttlSecondsAfterFinished" in spec)
+    return "deletionTimestamp" in job["metadata"] or (
+        (is_finished(job) or limited) and "ttlSecondsAfterFinished" in spec
+    )
 
 
 def _verdict(before: Remains | None, now: Remains) -> Verdict:
