@@ -18,7 +18,7 @@ import hopyard as hy
 from api_servers import Handler, hang, refuse
 from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.events import Extended, Resumed
-from hopyard.core.runs.machine import Machine, fold
+from hopyard.core.runs.machine import fold
 from hopyard.driver.runs.replay import replay
 from hopyard.driver.runs.run import Run
 from hopyard.engines import followers
@@ -27,11 +27,11 @@ from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.standing import held
 from hopyard.tracking import follower, kubeflow
-from hopyard.tracking.follower import Pace, Refused, follow
+from hopyard.tracking.follower import News, Pace, Progress, Refused, Tracker, follow
 from jobs import digests, journal, select, troubled
 from trainers import Trainer, trainer, until
 
-QUICK = Pace(look=0.01, gap=0.01, pause=0.01, longest=0.04)
+QUICK = Pace(look=0.01, pause=0.01, longest=0.04)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,11 @@ def pod(played: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
     followers._running.clear()
 
 
+def tracker(update: Callable[[News], None], gap: float) -> Tracker:
+    """Return a tracker of one function."""
+    return SimpleNamespace(update=update, gap=gap)
+
+
 class Growing:
     """A run directory whose driver is alive, and whose journal the test writes.
 
@@ -78,10 +83,10 @@ class Growing:
         with self.layout.journal.open("ab") as file:
             file.write(b"".join(lines))  # at once, so that nobody reads a part of them
 
-    def follow(self, update: Callable[[Machine, str, float], None], pace: Pace = QUICK) -> threading.Thread:
+    def follow(self, update: Callable[[News], None], pace: Pace = QUICK, gap: float = 0.01) -> threading.Thread:
         def work() -> None:
             try:
-                follow(self.layout, "kubeflow", update, pace)
+                follow(self.layout, "kubeflow", lambda: tracker(update, gap), pace)
             except HopyardError as error:
                 self.error = error
 
@@ -101,7 +106,7 @@ def test_a_token_that_rotates_a_server_that_fails_and_one_that_hangs(
     growing: Growing, played: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubeflow, "TIMEOUT", 0.2)
-    thread = growing.follow(kubeflow.connect(played.environ))
+    thread = growing.follow(kubeflow.connect("", growing.layout, played.environ).update)
     growing.write(5)
     until(lambda: played.statuses)
     played.accepted = "second"
@@ -128,8 +133,8 @@ def test_a_token_that_rotates_a_server_that_fails_and_one_that_hangs(
 def test_what_changes_during_an_update_goes_with_the_next_one(growing: Growing) -> None:
     began, go_on, sent = threading.Event(), threading.Event(), list[float]()
 
-    def update(machine: Machine, status: str, at: float) -> None:
-        sent.append(at)
+    def update(news: News) -> None:
+        sent.append(news.at)
         began.set()
         assert go_on.wait(60)
 
@@ -147,7 +152,7 @@ def test_what_changes_during_an_update_goes_with_the_next_one(growing: Growing) 
 
 def test_it_waits_for_the_first_line_and_for_a_driver_that_goes_on_with_an_ended_run(growing: Growing) -> None:
     sent: list[str] = []
-    thread = growing.follow(lambda machine, status, at: sent.append(status))
+    thread = growing.follow(lambda news: sent.append(news.status))
     growing.write(len(growing.lines))
     until(lambda: sent)
     at = journal(growing.layout.root)[-1].at + 1
@@ -163,13 +168,13 @@ def test_it_waits_for_the_first_line_and_for_a_driver_that_goes_on_with_an_ended
 def test_the_end_of_the_run_waits_for_no_gap_and_no_pause(growing: Growing, fails: bool) -> None:
     tries: list[str] = []
 
-    def update(machine: Machine, status: str, at: float) -> None:
-        tries.append(status)
+    def update(news: News) -> None:
+        tries.append(news.status)
         if fails and len(tries) == 1:
             raise ConnectionError("nobody listens")
 
     growing.write(2)
-    thread = growing.follow(update, Pace(look=0.01, gap=3600.0, pause=3600.0, longest=3600.0))
+    thread = growing.follow(update, Pace(look=0.01, pause=3600.0, longest=3600.0), gap=3600.0)
     until(lambda: tries)
     growing.write(len(growing.lines))
     growing.lock.free()
@@ -180,13 +185,14 @@ def test_the_end_of_the_run_waits_for_no_gap_and_no_pause(growing: Growing, fail
 def test_when_a_state_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now, tries, away = 0.0, list[float](), True
 
-    def update(machine: Machine, status: str, at: float) -> None:
+    def update(news: News) -> None:
         tries.append(now)
         if away:
             raise ConnectionError("nobody listens")
 
     monkeypatch.setattr(follower, "time", SimpleNamespace(monotonic=lambda: now))
-    sender, machine = follower.Sender(update, Pace(gap=5.0, pause=1.0, longest=4.0)), fold(journal(run.directory))
+    pace, machine = Pace(pause=1.0, longest=4.0), fold(journal(run.directory))
+    sender = follower.Sender(tracker(update, gap=5.0), pace, lambda progress: None, Progress("kubeflow"))
     while now < 12:
         sender.send(machine, "running", 1.0)
         now += 1
@@ -201,16 +207,16 @@ def test_of_a_driver_that_is_gone_the_last_state_is_sent(growing: Growing) -> No
     sent: list[str] = []
     growing.write(10)
     growing.lock.free()
-    growing.follow(lambda machine, status, at: sent.append(status)).join(60)
+    growing.follow(lambda news: sent.append(news.status)).join(60)
     assert growing.error is None and sent == ["interrupted"]
 
 
 def test_one_follower_at_a_time(growing: Growing) -> None:
     sent: list[str] = []
     growing.write(10)
-    first = growing.follow(lambda machine, status, at: sent.append("first"))
+    first = growing.follow(lambda news: sent.append("first"))
     until(lambda: sent)
-    second = growing.follow(lambda machine, status, at: sent.append("second"))
+    second = growing.follow(lambda news: sent.append("second"))
     growing.write(10)
     until(lambda: len(sent) == 2)
     growing.lock.free()
@@ -220,17 +226,17 @@ def test_one_follower_at_a_time(growing: Growing) -> None:
 
 
 def test_it_gives_up_some_time_after_the_end(growing: Growing) -> None:
-    def update(machine: Machine, status: str, at: float) -> None:
+    def update(news: News) -> None:
         raise ConnectionError("nobody listens")
 
     growing.write(10)
     growing.lock.free()
     growing.follow(update, Pace(look=0.01, pause=0.01, grace=0.1)).join(60)
-    assert "not sent: nobody listens" in str(growing.error)
+    assert "nobody listens" in str(growing.error)
 
 
 def test_a_refusal_and_a_damaged_journal_end_it(growing: Growing) -> None:
-    def update(machine: Machine, status: str, at: float) -> None:
+    def update(news: News) -> None:
         raise Refused("no such TrainJob")
 
     growing.write(3)

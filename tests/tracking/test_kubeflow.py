@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 from hopyard.core.runs.events import Closed, Done, Finished, Interrupted, Line
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.runs.run import Run
+from hopyard.store.layout import Layout
 from hopyard.tracking import kubeflow
-from hopyard.tracking.follower import Refused
+from hopyard.tracking.follower import News, Refused
 from jobs import journal, select
 from trainers import Trainer, invalid, trainer
 
@@ -40,6 +41,10 @@ def status_of(machine: Machine, status: str = "running", at: float = 1_790_000_0
     body = json.loads(kubeflow.body(machine, status, at))
     assert invalid(body) == ""
     return dict(body["trainerStatus"])
+
+
+def update(environ: Mapping[str, str], lines: list[Line]) -> None:
+    kubeflow.connect("", Layout(Path()), environ).update(News((), fold(lines), "completed", 0.0))
 
 
 def metrics_of(status: dict[str, Any]) -> dict[str, str]:
@@ -102,20 +107,19 @@ def test_names_numbers_and_counts_stay_within_the_limits(lines: list[Line]) -> N
 
 
 def test_a_post_has_the_token_that_is_in_the_file_now(played: Trainer, lines: list[Line]) -> None:
-    update = kubeflow.connect(played.environ)
-    update(fold(lines), "completed", 0.0)
+    update(played.environ, lines)
     played.accepted = "second"
     with pytest.raises(ConnectionError, match=r"403: .*Forbidden"):
-        update(fold(lines), "completed", 0.0)
+        update(played.environ, lines)
     played.write("second")
-    update(fold(lines), "completed", 0.0)
+    update(played.environ, lines)
     assert [status["progressPercentage"] for status in played.statuses] == [100, 100] and played.refused == 1
 
 
 def test_a_trainjob_that_is_gone_is_final(played: Trainer, lines: list[Line]) -> None:
     played.answer = lambda handler: handler.send(404, {"message": "Train job \x1b[31mnot found"})
     with pytest.raises(Refused, match=r"404: .*Train job") as refused:
-        kubeflow.connect(played.environ)(fold(lines), "completed", 0.0)
+        update(played.environ, lines)
     assert "\x1b" not in str(refused.value)
 
 
@@ -127,7 +131,7 @@ def test_other_answers_may_pass(played: Trainer, lines: list[Line], answer: byte
 
     played.answer = say
     with pytest.raises(OSError, match=str(played.server.server_address[1])):
-        kubeflow.connect(played.environ)(fold(lines), "completed", 0.0)
+        update(played.environ, lines)
     assert played.posts == 1
 
 
@@ -135,7 +139,7 @@ def test_a_server_of_another_authority_gets_no_token(played: Trainer, lines: lis
     with trainer(tmp_path / "other") as other:
         environ = {**played.environ, kubeflow.AUTHORITY: other.environ[kubeflow.AUTHORITY]}
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-            kubeflow.connect(environ)(fold(lines), "completed", 0.0)
+            update(environ, lines)
     assert played.posts == 0
 
 
@@ -148,4 +152,4 @@ def test_a_server_of_another_authority_gets_no_token(played: Trainer, lines: lis
 )
 def test_an_environment_without_all_that_a_post_needs(environ: dict[str, str], match: str) -> None:
     with pytest.raises(Refused, match=match):
-        kubeflow.connect(environ)
+        kubeflow.connect("", Layout(Path()), environ)

@@ -17,6 +17,7 @@ plot.html         written by `run.plot()`
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from dataclasses import dataclass
@@ -90,9 +91,15 @@ class Layout:
         """Return the file of what the agent of this slot printed."""
         return self.logs / f"slot-{slot}.log"
 
-    def tracking_log(self, tracker: str) -> Path:
-        """Return the log of the follower for this tracker, which is its lock too."""
-        return self.logs / f"tracking-{tracker}.log"
+    def tracking_log(self, track: str) -> Path:
+        """Return the log of the follower for this tracker, NAME or NAME=TARGET. It is the follower's lock too."""
+        name, _, target = track.partition("=")
+        suffix = f"-{hashlib.sha256(target.encode()).hexdigest()[:8]}" if target else ""
+        return self.logs / f"tracking-{name}{suffix}.log"
+
+    def tracking_progress(self, track: str) -> Path:
+        """Return the file that says how far this tracker is, JSON."""
+        return self.tracking_log(track).with_suffix(".json")
 
     @property
     def exists(self) -> bool:

@@ -1,6 +1,6 @@
 """`python -m hopyard.tracking TRACKER DIRECTORY`: how a driver starts a follower of its run (`engines/followers.py`).
 
-What it logs goes to standard error, which is `logs/tracking-TRACKER.log` of the run.
+TRACKER is a name, or NAME=TARGET. What it logs goes to standard error, which is `logs/tracking-….log` of the run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 
 
-def main(tracker: str, directory: str) -> int:
+def main(track: str, directory: str) -> int:
     """Follow the run until nothing is left to send, or nothing more can be sent."""
     os.nice(19)  # the run needs the cores more, from the imports on
     from hopyard.errors import HopyardError
     from hopyard.store.layout import Layout
-    from hopyard.tracking import kubeflow
     from hopyard.tracking.follower import follow
+    from hopyard.tracking.trackers import connect
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     log = logging.getLogger(__name__)
-    trackers = {"kubeflow": kubeflow.connect}
+    layout = Layout(Path(directory))
     try:
-        follow(Layout(Path(directory)), tracker, trackers[tracker](os.environ))
+        follow(layout, track, lambda: connect(track, layout, os.environ))
     except HopyardError as error:
         log.error("nothing more is sent: %s", error)
         return error.exit_code

@@ -19,21 +19,24 @@ import math
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from hopyard.core.runs.machine import Machine
+from hopyard.store.layout import Layout
 from hopyard.store.standing import ENDED
 from hopyard.text import one_line
-from hopyard.tracking.follower import Refused, Update
+from hopyard.tracking.follower import News, Refused
 from hopyard.views import words
 from hopyard.views.progress import seconds_left, share
 
 URL, AUTHORITY, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+GAP = 5.0
+"""Seconds between two posts."""
 TIMEOUT = 5.0
 """Seconds for each step of a post: to connect, to send, to receive."""
 METRICS = 128
@@ -45,8 +48,41 @@ ANSWER = 4096
 """The most bytes that are read of an answer."""
 
 
-def connect(environ: Mapping[str, str]) -> Update:
-    """Return what posts the state of a run to the server that these environment variables name.
+class Server(NamedTuple):
+    """The server that takes the progress of a TrainJob."""
+
+    url: str
+    authority: Path
+    token: Path
+
+    @property
+    def gap(self) -> float:
+        """The least time between two posts."""
+        return GAP
+
+    def update(self, news: News) -> None:
+        """Post the state of a run over a connection of its own. No proxy and no redirect is followed: either would see
+        the token."""
+        try:
+            parts = urlsplit(self.url)
+            context = ssl.create_default_context(cafile=self.authority)
+            token = self.token.read_text().strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection = HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT, context=context)
+            with contextlib.closing(connection):
+                connection.request("POST", parts.path, body(news.machine, news.status, news.at), headers)
+                answer = connection.getresponse()
+                text = one_line(answer.read(ANSWER).decode(errors="replace"))
+        except (HTTPException, ValueError) as error:
+            raise ConnectionError(f"{self.url}: {type(error).__name__}: {error}") from error
+        if answer.status == 404:
+            raise Refused(f"{self.url} answered 404: {text}")
+        if answer.status != 200:
+            raise ConnectionError(f"{self.url} answered {answer.status}: {text}")
+
+
+def connect(target: str, layout: Layout, environ: Mapping[str, str]) -> Server:
+    """Return the server that these environment variables name. There is no other target.
 
     Raises:
         Refused: a variable is missing, or the URL is not one of HTTPS.
@@ -59,7 +95,7 @@ def connect(environ: Mapping[str, str]) -> Update:
         scheme = ""
     if scheme != "https":
         raise Refused(f"{URL} = {environ[URL]!r} must begin with https://, as the post carries a token")
-    return partial(_post, environ[URL], Path(environ[AUTHORITY]), Path(environ[TOKEN]))
+    return Server(environ[URL], Path(environ[AUTHORITY]), Path(environ[TOKEN]))
 
 
 def body(machine: Machine, status: str, at: float) -> bytes:
@@ -93,23 +129,3 @@ def _metrics(machine: Machine) -> dict[str, float]:
     value = best.value(metric)
     own = {} if value is None else {f"best_{metric}": value}
     return {**own, "trial": best.id, "epoch": max(best.history) + 1, **best.metrics}
-
-
-def _post(url: str, authority: Path, token: Path, machine: Machine, status: str, at: float) -> None:
-    """Post the state of a run over a connection of its own. No proxy and no redirect is followed: either would see the
-    token."""
-    try:
-        parts = urlsplit(url)
-        context = ssl.create_default_context(cafile=authority)
-        headers = {"Authorization": f"Bearer {token.read_text().strip()}", "Content-Type": "application/json"}
-        connection = HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT, context=context)
-        with contextlib.closing(connection):
-            connection.request("POST", parts.path, body(machine, status, at), headers)
-            answer = connection.getresponse()
-            text = one_line(answer.read(ANSWER).decode(errors="replace"))
-    except (HTTPException, ValueError) as error:
-        raise ConnectionError(f"{url}: {type(error).__name__}: {error}") from error
-    if answer.status == 404:
-        raise Refused(f"{url} answered 404: {text}")
-    if answer.status != 200:
-        raise ConnectionError(f"{url} answered {answer.status}: {text}")

@@ -1,0 +1,98 @@
+"""Records of journals: of worlds in which everything goes wrong, and of real runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hopyard as hy
+from faults.worlds import drawn
+from hopyard import tracking
+from hopyard.core.runs.codec import decode
+from hopyard.core.runs.machine import Machine, fold
+from hopyard.driver.runs.run import Run
+from hopyard.errors import RunDirectoryError
+from hopyard.store.layout import Layout
+from hopyard.tracking import EpochEnded, Record, RungReached, RunStarted, TrialEnded, TrialStarted
+from hopyard.tracking.recorder import Recorder
+from jobs import journal, select
+
+
+def world(seed: int) -> list[bytes]:
+    world = drawn(seed)
+    world.start()
+    for _ in range(world.choose(150)):
+        if world.ended:
+            break
+        world.step()
+    world.finish()
+    return world.journal
+
+
+def check(records: list[Record], machine: Machine) -> None:
+    """Assert that the records are those of a run in this state."""
+    assert isinstance(records[0], RunStarted)
+    started: dict[int, int] = {}
+    epochs: dict[tuple[int, int, int], dict[str, float]] = {}
+    ends: dict[int, TrialEnded] = {}
+    for record in records:
+        match record:
+            case TrialStarted():
+                assert record.attempt == started.get(record.trial, -1) + 1
+                started[record.trial] = record.attempt
+            case EpochEnded():
+                assert started[record.trial] == record.attempt
+                key = record.trial, record.attempt, record.epoch
+                assert key not in epochs
+                epochs[key] = record.metrics
+            case TrialEnded():
+                assert started[record.trial] == record.attempt
+                ends[record.trial] = record
+            case _:
+                pass
+    for trial in machine.trials.values():
+        attempt = started.get(trial.id, 0)
+        last = {key[2] - 1: values for key, values in epochs.items() if key[:2] == (trial.id, attempt)}
+        assert repr(dict(sorted(last.items()))) == repr(dict(sorted(trial.history.items())))  # NaN is equal to NaN
+        if trial.ended:
+            assert (ends[trial.id].status, ends[trial.id].digest) == (trial.status, trial.digest())
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 200), marks=pytest.mark.long)])
+def test_each_epoch_has_one_record_whatever_goes_wrong(seeds: range) -> None:
+    for seed in seeds:
+        lines = [decode(line) for line in world(seed)]
+        recorder = Recorder()
+        records = [record for line in lines for record in recorder.take(line)]
+        check(records, fold(lines))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return select(tmp_path_factory.mktemp("records") / "run", stop=hy.ASHA(2, 1), epochs=4)
+
+
+def test_records_of_a_run(run: Run) -> None:
+    records = list(tracking.read(run.directory))
+    check(records, fold(journal(run.directory)))
+    ends = {record.trial: record for record in records if isinstance(record, TrialEnded)}
+    assert {number: end.metrics for number, end in ends.items()} == {trial.id: trial.metrics for trial in run.trials}
+    rungs = [record for record in records if isinstance(record, RungReached)]
+    assert {rung.epochs for rung in rungs} == {1.0, 2.0} and all("val_loss" in rung.metrics for rung in rungs)
+    start = records[0]
+    assert isinstance(start, RunStarted) and start.settings["metric"] == "val_loss" and start.facts["data"]
+
+
+def test_portions_give_the_same_records(run: Run) -> None:
+    from hopyard.tracking.reading import Reading
+
+    reading, records = Reading(Layout(Path(run.directory))), list[Record]()
+    while not reading.whole:
+        records += reading.more(lines=3)
+    assert repr(records) == repr(list(tracking.read(run.directory)))
+
+
+def test_a_directory_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no run here"):
+        next(tracking.read(tmp_path))
