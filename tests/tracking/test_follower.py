@@ -27,7 +27,8 @@ from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.standing import held
 from hopyard.tracking import follower, kubeflow
-from hopyard.tracking.follower import News, Pace, Progress, Refused, Tracker, follow
+from hopyard.tracking.follower import News, Pace, Refused, Tracker, follow
+from hopyard.tracking.progress import Progress
 from jobs import digests, journal, select, troubled
 from trainers import Trainer, trainer, until
 
@@ -192,7 +193,7 @@ def test_when_a_state_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(follower, "time", SimpleNamespace(monotonic=lambda: now))
     pace, machine = Pace(pause=1.0, longest=4.0), fold(journal(run.directory))
-    sender = follower.Sender(tracker(update, gap=5.0), pace, lambda progress: None, Progress("kubeflow"))
+    sender = follower.Sender(tracker(update, gap=5.0), pace, Progress("kubeflow"), lambda progress: None)
     while now < 12:
         sender.send(machine, "running", 1.0)
         now += 1
@@ -282,7 +283,7 @@ def test_a_run_ends_while_the_server_hangs(pod: Trainer, tmp_path: Path) -> None
     assert process.wait(60) == 0
     assert pod.statuses[-1]["progressPercentage"] == 100
     log = Layout(run.directory).tracking_log("kubeflow").read_text()
-    assert "answered 503" in log and "the tracker has its last state" in log
+    assert "answered 503" in log and "kubeflow has all of" in log
 
 
 @pytest.mark.slow
@@ -303,7 +304,7 @@ def test_a_killed_follower_changes_nothing_and_a_resume_starts_another(pod: Trai
     assert process.wait(60) == 0
     assert run.status == "completed" and digests(run) == digests(select(tmp_path / "other", troubled, configs))
     log = Layout(directory).tracking_log("kubeflow").read_text()
-    assert log.count("the tracker has its last state") == 1
+    assert log.count("kubeflow has all of") == 1
     assert {status["progressPercentage"] for status in pod.statuses} >= {0, 100}
 
 

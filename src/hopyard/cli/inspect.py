@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -128,24 +129,30 @@ def show(run: RunName, as_json: AsJson = False, driver: DriverName = None) -> in
     from hopyard.store.journal import read
     from hopyard.store.layout import find
     from hopyard.store.standing import standing
+    from hopyard.tracking.progress import progress_of, sentence
     from hopyard.views.report import facts, report, summary
 
     layout = find(run, programs=True)
     if not layout.exists:
         _show_program(layout, as_json)
         return GOOD
-    machine = _fold(layout)
+    last: deque[Line] = deque(maxlen=1)
+    machine = _fold(layout, last.append)
     status = standing(layout, machine.status)
     about = _about(layout)
     about["directory"] = layout.shown
     sizes = sizes_in(layout.manifest)
+    trackers = progress_of(layout, about.get("track", ()))
     if as_json:
         state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status, sizes)}
+        state["trackers"] = trackers
         echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return GOOD
     echo(report(read(layout.journal, CODEC), machine, about, status, sizes), nl=False)
     if layout.gantt.exists():
         echo(f"Chart: {layout.shown}/{layout.gantt.name}")
+    for each in trackers:
+        echo(f"{each.track}: {sentence(layout, each, last[0].at, status)}")
     return GOOD
 
 

@@ -1,6 +1,7 @@
-"""`python -m hopyard.tracking TRACKER DIRECTORY`: how a driver starts a follower of its run (`engines/followers.py`).
+"""`python -m hopyard.tracking [--once] [--no-wait] TRACKER DIRECTORY`: a follower, for drivers and `hopyard track`.
 
-TRACKER is a name, or NAME=TARGET. What it logs goes to standard error, which is `logs/tracking-….log` of the run.
+TRACKER is a name, or NAME=TARGET; for the options see `follower.follow`. What it logs goes to standard error, which is
+`logs/tracking-….log` of the run where a driver has started it.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import sys
 from pathlib import Path
 
 
-def main(track: str, directory: str) -> int:
+def main(*words: str) -> int:
     """Follow the run until nothing is left to send, or nothing more can be sent."""
     os.nice(19)  # the run needs the cores more, from the imports on
     from hopyard.errors import HopyardError
     from hopyard.store.layout import Layout
-    from hopyard.tracking.follower import follow
+    from hopyard.tracking.follower import ONCE, USUAL, follow
     from hopyard.tracking.trackers import connect
 
+    *options, track, directory = words
+    once, layout = "--once" in options, Layout(Path(directory))
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     log = logging.getLogger(__name__)
-    layout = Layout(Path(directory))
     try:
-        follow(layout, track, lambda: connect(track, layout, os.environ))
+        connected = lambda: connect(track, layout, os.environ)  # noqa: E731
+        follow(layout, track, connected, ONCE if once else USUAL, once, wait="--no-wait" not in options)
     except HopyardError as error:
-        log.error("nothing more is sent: %s", error)
+        log.error("%s: nothing more is sent: %s", track, error)
         return error.exit_code
-    log.info("the run has ended, and the tracker has its last state")
+    except KeyboardInterrupt:
+        return 130
+    log.info("%s has all of %s", track, layout.shown)
     return 0
 
 

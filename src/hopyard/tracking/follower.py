@@ -13,16 +13,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hopyard.core.runs.machine import Machine
-from hopyard.errors import HopyardError, RunDirectoryError
+from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, status_of
-from hopyard.system.files import replacing
 from hopyard.text import escaped
+from hopyard.tracking.progress import Progress, note
 from hopyard.tracking.reading import LOOK, PORTION, Changed, Reading
 from hopyard.tracking.records import Record
 
@@ -82,21 +83,8 @@ class Pace:
 
 
 USUAL = Pace()
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a tracker is, for people: a follower writes it, and none reads it."""
-
-    track: str
-    """The tracker: NAME or NAME=TARGET."""
-    at: float = 0.0
-    """When the last line of the journal was written that the tracker has; 0: it has none."""
-    status: str = ""
-    """The run's status then."""
-    problem: str = ""
-    """Why the last try failed; empty: it did not."""
-    final: bool = False
-    """Whether the problem is one that does not pass, so that the follower has ended."""
+ONCE = Pace(grace=30.0)
+"""For one who waits for it."""
 
 
 class Sender:
@@ -105,11 +93,11 @@ class Sender:
     Args:
         tracker: see `Tracker`.
         pace: see `Pace`.
-        note: takes each change of `progress`.
         progress: before the first update.
+        note: takes each change of `progress`.
     """
 
-    def __init__(self, tracker: Tracker, pace: Pace, note: Callable[[Progress], None], progress: Progress) -> None:
+    def __init__(self, tracker: Tracker, pace: Pace, progress: Progress, note: Callable[[Progress], None]) -> None:
         self._tracker, self._pace, self._note = tracker, pace, note
         self._due, self._pause = 0.0, pace.pause
         self._records: list[Record] = []
@@ -146,7 +134,7 @@ class Sender:
             self._due, self._pause = time.monotonic() + self._pause, min(2 * self._pause, self._pace.longest)
             return
         except Refused as error:
-            self._set(problem=str(error), final=True)
+            self._set(problem=str(error))
             raise
         if self.progress.problem:
             log.info("sent again")
@@ -154,47 +142,60 @@ class Sender:
         self._set(at=at, status=status, problem="")
         self._due, self._pause = time.monotonic() + whole * self._tracker.gap, self._pace.pause
 
-    def _set(self, **changes: str | float | bool) -> None:
+    def _set(self, **changes: str | float) -> None:
         self.progress = msgspec.structs.replace(self.progress, **changes)
         self._note(self.progress)
 
 
-def follow(layout: Layout, track: str, connect: Callable[[], Tracker], pace: Pace = USUAL) -> None:
+def follow(
+    layout: Layout,
+    track: str,
+    connect: Callable[[], Tracker],
+    pace: Pace = USUAL,
+    once: bool = False,
+    wait: bool = True,
+) -> None:
     """Update a tracker whenever the run has changed, until its driver has ended and the tracker has all.
 
     One update is made at a time, with all that is there then. The end of the run is sent at once, without the rest of
     a gap or pause: in a pod, little time is left once the driver has ended. One follower at a time does this for a
-    target; others wait until it has ended, however it does.
+    target.
 
     Args:
         layout: of the run.
         track: the tracker, NAME or NAME=TARGET.
         connect: makes the tracker.
         pace: see `Pace`.
+        once: end as soon as the tracker has all that has happened so far, even if the run goes on.
+        wait: if another follower is at work, wait until it has ended, however it does.
 
     Raises:
         Refused: the tracker accepts nothing more.
+        UsageError: another follower is at work, and this one does not wait.
         JournalError: the journal is damaged, or of a newer version.
         HopyardError: the tracker could not be reached for too long after the end of the run.
     """
-    progress = Progress(track)
-
-    def note(value: Progress) -> None:
-        nonlocal progress
-        progress = value
-        with contextlib.suppress(OSError), replacing(layout.tracking_progress(track)) as part:
-            part.write_bytes(msgspec.json.encode(value))
-
+    layout.logs.mkdir(exist_ok=True)
     with layout.tracking_log(track).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise UsageError(
+                f"{track}: a follower of {layout.shown} is at work already; `hopyard show {layout.shown}` says how far "
+                "it is"
+            ) from None
         while True:
             with contextlib.suppress(Changed):
-                _follow(layout, Sender(connect(), pace, note, progress), pace)
+                try:
+                    tracker = connect()
+                except Refused as error:
+                    note(layout, Progress(track, problem=str(error)))
+                    raise
+                _follow(layout, Sender(tracker, pace, Progress(track), partial(note, layout)), pace, once)
                 return
-            progress = Progress(track)
 
 
-def _follow(layout: Layout, sender: Sender, pace: Pace) -> None:
+def _follow(layout: Layout, sender: Sender, pace: Pace, once: bool) -> None:
     """Do the same with one reading of the journal."""
     alive, over = time.monotonic(), False  # when the run was last seen to go on, whether it has ended since
     reading = Reading(layout)
@@ -204,7 +205,7 @@ def _follow(layout: Layout, sender: Sender, pace: Pace) -> None:
             sender.add(reading.more())
         machine, last = reading.machine, reading.last
         if machine is not None and last is not None:
-            ended = not live or (reading.whole and machine.ended)
+            ended = once or not live or (reading.whole and machine.ended)
             if not ended:
                 alive, over = time.monotonic(), False
             elif not over:
@@ -214,11 +215,10 @@ def _follow(layout: Layout, sender: Sender, pace: Pace) -> None:
             sender.send(machine, status, last.at, reading.whole)
             late = time.monotonic() > alive + pace.grace
             # A driver that holds the lock may be about to go on with an ended run.
-            if over and reading.whole and sender.sent(last.at, status) and (late or not held(layout.lock)):
+            if over and reading.whole and sender.sent(last.at, status) and (once or late or not held(layout.lock)):
                 return
             if over and late:
-                reason = sender.progress.problem
-                raise HopyardError(f"the run ended {pace.grace:g} s ago, and not all of it was sent: {reason}")
+                raise HopyardError(f"not sent in {pace.grace:g} s, given up: {sender.progress.problem}")
         elif not live:  # else the driver has written nothing yet
             raise RunDirectoryError(f"{layout.root}: the journal is empty, so there is nothing to track")
         if reading.whole or sender.full:

@@ -39,6 +39,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of recipe, space and search; empty: it has none."""
     recipes: dict[str, str] = {}
     """Recipes with which failed trials began anew: digest → name."""
+    track: tuple[str, ...] = ()
+    """Trackers that followers bring the run to, without passwords."""
     marks: dict[str, str] = {}
     """Marks of drivers that ended before their journal had them → the run directory, as the journal names it."""
 

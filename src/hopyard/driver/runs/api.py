@@ -16,7 +16,6 @@ from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.default import chosen
-from hopyard.engines.followers import requested_trackers
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
@@ -56,6 +55,7 @@ def select(
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
     timeouts: Timeouts | None = None,
+    track: str | Sequence[str] | None = None,
 ) -> Run:
     """Train many configurations of a recipe on a data set; find the best.
 
@@ -99,6 +99,8 @@ def select(
             unless they stay on one host. True: always. False: never; the network can then read them, and change them
             on their way. (On one host nearly all go by shared memory, and nothing changes.)
         timeouts: after which a worker is replaced, as hy.Timeouts(stall_timeout=60); None: hy.Timeouts().
+        track: show the run there too, from a process beside it: "tensorboard" (in the run directory) or
+            "tensorboard=DIR"; "mlflow" (the server of MLFLOW_TRACKING_URI) or "mlflow=URI"; a list of these.
 
     Returns:
         Run: `.best`, `.pareto`, `.trials`, `.to_pandas()`, `.history()`, `.plot(path)`, `.gantt(path)`.
@@ -147,6 +149,7 @@ def fit(
     wait: bool = True,
     encrypt: Encrypt = "between hosts",
     timeouts: Timeouts | None = None,
+    track: str | Sequence[str] | None = None,
 ) -> Run:
     """Train one configuration: a Run of one trial. As `select`; without metric and mode the best epoch is the last.
     `stop`: hy.Patience(n) or a function; the other rules compare trials."""
@@ -175,6 +178,7 @@ def resume(
     workers: int | None = None,
     trust: bool = False,
     timeouts: Timeouts | None = None,
+    track: str | Sequence[str] | None = None,
 ) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. If
     the run has ended, States that are gone from its store, or were cut, are made again.
@@ -202,6 +206,7 @@ def resume(
             processes there are is the engine's: engine=hy.Local(workers=2).)
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
         timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
+        track: from now on, as for `select`; None: as it was, [] for nothing.
 
     Raises:
         SpecError: recipe= without failed=True, or it is no recipe; failed=True where the goal
@@ -222,7 +227,7 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], track=requested_trackers())
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], track=given["track"])
 
 
 def _begin(arguments: dict[str, Any]) -> Run:
@@ -232,6 +237,6 @@ def _begin(arguments: dict[str, Any]) -> Run:
     search = enqueued(given["search"], space, given["enqueue"]) if "search" in given else Configs([given["config"]])
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
-    own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel")}
-    request = RunRequest(inputs, run_spec(inputs, given), track=requested_trackers(), **own)
+    own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel", "track")}
+    request = RunRequest(inputs, run_spec(inputs, given), **own)
     return begin(request, resumes(given["resume"]), given["wait"], given["trust"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hopyard.checks import flag, instance_of, one_of, path, whole
+from hopyard.engines import followers
 from hopyard.errors import SpecError
 from hopyard.parallel import CHOICES, PARALLEL, Hopper
 from hopyard.ports.engines import is_engine
@@ -130,6 +131,7 @@ KEYWORDS = {
     "wait": Keyword(True, flag),
     "encrypt": Keyword("between hosts", partial(one_of, allowed=(True, False, "between hosts"))),
     "timeouts": Keyword(None, optional(_timeouts, Timeouts()), "after which a worker is replaced, a hy.Timeouts"),
+    "track": Keyword(None, optional(followers.resolved, ())),
 }
 """Keywords of `select` and `fit`. For `fit`, metric and mode default to None."""
 
@@ -140,6 +142,7 @@ RESUME = {name: KEYWORDS[name] for name in ("engine", "wait", "trust")} | {
     "search": Keyword(None, optional(_search)),
     "workers": Keyword(None, later),
     "timeouts": Keyword(None, optional(_timeouts)),
+    "track": Keyword(None, optional(followers.resolved)),
 }
 
 

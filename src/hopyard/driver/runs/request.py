@@ -38,7 +38,8 @@ class RunRequest:
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
         parallel: as the user gave it; the run's number of workers and partitions decides what is left open in it.
-        track: the trackers that a follower brings the run to.
+        track: the trackers that followers bring the run to, each NAME or NAME=TARGET, beside those of the environment;
+            None: it has no followers. A run that goes on keeps those that it has where this is empty.
 
     Raises:
         SpecError: something is not allowed.
@@ -50,7 +51,7 @@ class RunRequest:
     encrypt: Encrypt = "between hosts"
     directory: str | Path | None = None
     parallel: Parallel | None = None
-    track: tuple[str, ...] = ()
+    track: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs.data, Dataset):

@@ -114,8 +114,8 @@ class Drive:
     """Another number of workers in a gang than the run has so far; 0: the same."""
     copies: int = -1
     """Another number of homes of a partition than the run has so far, as in Resumed; -1: the same."""
-    track: tuple[str, ...] = ()
-    """The trackers that a follower brings the run to."""
+    track: tuple[str, ...] | None = None
+    """As in RunRequest."""
     live: RunInputs | None = None
     """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
@@ -236,7 +236,8 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             views = _views(spec, link, job.manifest)
             loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock, handle)
             link_stack.pop_all()  # the loop closes it
-        followers.start(job.track, layout.root, layout.tracking_log)
+        if job.track is not None:
+            followers.start((*job.track, *followers.requested_trackers()), layout.root, layout.tracking_log)
         try:
             loop.run()
         except PreflightError as error:

@@ -36,6 +36,7 @@ from hopyard.driver.runs.request import RunRequest, check_background, check_shar
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
+from hopyard.engines.followers import without_password
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.parallel import any_workers, for_table, parallel_of
@@ -131,6 +132,7 @@ def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
         backend=engine.env.get("KERAS_BACKEND", ""),
         encrypt=request.encrypt,
         digests={name: value_digest(getattr(inputs, name)) for name in _by_value(inputs)},
+        track=tuple(map(without_password, request.track or ())),
     )
 
 
@@ -143,7 +145,7 @@ def go_on(
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     trust: bool = False,
-    track: tuple[str, ...] = (),
+    track: tuple[str, ...] | None = None,
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -153,7 +155,7 @@ def go_on(
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` returned, where the journal was read already.
         trust: as for `resume`.
-        track: as in RunRequest.
+        track: trackers from now on; None: as they were.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
@@ -190,6 +192,9 @@ def go_on(
             about, inputs = with_recipe(layout, machine, about, inputs, changes.recipe, retries)
         if changes.search is not None:
             about, inputs = with_search(layout, about, inputs, changes.search)
+        if track is not None:
+            about = msgspec.structs.replace(about, track=tuple(map(without_password, track)))
+            write_whole(layout.about, msgspec.json.encode(about))
         states = take_over(layout, about, machine, earlier)
     return drive(
         Drive(
@@ -205,7 +210,7 @@ def go_on(
             timeouts=None if changes.timeouts == machine.spec.timeouts else changes.timeouts,
             members=members,
             copies=changes.copies,
-            track=track,
+            track=about.track if track is None else track,
         ),
         wait,
     )
@@ -330,7 +335,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
     changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0)
-    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust, request.track)
+    track = request.track or None
+    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust, track)
 
 
 def _one_or_all(spec: RunSpec, field: Literal["metric", "mode"]) -> Any:
