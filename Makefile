@@ -10,6 +10,9 @@ PROCESSES := 4
 CLASSES := $(VENV)/.spark-classes.jsa
 PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
 DEMO := $(VENV)/.demo
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# On all cores, where pip has one. Some packages have files that are no Python.
+COMPILE := -$(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib
 
 .PHONY: demo test test-all quick check lint types docs bench clean
 
@@ -27,7 +30,9 @@ test-all: $(CLASSES)
 quick: $(STAMP)
 	$(PYTEST) -m 'not spark and not tensorflow and not slow'
 
-check: lint types test
+# Side by side: mypy has one thread.
+check: $(STAMP)
+	$(MAKE) --jobs=2 lint types test
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,11 +52,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(INSTALL) -e '.[demo]'
+	$(COMPILE)
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
+	$(COMPILE)
 	touch $(DEMO) $@
 
 $(CLASSES): $(STAMP) tests/light_java.py
