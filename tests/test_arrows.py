@@ -18,7 +18,7 @@ LEVELS = [
     {"space", "parallel"},
     {"core"},
     {"system"},
-    {"ports", "meter", "code", "filesystems", "folders", "certificate"},
+    {"ports", "meter", "logged", "code", "filesystems", "folders", "certificate"},
     {"formats"},
     {"sparkapi"},
     {"frameworks", "data", "store", "search", "engines", "views", "exchange"},

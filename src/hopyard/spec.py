@@ -390,6 +390,10 @@ class Batch:
     seed: int | None = None
 
 
+def _ignore(name: Any, value: Any) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class RecipeContext:
     """What a `recipe(config, ctx)` receives in addition to its config.
@@ -419,6 +423,8 @@ class RecipeContext:
     _own_batches: int = field(default=1, repr=False)
     """How many workers have batches of their own in a step."""
     categories: dict[str, int] = field(default_factory=dict)
+    _log: Callable[[Any, Any], None] = field(default=_ignore, repr=False, compare=False)
+    """Takes what is logged: the worker's `logged.Collector`."""
     _asked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -464,3 +470,19 @@ class RecipeContext:
         """
         size = whole("batch_size", batch_size, 1) * self._own_batches
         return sum(rows // size + (rows % size > 1 or rows == 1 < size) for rows in self.partition_rows)
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a number or an array while the model trains, for trackers: from a loss, a step of your own, a callback of
+        Keras or a hook of torch. Each partition has one point of each name, the mean of the numbers or a histogram of
+        the arrays, of all members of a gang. A mean is NaN or infinite if one of its numbers is; histograms count those
+        apart. While the model does not train (in validation, for example), calls are ignored.
+
+        Args:
+            name: 1 to 100 printable characters.
+            value: a number of Python or NumPy, or an array or tensor on any device. One of a single element is a
+                number, an empty one is ignored.
+
+        Raises:
+            SpecError: it is no such name or value; inside a compiled step (tf.function, jax.jit) tensors have none.
+        """
+        self._log(name, value)

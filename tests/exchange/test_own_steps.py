@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gang_threads import exchanges, partitions, together
-from hopyard.agent.runs.members import gathered
+from hopyard.agent.runs.members import Share, gathered
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.errors import SpecError
 from hopyard.frameworks.linear import Linear
@@ -133,11 +133,11 @@ def test_a_step_without_an_exchange_is_refused():
         model = Forgets(5, 3, 0.5, 8)
         model.set_exchange(exchange)
         with pytest.raises(SpecError, match=r"never called exchange\.mean"):
-            gathered(exchange, model, [])
+            gathered(exchange, model, Share([]))
         exchange.mean([np.zeros(3)], 1.0)
-        return gathered(exchange, model, [])
+        return gathered(exchange, model, Share([]))
 
-    assert together(work, exchanges(Gang(2))) == [([], ((0, 0),)), ([], ())]
+    assert together(work, exchanges(Gang(2))) == [([], [], ((0, 0),)), ([], [], ())]
 
 
 def test_averages_are_never_rounded():

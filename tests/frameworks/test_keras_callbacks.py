@@ -14,9 +14,10 @@ from keras.callbacks import Callback, LambdaCallback, LearningRateScheduler
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras.model import Model
 from hopyard.frameworks.tree import capture, restore
+from hopyard.logged import Collected, Collector, points_of
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built
-from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small
+from keras_nets import bits, data, feed, feed_of, made, metrics, model, optimizers, ordered, plain, small, with_loss
 
 pytestmark = pytest.mark.tensorflow
 
@@ -294,3 +295,64 @@ def test_a_schedule_of_the_optimizer_needs_no_callback() -> None:
     assert float(trainable.model.optimizer.learning_rate) == pytest.approx(0.1)
     trainable.train_partition(feed(1))
     assert float(trainable.model.optimizer.learning_rate) == pytest.approx(0.01)
+
+
+# ------------------------------------------------------------------------------------------ ctx.log
+
+
+def test_callbacks_log_between_the_steps() -> None:
+    collector, found = Collector(), Collected()
+
+    class Logs(Batches):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            collector.log("loss", logs["loss"])
+            collector.log("kernel", self.model.layers[-1].kernel)
+            collector.log("mean", keras.ops.mean(self.model.layers[-1].kernel))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            collector.log("rate", self.model.optimizer.learning_rate)
+
+    trainable = with_hooks([Logs()])
+    with collector.collecting(found):
+        trainable.train_partition(feed(1))
+        trainable.end_epoch()
+    logged, _ = points_of(found, 4096)
+    assert [*logged] == ["loss", "mean", "rate", "kernel"]
+    assert logged["rate"] == pytest.approx(0.1) and {len(each) for each in found.numbers.values()} == {8 * 4, 8}
+    assert found.arrays["kernel"].count == 4 * trainable.model.layers[-1].kernel.shape[0] * 3
+
+
+def test_a_compiled_step_may_not_log() -> None:
+    """Its tensors have no value yet, and it would log once, when it is traced, not in each step."""
+    collector, found = Collector(), Collected()
+
+    def loss(targets: Any, outputs: Any) -> Any:
+        collector.log("outputs", outputs)
+        return keras.losses.sparse_categorical_crossentropy(targets, outputs)
+
+    with collector.collecting(found), pytest.raises(SpecError, match=r"ctx\.log\('outputs', …\).*run_eagerly=True"):
+        model(partial(small, loss=loss)).train_partition(feed(1))
+    assert found == Collected()
+    eager = model(partial(small, loss=loss, run_eagerly=True))
+    with collector.collecting(found):
+        eager.train_partition(feed(1))
+    assert found.arrays["outputs"].count == 28 * 3
+
+
+def test_a_layer_may_log_where_steps_are_not_compiled() -> None:
+    """It is called with symbolic tensors when the recipe builds the model."""
+    collector, found = Collector(), Collected()
+
+    class Seen(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            collector.log("inputs", inputs)
+            return inputs
+
+    def net() -> keras.Model:
+        layers = [keras.Input((4,)), Seen(), keras.layers.Dense(3, activation="softmax")]
+        return with_loss(keras.Sequential(layers), run_eagerly=True)
+
+    trainable = model(net)
+    with collector.collecting(found):
+        trainable.train_partition(feed(1))
+    assert found.arrays["inputs"].count == 28 * 4

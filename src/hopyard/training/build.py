@@ -23,6 +23,7 @@ from hopyard.core.runs.order import build_seed
 from hopyard.data.manifest import ArrayInfo, Manifest
 from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
+from hopyard.logged import Collector
 from hopyard.meter import StepMeter
 from hopyard.ports.training import SupportsDevice, SupportsEpochEnd, SupportsSchema, SupportsSharing
 from hopyard.spec import Config, RecipeContext, RunSpec, copied
@@ -44,6 +45,8 @@ class Plan:
     device: str = "cpu"
     threads: int = 1
     """Threads of the frameworks that take a number; 0: unchanged, in a process that is not the run's."""
+    collector: Collector = field(default_factory=Collector, compare=False)
+    """Takes what the recipes log while the worker of this plan trains."""
 
 
 @dataclass(slots=True)
@@ -235,6 +238,7 @@ def _context(plan: Plan, trial: int, seed: int) -> RecipeContext:
     return RecipeContext(
         *(plan.device, _shapes(manifest.inputs), classes, seed, trial, rows, spec.epochs, spec.own_batches),
         categories=manifest.categories,
+        _log=plan.collector.log,
     )
 
 

@@ -21,6 +21,7 @@ from hopyard.core.runs.events import (
     Failed,
     Finished,
     Granted,
+    Histogram,
     Interrupted,
     Joined,
     Paused,
@@ -36,6 +37,7 @@ WARNED = (Warned("UserWarning: NaN", "train.py, line 3, in loss"),)
 UNIT = Unit(3, 1, "validate", 0, (0, 2), Ref(1, 3, 2))
 UNIT_OF_FOLD = Unit(3, 1, "fold", 0, (0, 2), Ref(1, 3, 2))
 PART = Part(2, {"loss": (0.1, 7.0), "bins": (Array.of([1.0, 2.5]), 7.0)}, 0.25)
+HISTOGRAM = Histogram(-1.0, 3e300, 4, 3e300, math.inf, -8185, (1, 16375), (1, 3), 2)
 LINES = [
     Began(at=1.5, spec=SPEC, fingerprint={"torch": "2.9", "threads": 1}),
     Proposed(at=2.0, trial=1, config={}, count=3, attributes={"a": [1]}, offset=7),
@@ -50,6 +52,14 @@ LINES = [
     Done(at=3.0, slot=3, lease=3, parts=(PART,), seconds=1.0, hop_bytes=5, values={"auc": 0.5}),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, model=ModelInfo("", 8, True)),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, fetched_bytes=1, exchanged_bytes=2, others=((3, 4), (0, 5))),
+    Done(
+        at=3.0,
+        slot=3,
+        lease=3,
+        parts=(),
+        seconds=1.0,
+        logged={7: {"norm": 1.0, "NaN": math.inf, "h": HISTOGRAM}, 8: {}},
+    ),
     Checked(at=2.0, slot=3, trial=0, faults=(), names=("loss",), fetched_bytes=1, peak_bytes=2),
     Done(at=3.0, slot=3, lease=3, parts=(), seconds=1.0, values={"c": math.inf}, warnings=WARNED),
     Durable(at=3.0, slot=3, ref=Ref(1, 3, 2), digest="ab", bytes=10),
@@ -86,7 +96,10 @@ def test_floats_keep_every_bit():
 
 def test_nan_and_infinities_of_metrics():
     sums = {"a": (math.inf, 1.0), "b": (Array.of([-math.inf, math.nan, 1.0]), 2.0), "c": (1.0, -math.inf)}
-    done = Done(at=0.0, slot=0, lease=1, parts=(Part(0, sums, 0.5),), seconds=0.5, values={"c": math.nan})
+    logged = {3: {"n": math.nan, "i": -math.inf}, 4: {"h": HISTOGRAM}}
+    done = Done(
+        at=0.0, slot=0, lease=1, parts=(Part(0, sums, 0.5),), seconds=0.5, values={"c": math.nan}, logged=logged
+    )
     text = encode(done)
     assert b'"Infinity"' in text and b'"-Infinity"' in text and b'"NaN"' in text and b"null" not in text
     back = decode(text)
@@ -95,6 +108,7 @@ def test_nan_and_infinities_of_metrics():
     assert back.parts[0].sums["c"] == (1.0, -math.inf)
     low, nan, one = back.parts[0].sums["b"][0].numbers()
     assert (low, one) == (-math.inf, 1.0) and math.isnan(nan) and math.isnan(back.values["c"])
+    assert math.isnan(back.logged[3]["n"]) and back.logged[3]["i"] == -math.inf and back.logged[4] == logged[4]
 
 
 @pytest.mark.parametrize(

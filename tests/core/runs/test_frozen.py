@@ -5,10 +5,11 @@ the format grows; never change an old one. (Until the first release they may be 
 `WORLDS` are of `faults.world`: slots lost and replaced, system and user failures, folds, drivers killed and
 resumed, more epochs, searches with and without rules, gangs, hosts with homes. `journal-6` has what worlds lack: a gang
 that shrinks, a driver that is interrupted, and every field of the first line; `journal-7` has workers that are too few
-for a gang and are given back.
+for a gang and are given back; `journal-8` what a recipe logged.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +17,17 @@ import pytest
 
 from faults.worlds import drawn
 from hopyard.core.runs.codec import decode, encode
-from hopyard.core.runs.events import DECISIONS, Event, Finished, Interrupted, Requested, Resumed, Shrunk
+from hopyard.core.runs.events import (
+    DECISIONS,
+    Done,
+    Event,
+    Finished,
+    Histogram,
+    Interrupted,
+    Requested,
+    Resumed,
+    Shrunk,
+)
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.spec import Gang, Objective, Outer, Timeouts
 from hopyard.stopping import Patience
@@ -124,6 +135,23 @@ def of_workers_that_are_too_few() -> list[bytes]:
     return [encode(line) for line in run.lines]
 
 
+def of_a_recipe_that_logs() -> list[bytes]:
+    run = Run(slots=1, trials=1, epochs=1, metric="loss")
+    histogram = Histogram(-1.0, 3.0, 12, 7.5, 31.0, -8185, (16361, 21), (3, 9), 1)
+    run.done(0, logged={run.unit(0).partitions[0]: {"norm": 0.25, "weights": histogram}})
+    run.done(0, logged={run.unit(0).partitions[0]: {"norm": math.nan, "weights": histogram}})
+    return [encode(line) for line in run.lines]
+
+
+def test_what_a_recipe_logged_is_read_as_it_was_meant():
+    lines = [decode(line) for line in (HERE / "journal-8.jsonl").read_bytes().splitlines()]
+    logged = [points for line in lines if isinstance(line, Done) for points in line.logged.values()]
+    assert logged[0]["norm"] == 0.25 and math.isnan(logged[1]["norm"])
+    for weights in (points["weights"] for points in logged):
+        assert (weights.min, weights.max, weights.sum, weights.sum_squares) == (-1.0, 3.0, 7.5, 31.0)
+        assert (weights.edges(), weights.counts, weights.count) == ([-1.125, 0.5, 3.25], (3, 9), 12)
+
+
 def freeze(name: str, lines: list[bytes]) -> None:
     target = HERE / f"{name}.jsonl"
     target.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -135,3 +163,4 @@ if __name__ == "__main__":
         freeze(name, of_world(seed, **kinds))
     freeze("journal-6", of_a_gang_that_shrinks())
     freeze("journal-7", of_workers_that_are_too_few())
+    freeze("journal-8", of_a_recipe_that_logs())

@@ -18,6 +18,7 @@ from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
+from hopyard.logged import Collected
 from hopyard.ports.training import ReportsNondeterminism, SupportsLabelCheck, SupportsLossCheck, SupportsOutsideState
 from hopyard.spec import SECONDS, Batch, Config, ModelInfo, RowKind
 from hopyard.store.tree import decode, encode
@@ -70,7 +71,8 @@ class TrialCheck:
             initial = encode(capture(built.trainable))
             seed_all(0)
             meter.enter("compile")
-            sums = gather([built.trainable.train(batch)])
+            with self._plan.collector.collecting(Collected()):  # what it may not log is a fault here
+                sums = gather([built.trainable.train(batch)])
             check_names(sums)
             meter.advance()
             trained = encode(capture(built.trainable))

@@ -12,6 +12,7 @@ from hopyard.agent.runs.reported import Costs
 from hopyard.data.partitions.loader import sizes
 from hopyard.errors import SpecError
 from hopyard.frameworks.tree import lower
+from hopyard.logged import Collected, joined
 from hopyard.ports.training import SupportsAveraging, SupportsExchange, SupportsGangCheck
 from hopyard.spec import Array, Gang, PackedSums, Part
 from hopyard.store.tree import decode, encode
@@ -27,6 +28,8 @@ class Share(msgspec.Struct, frozen=True):
     state: bytes = b""
     """The member's own values (`ports.training.SupportsAveraging`), encoded as in a State."""
     costs: Costs = (0, 0)
+    logged: list[Collected] = []
+    """What the recipe logged in each partition."""
 
 
 def alone(gang: Gang) -> GangExchange:
@@ -39,10 +42,10 @@ def alone(gang: Gang) -> GangExchange:
 
 
 def gathered(
-    exchange: GangExchange, trainable: Any, parts: list[Part], costs: Costs = (0, 0)
-) -> tuple[list[Part], tuple[Costs, ...]]:
-    """Hand this member's share to rank 0. Returns the sums of all members there and the costs of the others, by rank;
-    elsewhere its own sums.
+    exchange: GangExchange, trainable: Any, share: Share
+) -> tuple[list[Part], list[Collected], tuple[Costs, ...]]:
+    """Hand this member's share to rank 0. Returns there the sums and logged values of all members, and the costs of the
+    others, by rank; elsewhere its own.
 
     Raises:
         SpecError: the Trainable has exchanged nothing: each member has trained for itself.
@@ -54,17 +57,18 @@ def gathered(
             "exchange.mean(gradients, rows): each member would train for itself; call it before each step"
         )
     state = bytes(encode(lower(trainable.member_state()))) if averages and exchange.rank else b""
-    shares = exchange.gather(msgspec.msgpack.encode(Share(parts, state, costs)))
+    shares = exchange.gather(msgspec.msgpack.encode(msgspec.structs.replace(share, state=state)))
     if exchange.rank:
-        return parts, ()
-    decoded = [msgspec.msgpack.decode(share, type=Share) for share in shares]
+        return share.parts, share.logged, ()
+    decoded = [msgspec.msgpack.decode(each, type=Share) for each in shares]
     if averages:
-        trainable.set_members([decode(share.state) for share in decoded[1:]])
+        trainable.set_members([decode(each.state) for each in decoded[1:]])
     sums = [
-        Part(part.partition, added([share.parts[number].sums for share in decoded]), part.seconds)
-        for number, part in enumerate(parts)
+        Part(part.partition, added([each.parts[number].sums for each in decoded]), part.seconds)
+        for number, part in enumerate(share.parts)
     ]
-    return sums, tuple([share.costs for share in decoded[1:]])
+    logged = [joined(members) for members in zip(*[each.logged for each in decoded], strict=True)]
+    return sums, logged, tuple([each.costs for each in decoded[1:]])
 
 
 def added(members: list[PackedSums]) -> PackedSums:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,13 @@ from hopyard.agent.runs.check import TrialCheck, nondeterminism
 from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import HostFault, Missing, blame, reading
 from hopyard.agent.runs.gang import GangMember
-from hopyard.agent.runs.members import alone, gathered
+from hopyard.agent.runs.members import Share, alone, gathered
 from hopyard.agent.runs.models import BuiltModels
 from hopyard.agent.runs.reported import CostCounter, Costs, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
-from hopyard.core.runs.events import Checked, Done, Durable, Failed
+from hopyard.core.runs.events import Checked, Done, Durable, Failed, Logged
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
@@ -32,6 +33,7 @@ from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.exchange.board import GangBroken
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
+from hopyard.logged import Collected, left_out_text, points_of, room
 from hopyard.ports.states import Store
 from hopyard.ports.training import SupportsResult
 from hopyard.spec import Config, Part, Ref, RowKind, Unit, packed
@@ -114,7 +116,7 @@ class Worker:
         self._peer, self._membership = peer, membership
         install(self._plan)  # inline, the user's own code runs in between
         self.error = None
-        with self._warnings.during(unit.trial, recipe_of(self._plan.recipe, unit.trial)) as warnings:
+        with self._warnings.during(unit.trial, recipe_of(self._plan.recipe, unit.trial)) as warned:
             answers = self._answers(unit, config, begin)
         if self._member is not None and membership is not None:
             well = not any(isinstance(answer, (Failed, Broken, NoRoom)) for answer in answers)
@@ -122,7 +124,7 @@ class Worker:
         if not answers or not isinstance(first := answers[0], (Done, Failed)):
             return answers
         costs = self._new_costs() if isinstance(first, Done) else {}
-        return [msgspec.structs.replace(first, warnings=tuple(warnings), **costs), *answers[1:]]
+        return [msgspec.structs.replace(first, warnings=tuple(warned), **costs), *answers[1:]]
 
     def _new_costs(self) -> dict[str, int]:
         """Return the fields of an answer that say what the driver does not know yet of the worker's costs."""
@@ -159,19 +161,21 @@ class Worker:
         rank, size, batch_size = 0, 1, built.batch_size
         sent_before = 0 if exchange is None else exchange.sent
         others: tuple[Costs, ...] = ()
+        collector, logged = self._plan.collector, [Collected() for _ in unit.partitions]
         if exchange is not None:
             meter.enter("fetch")
             exchange.connect()
             rank, size = exchange.rank, exchange.size
             batch_size *= size if spec.own_batches > 1 else 1
         parts = []
-        for partition in unit.partitions:
+        for partition, collected in zip(unit.partitions, logged, strict=True):
             start = time.perf_counter()
             seed = member_seed(partition_seed(spec.seed, unit.trial, unit.epoch, partition), rank)
             shuffle = shuffle_seed(spec.seed, unit.trial, unit.epoch, partition)
             seed_all(seed)
             loader = PartitionLoader(self._open("train", partition), batch_size, shuffle, seed, (rank, size))
-            sums = over(built, loader, train=True)
+            with collector.collecting(collected):
+                sums = over(built, loader, train=True)
             if spec.exact is True and (notes := nondeterminism(built.trainable)):
                 raise SpecError(f"exact=True: {notes[0]}")
             finite(sums, f"trial {unit.trial}, epoch {unit.epoch + 1}, partition {partition}")
@@ -179,15 +183,18 @@ class Worker:
         step = unit.step + len(unit.partitions)
         is_epoch_end = step % spec.partitions == 0
         if is_epoch_end:
-            built.end_epoch()
+            with collector.collecting(logged[-1]):
+                built.end_epoch()
         ref = Ref(unit.trial, step, unit.lease)
         if exchange is not None and size > 1:
             costs = self._costs.unreported()
-            parts, others = gathered(exchange, built.trainable, parts, costs if rank else (0, 0))
+            share = Share(parts, costs=costs if rank else (0, 0), logged=logged)
+            parts, logged, others = gathered(exchange, built.trainable, share)
             if rank:
                 self._costs.mark_reported(costs)
                 self._models.hold(unit.trial, ref, self._part)
                 return []
+        points = self._points(unit, logged)
         before = time.perf_counter()
         meter.enter("lay")
         memory_key, stored, size = self._lay(ref, built)
@@ -206,8 +213,21 @@ class Worker:
             model=self._models.news(unit, built),
             exchanged_bytes=0 if exchange is None else exchange.sent - sent_before,
             others=others if any(map(any, others)) else (),
+            logged=points,
         )
         return [done, *stored]
+
+    def _points(self, unit: Unit, logged: list[Collected]) -> dict[int, dict[str, Logged]]:
+        """Return the points of each partition, and warn about those that have no room."""
+        limit = room(self._plan.spec)
+        points: dict[int, dict[str, Logged]] = {}
+        for partition, collected in zip(unit.partitions, logged, strict=True):
+            some, left_out = points_of(collected, limit)
+            if some:
+                points[partition] = some
+            if left_out:
+                warnings.warn(left_out_text(left_out, limit), UserWarning, stacklevel=1)
+        return points
 
     def _validate(self, unit: Unit, config: Config, begin: float) -> list[Done | Failed | Durable]:
         built, hop, moved = self._prepare_model(unit, config)
@@ -253,11 +273,11 @@ class Worker:
         def rows(kind: RowKind) -> Columns:
             return self._open(kind, partitions[kind == "validate"])
 
-        with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warnings:
+        with self._warnings.during(trial, recipe_of(self._plan.recipe, trial)) as warned:
             answer = TrialCheck(self.slot, self._plan, self._models, rows, self._caught).check(trial, config)
         if isinstance(answer, NoRoom):
             return answer
-        return msgspec.structs.replace(answer, warnings=tuple(warnings), **self._new_costs())
+        return msgspec.structs.replace(answer, warnings=tuple(warned), **self._new_costs())
 
     # ---------------------------------------------------------------- States
 

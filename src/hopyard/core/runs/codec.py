@@ -1,10 +1,10 @@
 """The codec of a run's journal.
 
 One JSON object a line, `type` first. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
-"-Infinity" wherever a metric stands; additive arrays are packed (`spec.Array`). There are three lines for each unit and
-perhaps a million units, so a line leaves out default values and what follows from the lines before it: where a
-State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`, `totals`,
-`model`).
+"-Infinity" wherever a metric or a logged value stands; additive arrays are packed (`spec.Array`). There are three lines
+for each unit and perhaps a million units, so a line leaves out default values and what follows from the lines before
+it: where a State lay in shared memory, which no later driver can use, and what a unit carries for its agent (`digest`,
+`totals`, `model`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hopyard.core.runs.events import (
     Done,
     Event,
     Formed,
+    Histogram,
     Line,
     Paused,
     Placed,
@@ -75,7 +76,7 @@ def decode(text: bytes) -> Line:
         line = _decoder.decode(text)
     except UNREADABLE as error:
         try:  # NaN and infinities are strings: only then numbers may be strings
-            line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done)
+            line = msgspec.convert(nonfinite_from_text(msgspec.json.decode(text)), Done, str_keys=True)
         except UNREADABLE:
             raise JournalError(f"no fact of format {FORMAT}: {error}: {text[:120]!r}") from error
     if not line.at and not line.__struct_config__.omit_defaults and b'"at":' not in text:
@@ -93,7 +94,9 @@ def _all_finite(line: Done) -> bool:
         for total, rows in part.sums.values():
             if not math.isfinite(rows) or not (isinstance(total, Array) or math.isfinite(total)):
                 return False
-    return all(map(math.isfinite, line.values.values()))
+    logged = [point for points in line.logged.values() for point in points.values()]
+    sums = [point.sum + point.sum_squares if isinstance(point, Histogram) else point for point in logged]
+    return all(map(math.isfinite, (*line.values.values(), *sums)))
 
 
 CODEC: Codec[Line] = Codec(FORMAT, Began, encode, decode, "`hopyard resume {directory}`")

@@ -8,7 +8,9 @@ later versions would decide. The other commands only ask the driver for somethin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -104,6 +106,49 @@ class Checked(Fact, frozen=True, omit_defaults=True):
     """As in Done."""
 
 
+EDGES = 2047 * 8
+"""The number of the edge above all finite numbers."""
+
+
+def edge(number: int) -> float:
+    """Return an edge of the fine buckets: eight from each power of two to the next, of equal width, up to the largest
+    float64. Edge 0 is 0.0, and edges of opposite numbers are opposite."""
+    if number < 0:
+        return -edge(-number)
+    if number >= EDGES:
+        return math.nextafter(math.inf, 0.0)
+    exponent, eighths = divmod(number, 8)
+    return math.ldexp(8 + eighths, exponent - 1026) if exponent else math.ldexp(eighths, -1025)
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The arrays that a recipe logged under one name in a partition. TensorBoard's `HistogramProto` has the same
+    fields, with `edges()[1:]` for `bucket_limit`."""
+
+    min: float
+    max: float
+    count: int
+    """Numbers in the buckets."""
+    sum: float
+    sum_squares: float
+    first: int = 0
+    """Number of the lowest edge (`edge`)."""
+    widths: tuple[int, ...] = ()
+    """Fine buckets in each bucket; at most 64 buckets."""
+    counts: tuple[int, ...] = ()
+    """Numbers in each. A bucket of positive numbers has its lower edge, one of negative numbers its upper."""
+    nonfinite: int = 0
+    """NaN and infinities, which the rest leaves out."""
+
+    def edges(self) -> list[float]:
+        """Return the edges of the buckets: one more than there are buckets."""
+        return [edge(number) for number in accumulate(self.widths, initial=self.first)]
+
+
+Logged = float | Histogram
+"""What a recipe logged under one name in a partition: the mean of the numbers, or the histogram of the arrays."""
+
+
 class Done(Fact, frozen=True, omit_defaults=True):
     """A unit ended well. `memory_key`: where its new State lies in shared memory."""
 
@@ -132,6 +177,9 @@ class Done(Fact, frozen=True, omit_defaults=True):
     others: tuple[tuple[int, int], ...] = ()
     """(fetched_bytes, peak_bytes) of the other members of a gang, which answer nothing themselves, by rank; empty where
     all are 0."""
+    logged: dict[int, dict[str, Logged]] = {}
+    """Partition → name → what the recipe logged (`ctx.log`), for trackers; the machine does not keep it. A unit that is
+    done again has the same."""
 
 
 class Durable(Fact, frozen=True):

@@ -32,6 +32,7 @@ from hopyard.frameworks.keras.metrics import (
 from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
 from hopyard.frameworks.keras.sharing import sharing_key
 from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
+from hopyard.logged import muted
 from hopyard.ports.states import Tree
 from hopyard.ports.training import Exchange, PartitionBatches
 from hopyard.spec import Batch, Gang, Sums, Values
@@ -258,6 +259,7 @@ class Model:
         if self._loop is None:
             self._begin(rows.example())
 
+    @muted()  # tensors have no values there, and each worker does it once
     def _begin(self, example: Any) -> None:
         """Creates what needs a batch: variables of metrics, of losses by output, and of a model without an Input."""
         self._build(example)
