@@ -71,9 +71,12 @@ def check_inputs(folder: Path, endings: Iterable[str]) -> None:
     x = {"code": rng.integers(0, 10, ROWS), "x": rng.standard_normal((ROWS, 3)).astype(np.float32)}
     data = hy.Dataset.numpy(x, rng.integers(0, 2, ROWS), partitions=2)
     run = select(folder / "run", embedding, [{}], data=data, epochs=1, metric="loss")
+    saved = hy.load_model(run.best.save(folder / "saved"))
+    expected = saved.predict(x)
     for ending in endings:
-        (outputs,) = READERS[ending](run.best.export(folder / f"both{ending}"), x)
-        np.testing.assert_allclose(outputs, run.best.predict(x), rtol=1e-5, atol=1e-5)
+        (outputs,) = READERS[ending](saved.export(folder / f"both{ending}"), x)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(saved.predict(x), expected)
 
 
 if __name__ == "__main__":

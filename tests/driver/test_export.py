@@ -165,6 +165,8 @@ def test_its_encoding_gives_the_inputs_of_the_trial(of_tables: hy.Run, tmp_path:
         assert inputs[name].dtype == array.dtype
         np.testing.assert_array_equal(inputs[name], array)
     facts = json.loads(about.read_text())
+    types = {column["name"]: column["type"] for field in facts["inputs"].values() for column in field["columns"]}
+    assert types == {"plan": "int64", "age": "float64", "kids": "int64", "city": "string", "image": "float64"}
     assert facts["labels"] == {"targets": ["no", "yes"]} and not facts["transform"]
     expected = of_tables.best.predict(pa.table(fresh))
     for output, array in zip(program_outputs(path, inputs), expected.values(), strict=True):
@@ -188,6 +190,8 @@ def test_several_inputs_and_outputs_have_their_names_in_onnx(of_tables: hy.Run, 
 def test_a_saved_model_is_exported_from_its_folder(run: hy.Run, tmp_path: Path) -> None:
     saved = hy.load_model(run.best.save(tmp_path / "best"))
     require_equal(run, [saved.export(tmp_path / "model.pt2")], (6,))
+    x = np.ones((3, 6), np.float32)
+    np.testing.assert_array_equal(saved.predict(x), run.best.predict(x))
 
 
 def test_a_transform_is_named_but_not_exported(tmp_path: Path) -> None:
@@ -239,6 +243,21 @@ def test_what_torch_cannot_trace_leaves_nothing(tmp_path: Path) -> None:
         run.best.export(tmp_path / "out" / "model.pt2")
     assert caught.value.__cause__ is not None
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("ending", [".pt2", pytest.param(".onnx", marks=pytest.mark.long)])
+def test_a_full_disk_is_named_and_keeps_nothing(run: hy.Run, ending: str, small_disk: Callable[[str], Path]) -> None:
+    if ending == ".onnx":
+        pytest.importorskip("onnxscript")
+    disk = small_disk("4k")
+    with pytest.raises(hy.ResourceError, match="no room"):
+        run.best.export(disk / f"model{ending}")
+    assert not list(disk.iterdir())
+
+
+def test_a_name_that_no_file_can_have_is_refused(run: hy.Run, tmp_path: Path) -> None:
+    with pytest.raises(hy.SpecError, match="File name too long"):
+        run.best.export(tmp_path / f"{'x' * 300}.pt2")
 
 
 def test_a_missing_package_is_named(run: hy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

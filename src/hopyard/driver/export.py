@@ -53,12 +53,12 @@ def export(path: str | Path, predictor: Predictor) -> Path:
     trainable = predictor.built.trainable
     form = _form(trainable, ending, where)
     encoding = target.with_name(f"{target.name}.json") if ending else target / ENCODING
-    for existing in (target, encoding):
-        if existing.exists():
-            raise SpecError(f"{where}: {existing} is there already; remove it first, or give another path")
     rows = plain(predictor.manifest, predictor.tracker is not None)
     content = msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n"
     with _folder_beside(target, where) as part:
+        for existing in (target, encoding):
+            if existing.exists():
+                raise SpecError(f"{where}: {existing} is there already; remove it first, or give another path")
         _write(form, trainable, part / target.name, _rows(predictor), where)
         (part / encoding.relative_to(target.parent)).write_bytes(content)
         for file in (*part.rglob("*"), part):

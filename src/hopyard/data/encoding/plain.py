@@ -39,7 +39,8 @@ def _column(column: Column, manifest: Manifest) -> dict[str, Any]:
     if column.scaled:
         scale = manifest.standardize[column.name]
         steps |= {"means": scale.means, "deviations": scale.deviations}
-    return {"name": column.name, "type": column.type.rpartition(":")[0], "shape": column.shape, **steps}
+    arrow, _, dtype = column.type.rpartition(":")
+    return {"name": column.name, "type": arrow if column.encode else dtype, "shape": column.shape, **steps}
 
 
 def _labels(field: Field, manifest: Manifest) -> list[Any] | None:

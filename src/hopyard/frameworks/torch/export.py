@@ -5,6 +5,7 @@ The module is traced once, for any number of rows. A net of one input takes a te
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,9 @@ class Net(torch.nn.Module):
 
 def program_file(net: Net, path: Path, inputs: Any) -> None:
     """Write a `.pt2` file, which `torch.export.load` reads. `inputs`: two rows, an array or a dict of arrays."""
-    torch.export.save(_traced(net, inputs), path)
+    content = io.BytesIO()  # torch's own writer of files aborts the process where a disk is full
+    torch.export.save(_traced(net, inputs), content)
+    path.write_bytes(content.getbuffer())
 
 
 def onnx_file(net: Net, path: Path, inputs: Any) -> None:
