@@ -55,14 +55,15 @@ def trained(folder: Path, kind: str) -> hy.Run:
     return select(folder, recipe, [{"kind": kind, "batch_size": 16}], data=data, epochs=1)
 
 
-def check(folder: Path, kind: str, endings: Iterable[str]) -> None:
-    """Train a model, export it, and compare."""
+def check(folder: Path, kind: str, endings: Iterable[str]) -> hy.Run:
+    """Train a model, export it, and compare. Return its run."""
     run = trained(folder / "run", kind)
     paths = [run.best.export(folder / f"{kind}{ending}") for ending in endings]
     for path in paths:
         assert (path.with_name(f"{path.name}.json") if path.suffix else path / "encoding.json").is_file()
     require_equal(run, paths, SHAPES[kind])
     assert not list(folder.glob(".part-*"))
+    return run
 
 
 def check_inputs(folder: Path, endings: Iterable[str]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import hopyard as hy
+
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.slow,
@@ -21,7 +23,9 @@ def test_an_exported_model_predicts_as_the_trial(tmp_path: Path) -> None:
         pytest.importorskip(package)
     from keras_exports import ENDINGS, check
 
-    check(tmp_path, "mlp", ENDINGS["tensorflow"])
+    run = check(tmp_path, "mlp", ENDINGS["tensorflow"])
+    with pytest.raises(hy.SpecError, match=r"on tensorflow .* \.keras, \.onnx, / .* got \.pt2"):
+        run.best.export(tmp_path / "mlp.pt2")
 
 
 @pytest.mark.long

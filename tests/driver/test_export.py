@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +103,23 @@ def halved(config: dict[str, Any]) -> Any:
             return self.head(x) if float(x.sum()) > -1e9 else x
 
     return model(Halved())
+
+
+def deadly(config: dict[str, Any]) -> Any:
+    """Kills a process that traces it where the environment says so."""
+    from torch import nn
+
+    class Deadly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 2)
+
+        def forward(self, x: Any) -> Any:
+            if os.environ.get("DEADLY"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.head(x)
+
+    return model(Deadly())
 
 
 SHAPES: dict[Callable[..., Any], tuple[int, ...]] = {mlp: (6,), cnn: (1, 8, 8), lstm: (5, 3)}
@@ -243,6 +264,18 @@ def test_what_torch_cannot_trace_leaves_nothing(tmp_path: Path) -> None:
         run.best.export(tmp_path / "out" / "model.pt2")
     assert caught.value.__cause__ is not None
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.long
+def test_one_that_is_killed_leaves_no_model(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", deadly)
+    path = tmp_path / "out" / "model.pt2"
+    code = "import sys, hopyard; hopyard.load(sys.argv[1], trust=True).best.export(sys.argv[2])"
+    env = {**os.environ, "DEADLY": "1"}
+    done = subprocess.run([sys.executable, "-c", code, run.directory, path], env=env, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert all(file.name.startswith(".part-") for file in path.parent.iterdir())
+    require_equal(run, [run.best.export(path)], (6,))
 
 
 @pytest.mark.parametrize("ending", [".pt2", pytest.param(".onnx", marks=pytest.mark.long)])

@@ -56,7 +56,7 @@ def export(path: str | Path, predictor: Predictor) -> Path:
     rows = plain(predictor.manifest, predictor.tracker is not None)
     content = msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n"
     with _folder_beside(target, where) as part:
-        for existing in (target, encoding):
+        for existing in (target, encoding, target.with_name(f"{target.name}.data")):  # ONNX has it from 2 GB on
             if existing.exists():
                 raise SpecError(f"{where}: {existing} is there already; remove it first, or give another path")
         _write(form, trainable, part / target.name, _rows(predictor), where)
@@ -80,7 +80,7 @@ def _form(trainable: Any, ending: str, where: str) -> Export:
     forms = runtime(framework).exports()
     if ending not in forms:
         backend = runtime(framework).versions().get("keras_backend", "")
-        names = ", ".join(name or "no ending, for the folder of a SavedModel" for name in forms)
+        names = ", ".join(name or "/ (a folder: a SavedModel of TensorFlow)" for name in forms)
         raise SpecError(
             f"{where}: the path of an exported model of {framework}{f' on {backend}' if backend else ''} must end with "
             f"{names}; got {ending or 'no ending'}"
