@@ -19,7 +19,7 @@ RUN = 0
 
 
 def chrome(lines: Iterable[Line]) -> Iterator[str]:
-    """Yield the JSON piece by piece, about 250 bytes for each unit and worker. What it keeps grows with the workers."""
+    """Yield the JSON piece by piece, about 200 bytes for each unit and worker. What it keeps grows with the workers."""
     ended: list[Span] = []
     timeline = Chart(ended.append)
     places: dict[int, Event] = {}

@@ -322,7 +322,7 @@ class Run:
     def trace(self, path: str | Path | None = None) -> Path:
         """Write who did what when as a Chrome trace, JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open: a
         process for each host, a thread for each worker, an event for each unit, and instants for what was lost, failed
-        or resumed. About 250 bytes a unit; default `trace.json` in the run directory."""
+        or resumed. About 200 bytes a unit; default `trace.json` in the run directory."""
         from hopyard.views import trace
 
         with (
