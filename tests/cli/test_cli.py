@@ -222,6 +222,20 @@ def test_show(runs):
         assert shown.exit_code == 2 and "run.json: " in shown.stderr and "copy it again" in shown.stderr
 
 
+def test_show_writes_a_trace_and_metrics_in_place_of_the_report(runs):
+    (runs / "done.prom").write_text("older")
+    found = call("show", "done", "--trace", runs / "trace.json", "--prometheus", runs / "done.prom")
+    assert (found.exit_code, found.stdout) == (0, "")
+    events = json.loads((runs / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event["cat"] == "train" for event in events) > 0
+    assert f'hopyard_trials{{directory="{runs / "done"}",status="completed"}} 3' in (runs / "done.prom").read_text()
+    assert sorted(path.name for path in runs.iterdir()) == ["done", "done.prom", "half", "torn", "trace.json"]
+    assert call("show", "done", "--trace", runs / "nowhere" / "trace.json").exit_code == 2
+    assert call("show", "done", "--prometheus", runs / "nowhere" / "a.prom").exit_code == 2
+    assert call("show", "done", "--trace", "a.html").exit_code == 2
+    assert call("show", "done", "--trace", "a.json", "--driver", "train-1").exit_code == 2
+
+
 def test_version():
     assert call("--version").stdout == f"hopyard {hopyard.__version__}\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -120,8 +121,23 @@ def _program_row(layout: Layout) -> dict[str, Any]:
 
 
 @verb
-def show(run: RunName, as_json: AsJson = False, driver: DriverName = None) -> int:
+def show(
+    run: RunName,
+    as_json: AsJson = False,
+    driver: DriverName = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace, for ui.perfetto.dev; no report.")
+    ] = None,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the totals for node_exporter's textfile collector; no report."),
+    ] = None,
+) -> int:
     """Show the report of a run: its best trial, all trials, how workers spent their time."""
+    if trace is not None or prometheus is not None:
+        if driver is not None:
+            raise UsageError("--trace and --prometheus read a run of this host: leave --driver out, or call them there")
+        return _write_files(run, trace, prometheus)
     if driver is not None:
         return forward(driver, "show", run, *(["--json"] if as_json else []))
     from hopyard.core.runs.codec import CODEC
@@ -153,6 +169,28 @@ def show(run: RunName, as_json: AsJson = False, driver: DriverName = None) -> in
         echo(f"Chart: {layout.shown}/{layout.gantt.name}")
     for each in trackers:
         echo(f"{each.track}: {sentence(layout, each, last[0].at, status)}")
+    return GOOD
+
+
+def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> int:
+    from hopyard.driver.runs.run import load
+
+    opened = load(run)
+    if trace is not None:
+        opened.trace(trace)
+    if prometheus is not None:
+        from hopyard.views.prometheus import textfile
+
+        part = prometheus.with_name(f"{prometheus.name}.{os.getpid()}")  # the collector reads all that ends with .prom
+        try:
+            part.write_text(textfile(opened.summary()), encoding="utf-8")
+            part.replace(prometheus)
+        except OSError as error:
+            raise UsageError(
+                f"--prometheus {prometheus}: {error.strerror}; give a file in a folder that this user may write to"
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
     return GOOD
 
 

@@ -17,6 +17,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.manifest import Labels
+from hopyard.driver.export import export
 from hopyard.driver.pickling import PYTHON, dump, unpickle
 from hopyard.driver.saved_files import (
     CONFIG,
@@ -273,6 +274,12 @@ class SavedModel:
         as `Trial.evaluate`, from the folder alone. Raises as `predict`, and SpecError where the label is not there."""
         self._require_transform()
         return self._predictor.evaluate(data)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model in a format that runs without the recipe, with the encoding of its rows beside it: as
+        `Trial.export`, from the folder alone."""
+        self._require_transform()
+        return export(path, self._predictor)
 
     def files(self) -> dict[str, bytes]:
         """Return name → content of the files of such a folder, with the recipe and the transform that are used here.

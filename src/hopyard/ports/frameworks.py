@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -41,6 +41,20 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """How models of one framework are written in a format that runs without their code.
+
+    Attributes:
+        write: `write(trainable, path, inputs)` writes the file or folder for any number of rows; it is not there yet.
+            `inputs`: two rows of zeros as `predict` gets rows, an array or a dict of arrays.
+        needs: the modules of other packages that it imports.
+    """
+
+    write: Callable[[Any, Path, Any], None]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """The settings that one framework needs in the process that it trains in. Each has a conformance test.
 
@@ -60,6 +74,7 @@ class Runtime:
         restore: `restore(snapshot)` puts them back; None: the framework was imported since, so to its defaults.
         release: frees memory of devices that holds nothing.
         file: how models are saved; None: they cannot be.
+        exports: returns the formats that models are exported in, by the end of a path; "" is that of a folder.
     """
 
     versions: Callable[[], dict[str, Any]]
@@ -76,3 +91,4 @@ class Runtime:
     restore: Callable[[Any], None] = lambda snapshot: None
     release: Callable[[], None] = lambda: None
     file: ModelFile | None = None
+    exports: Callable[[], Mapping[str, Export]] = dict

@@ -86,6 +86,8 @@ class Layout:
     """The pictures of the search, HTML."""
     gantt = _Below("gantt.html")
     """The chart of the run, HTML."""
+    trace = _Below("trace.json")
+    """The same as a Chrome trace."""
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""

@@ -208,6 +208,7 @@ def test_no_column_of_a_table_takes_the_place_of_another(tmp_path: Path) -> None
 def test_as_charts_and_report(run: hy.Run, tmp_path: Path) -> None:
     assert run.gantt(tmp_path / "chart.html").read_text().startswith("<!")
     assert run.gantt(tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(run.trace(tmp_path / "trace.json").read_text())["traceEvents"]
     assert run.report() == Layout(run.directory).report.read_text()
     assert Layout(run.directory).gantt.exists()
 

@@ -6,7 +6,6 @@ import contextlib
 import html
 import math
 import time
-from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from hopyard.driver.runs.changes import value_digest
 from hopyard.driver.runs.fold import Fold, Moment
 from hopyard.driver.runs.loop import Handle
 from hopyard.driver.runs.trial import ModelSource, Trial, by_epoch, by_trial
+from hopyard.driver.written import is_picture, written
 from hopyard.errors import HopyardError, RunDirectoryError, RunFailed, SpecError, UsageError
 from hopyard.frameworks import quiet
 from hopyard.search.proposer import observation
@@ -36,13 +36,11 @@ from hopyard.store.journal import whole_bytes
 from hopyard.store.layout import Layout, find
 from hopyard.store.standing import held
 from hopyard.store.states import open_store
-from hopyard.text import escaped, shown
+from hopyard.text import escaped
 from hopyard.training.build import Plan
 from hopyard.views import words
 from hopyard.views.timeline import Span, chart
 
-PICTURES = (".png", ".pdf", ".svg")
-"""Ends of the names of pictures."""
 LOOK_SECONDS = 0.5
 """Time between two looks at a run that another process drives."""
 
@@ -313,12 +311,26 @@ class Run:
         name's ending."""
         from hopyard.views import gantt
 
-        with _written("gantt", path, self._layout.gantt) as (target, is_picture), self._now():
-            if is_picture:
+        with written("gantt", path, self._layout.gantt) as target, self._now():
+            if is_picture(target):
                 gantt.png(self._fold.lines(), target)
             else:
                 with target.open("w", encoding="utf-8") as file:
                     file.writelines(gantt.html(self._fold.lines(), self.directory.name))
+        return target
+
+    def trace(self, path: str | Path | None = None) -> Path:
+        """Write who did what when as a Chrome trace, JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open: a
+        process for each host, a thread for each worker, an event for each unit, and instants for what was lost, failed
+        or resumed. About 200 bytes a unit; default `trace.json` in the run directory."""
+        from hopyard.views import trace
+
+        with (
+            written("trace", path, self._layout.trace, (".json",)) as target,
+            self._now(),
+            target.open("w", encoding="utf-8") as file,
+        ):
+            file.writelines(trace.chrome(self._fold.lines()))
         return target
 
     def plot(self, path: str | Path | None = None) -> Path:
@@ -328,9 +340,9 @@ class Run:
         default `plot.html` in the run directory."""
         from hopyard.views import plot
 
-        with _written("plot", path, self._layout.plot) as (target, is_picture), self._now() as (machine, _):
+        with written("plot", path, self._layout.plot) as target, self._now() as (machine, _):
             distributions = self._distributions()
-            if is_picture:
+            if is_picture(target):
                 plot.png(machine, target, distributions)
             else:
                 target.write_text(plot.html(machine, self.directory.name, distributions), encoding="utf-8")
@@ -435,25 +447,6 @@ class Run:
             tracker = None if transform is None else RowTracker(transform)
             source = self._source = ModelSource(plan, open_store(url), url, self.directory, tracker)
         return source
-
-
-@contextlib.contextmanager
-def _written(method: str, path: str | Path | None, default: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the file that is written, and whether it is a picture by its name; else it is a page.
-
-    Raises:
-        SpecError: it is neither; or the path is the user's, and cannot be written to.
-    """
-    target = default if path is None else Path(checks.path("path", path))
-    suffix, where = target.suffix.lower(), f"{method}(path={shown(str(target))})"
-    if suffix not in (*PICTURES, ".html", ".htm", ""):
-        raise SpecError(f"{where}: its name must end with .html, {', '.join(PICTURES)}")
-    try:
-        yield target, suffix in PICTURES
-    except OSError as error:
-        if path is None:
-            raise
-        raise SpecError(f"{where}: {error.strerror}; give a file in a folder that this user may write to") from error
 
 
 def _digests(inputs: RunInputs) -> list[str]:

@@ -14,6 +14,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
 from hopyard.data.new_rows import WITH_LABEL
+from hopyard.driver.export import export
 from hopyard.driver.saved_model import save
 from hopyard.errors import Inexact, SpecError, TrialFailed, UsageError
 from hopyard.frameworks.tree import restore
@@ -179,6 +180,23 @@ class Trial:
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
         return save(Path(path("directory", directory)), self._plan, self._record.stored, epoch, predictor)
+
+    def export(self, path: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
+        """Write the model in a format that runs without the recipe, for any number of rows, with the encoding of its
+        rows as JSON beside it: `model.onnx` and `model.onnx.json`, or `encoding.json` in a folder.
+
+        The end of the path names the format: ".onnx"; ".pt2", a program of `torch.export`, of models on torch; ".keras"
+        of Keras models; a folder ("saved_model/"), which is a SavedModel of TensorFlow, of Keras models on TensorFlow
+        and JAX. The outputs are those of `predict`, in the precision of the parameters: autocast is left out. A
+        transform of the data is code, and stays behind.
+
+        Raises:
+            TrialFailed: there is no such model.
+            SpecError: the model has no such format, the framework cannot write it, or there is something at the path.
+            UsageError: a package that the format needs is not installed (extra `export`).
+            ResourceError: there is no room.
+        """
+        return export(path, self._predictor(checkpoint))
 
     @property
     def _plan(self) -> Plan:

@@ -11,7 +11,7 @@ import numpy as np
 from hopyard.errors import SpecError
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.tree import on_host
-from hopyard.ports.frameworks import ModelFile, Runtime
+from hopyard.ports.frameworks import Export, ModelFile, Runtime
 from hopyard.ports.states import Tree
 from hopyard.system.scratch import scratch_folder
 
@@ -157,6 +157,13 @@ def load(trainable: Any, content: bytes, rest: Tree) -> None:
         trainable.load(state)
 
 
+def exports() -> dict[str, Export]:
+    """Return the formats that models are exported in, by the end of a path."""
+    from hopyard.frameworks.keras.export import formats
+
+    return {".keras": Export(lambda trainable, path, inputs: save(trainable, path)), **formats()}
+
+
 RUNTIME = Runtime(
     versions,
     prepare=prepare,
@@ -167,4 +174,5 @@ RUNTIME = Runtime(
     snapshot=snapshot,
     restore=restore,
     file=ModelFile(FILE, PARTS, model, save, rest, load),
+    exports=exports,
 )

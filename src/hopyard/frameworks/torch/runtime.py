@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from hopyard.frameworks.torch.files import FILE
-from hopyard.ports.frameworks import Runtime
+from hopyard.ports.frameworks import Export, Runtime
 
 
 def install(exact: bool | Literal["warn"], threads: int) -> None:
@@ -102,6 +102,13 @@ def reseed(seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def exports() -> dict[str, Export]:
+    """Return the formats that modules are exported in, by the end of a path."""
+    from hopyard.frameworks.torch.export import EXPORTS
+
+    return EXPORTS
+
+
 RUNTIME = Runtime(
     versions,
     prepare=prepare,
@@ -114,4 +121,5 @@ RUNTIME = Runtime(
     restore=restore,
     release=release,
     file=FILE,
+    exports=exports,
 )
