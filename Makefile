@@ -12,7 +12,7 @@ PYTEST := $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
 DEMO := $(VENV)/.demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # On all cores, where pip has one. Some packages have files that are no Python.
-COMPILE := -$(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib
+COMPILE := $(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true
 
 .PHONY: demo test test-all quick check lint types docs bench clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,16 @@ import hopyard as hy
 from faults.worlds import drawn
 from hopyard import tracking
 from hopyard.core.runs.codec import decode
+from hopyard.core.runs.events import Histogram
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.driver.runs.run import Run
 from hopyard.errors import RunDirectoryError
+from hopyard.frameworks.linear import Linear
+from hopyard.spec import Batch
 from hopyard.store.layout import Layout
-from hopyard.tracking import EpochEnded, Record, RungReached, RunStarted, TrialEnded, TrialStarted
+from hopyard.tracking import EpochEnded, Logged, Record, RungReached, RunStarted, TrialEnded, TrialStarted
 from hopyard.tracking.recorder import Recorder
-from jobs import journal, select
+from jobs import WIDTH, journal, select
 
 
 def world(seed: int) -> list[bytes]:
@@ -82,6 +86,31 @@ def test_records_of_a_run(run: Run) -> None:
     assert {rung.epochs for rung in rungs} == {1.0, 2.0} and all("val_loss" in rung.metrics for rung in rungs)
     start = records[0]
     assert isinstance(start, RunStarted) and start.settings["metric"] == "val_loss" and start.facts["data"]
+
+
+def test_what_a_recipe_logs_has_a_record_for_each_partition(tmp_path: Path) -> None:
+    def recipe(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
+        class Logs(Linear):
+            def train(self, batch: Batch) -> Any:
+                ctx.log("rows", len(batch.targets))
+                ctx.log("x", batch.inputs)
+                return super().train(batch)
+
+        return Logs(WIDTH, 2, lr=config["lr"], batch_size=16)
+
+    run = select(tmp_path / "run", recipe, epochs=2)
+    logged = [record for record in tracking.read(run.directory) if isinstance(record, Logged)]
+    partitions = about_partitions(run)
+    assert [(each.trial, each.step) for each in sorted(logged, key=lambda each: (each.trial, each.step))] == [
+        (trial.id, step) for trial in run.trials for step in range(1, 2 * partitions + 1)
+    ]
+    assert all(each.epoch == 1 + (each.step - 1) // partitions for each in logged)
+    first = logged[0].values
+    assert isinstance(first["rows"], float) and isinstance(first["x"], Histogram) and sum(first["x"].counts) > 0
+
+
+def about_partitions(run: Run) -> int:
+    return fold(journal(run.directory)).spec.partitions
 
 
 def test_portions_give_the_same_records(run: Run) -> None:

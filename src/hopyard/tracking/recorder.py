@@ -122,7 +122,7 @@ class Recorder:
             for step, part in enumerate(line.parts, unit.step + 1):
                 if step > sent.step:
                     sent.step = step
-                    if values := getattr(line, "logged", {}).get(part.partition):
+                    if values := line.logged.get(part.partition):
                         records.append(
                             Logged(**own, epoch=unit.epoch + 1, partition=part.partition, step=step, values=values)
                         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hopyard.core.runs.events import Point
 from hopyard.spec import Config
 
 
@@ -81,7 +82,7 @@ class Logged(OfTrial, frozen=True):
     epoch: int
     partition: int
     step: int
-    values: Mapping[str, Any]
+    values: Mapping[str, Point]
 
 
 class EpochEnded(OfTrial, frozen=True):
