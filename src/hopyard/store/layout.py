@@ -13,6 +13,7 @@ report.txt        written when the run ends
 summary.json      what `hopyard ls` shows of a run that has ended
 gantt.html        written when the run ends
 plot.html         written by `run.plot()`
+tensorboard/      event files, unless they are written elsewhere
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Layout:
     """The pictures of the search, HTML."""
     gantt = _Below("gantt.html")
     """The chart of the run, HTML."""
+    tensorboard = _Below("tensorboard")
+    """Directory of event files for TensorBoard."""
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""
