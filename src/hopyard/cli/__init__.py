@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hopyard import __version__
-from hopyard.cli import clean, diagnose, hosts, inspect, programs, runs
+from hopyard.cli import clean, diagnose, hosts, inspect, programs, runs, tracking
 
 app = typer.Typer(
     name="hopyard",
@@ -45,6 +45,7 @@ app.command()(runs.replay)
 app.command("ls")(inspect.list_runs)
 app.command()(inspect.show)
 app.command()(inspect.logs)
+app.command()(tracking.tensorboard)
 app.command()(clean.clean)
 app.command()(diagnose.sim)
 app.command()(diagnose.doctor)
