@@ -30,6 +30,7 @@ ALL = (
     "journal",
     "many_agents",
     "follower",
+    "tracking",
     "samplers",
     "exact",
     "sparknet",

@@ -42,6 +42,48 @@ def idle(args: Any, ctx: Any) -> None:
     time.sleep(1000)
 
 
+def summarizes(logs: str, ctx: Any) -> None:
+    """The first task writes summaries, by TensorBoard's own writer."""
+    import sys
+    from types import ModuleType
+
+    if ctx.rank == 0:
+        sys.modules["tensorboard.compat.notf"] = ModuleType(
+            "notf"
+        )  # else it imports TensorFlow where that is installed
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        writer = EventFileWriter(logs)
+        for step in (1, 2, 3):
+            value = Summary.Value(tag="loss", simple_value=1 / 2**step)
+            writer.add_event(Event(step=step, wall_time=float(step), summary=Summary(value=[value])))
+        writer.close()
+    time.sleep(1000)
+
+
+SUMMARIES = [(1, 0.5), (2, 0.25), (3, 0.125)]
+"""What `summarizes` writes: (step, loss)."""
+
+
+def page_of(program: Any) -> tuple[str, list[tuple[int, float]]]:
+    """Return the host in the URL of a program's TensorBoard, and what its page shows, read from there."""
+    import json
+    from urllib.parse import urlsplit
+    from urllib.request import urlopen
+
+    url, end = program.tensorboard_url(300), time.monotonic() + 120
+    assert url, program.logs()
+    while True:
+        try:
+            with urlopen(f"{url}data/plugin/scalars/scalars?run=.&tag=loss", timeout=60) as answer:
+                return str(urlsplit(url).hostname), [(step, value) for _, step, value in json.load(answer)]
+        except OSError:  # nothing is loaded yet
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+
 def misbehaves(args: dict[str, Any], ctx: Any) -> None:
     """One task does what `args` says, in its first `times` lives; the others wait for it."""
     import os

@@ -115,6 +115,7 @@ HEAVY = {
     "kubernetes": {"engines/kubernetes/api.py", "engines/kubernetes/configuration.py"},
     "optuna": {"search/bridge.py"},
     "mlflow": set(),
+    "tensorboard": {"tracking/summaries.py"},
 }
 """Package → the files and folders that may import it."""
 

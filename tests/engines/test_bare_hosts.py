@@ -306,3 +306,22 @@ def test_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
     ).wait(timeout=60)
     assert program.status == "completed"
     assert {task["host"] for task in program.summary()["tasks"]} == {"alpha", "beta"}
+
+
+@pytest.mark.programs
+@LONG
+def test_tensorboard_of_a_program_over_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    """It listens on the first task's host, whose name nobody else knows, at the address by which it is reached."""
+    pytest.importorskip("tensorboard")
+    logs = "/tmp/summaries"
+    with hy.launch(
+        programs.summarizes,
+        logs,
+        roles={"worker": 2},
+        engine=engine(hosts),
+        directory=tmp_path / "program",
+        tensorboard=logs,
+    ) as program:
+        address, points = programs.page_of(program)
+        [first] = [task["host"] for task in program.summary()["tasks"] if task["index"] == 0]
+        assert (address, points) == (hosts.network.addresses[first], programs.SUMMARIES)

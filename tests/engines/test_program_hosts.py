@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import programs
 from clusters import Cluster, drive
 from hosts import NAMES, Network, may_unshare
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.programs, pytest.mark.long, pytest.
 MAINS = """
 import json, socket, os
 import hopyard as hy
+import programs
 
 def meets(args, ctx):
     '''Every task listens where the others were told to find it, and dials them all.'''
@@ -104,6 +106,11 @@ try:
     launch("keeps", keeps, {"worker": 1}).wait()
 except hy.ProgramFailed as error:
     found["keeps"] = str(error)
+logs = "/tmp/summaries"
+how = {"roles": {"worker": 2}, "engine": engine, "directory": Path("shown"), "tensorboard": logs}
+with hy.launch(programs.summarizes, logs, **how) as program:
+    found["page"] = programs.page_of(program)
+    found["first"] = next(task["host"] for task in program.summary()["tasks"] if task["index"] == 0)
 program = launch("doubles", doubles, {"worker": 1})
 found["doubles"] = program.infer(spark.sparkContext.parallelize([(n,) for n in range(20000)], 8)).collect()
 program.stop()
@@ -149,6 +156,11 @@ def test_programs_across_hosts(cluster: Cluster, found: Any) -> None:
         assert sum(one["total"] for one in found[f"sums{workers}"]) == sum(range(20000))
     assert "the program's directory" in found["keeps"]
     assert found["doubles"] == [2 * n for n in range(20000)]
+
+
+def test_tensorboard_is_on_the_host_of_the_first_task(cluster: Cluster, found: Any) -> None:
+    assert cluster.network is not None
+    assert found["page"] == [cluster.network.addresses[found["first"]], [list(each) for each in programs.SUMMARIES]]
 
 
 def test_a_lost_host_is_named(found: Any) -> None:

@@ -307,3 +307,12 @@ def _slow(args: Any, ctx: Any) -> None:
             os.kill(victim, signal.SIGKILL)
             time.sleep(60)  # until its supervisor has seen it
     ctx.report({"rows": rows})
+
+
+@pytest.mark.long
+def test_tensorboard_of_a_program(spark: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    logs = str(tmp_path / "logs")
+    program = launch(spark, tmp_path, programs.summarizes, logs, tensorboard=logs)
+    address, points = programs.page_of(program)
+    assert (address, points) == (str(spark.conf.get("spark.driver.host")), programs.SUMMARIES)

@@ -13,6 +13,7 @@ report.txt        written when the run ends
 summary.json      what `hopyard ls` shows of a run that has ended
 gantt.html        written when the run ends
 plot.html         written by `run.plot()`
+tensorboard/      event files, unless they are written elsewhere
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Layout:
     """The chart of the run, HTML."""
     trace = _Below("trace.json")
     """The same as a Chrome trace."""
+    tensorboard = _Below("tensorboard")
+    """Directory of event files for TensorBoard."""
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""

@@ -6,7 +6,8 @@
     records                          what happens, as plain values
     recorder, reading                from the journal to records: pure, and from files that grow
     follower                         brings one tracker up to date, again and again
-    kubeflow                         the trackers, by name in `trackers`
+    kubeflow, tensorboard            the trackers, by name in `trackers`
+    summaries                        from records to events of TensorBoard
 
 Names are looked up when they are first used, as a follower takes the lowest priority before it imports anything.
 """

@@ -23,7 +23,8 @@ LOOK = 0.5
 
 
 class Changed(Exception):
-    """The journal lost lines that were read: the disk had no room for more, or it is another journal."""
+    """The journal lost lines that were read: the disk had no room for more, or it is another journal. Or a tracker lost
+    what was sent. Either way, all is read anew."""
 
 
 class Reading:

@@ -355,25 +355,27 @@ server.serve_forever()
 """What is asked of it, up at once: the real one takes ten seconds of a core."""
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_tensorboard_comes_and_goes(tmp_path: Path, real: bool) -> None:
+def test_tensorboard_comes_and_goes(tmp_path: Path) -> None:
     from urllib.request import urlopen
 
-    engine = hy.Local(workers=2)
-    if real:
-        pytest.importorskip("tensorboard")
-    else:
-        package = tmp_path / "fake" / "tensorboard"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        (package / "main.py").write_text(TENSORBOARD)
-        engine = hy.Local(workers=2, env={"PYTHONPATH": str(package.parent)})
+    package = tmp_path / "fake" / "tensorboard"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(TENSORBOARD)
+    engine = hy.Local(workers=2, env={"PYTHONPATH": str(package.parent)})
     with launch(tmp_path, programs.idle, tensorboard=True, engine=engine) as program:
         url = program.tensorboard_url(300)
         assert url.startswith("http://127.0.0.1:")
         assert urlopen(url, timeout=60).status == 200
     with pytest.raises(OSError):
         urlopen(url, timeout=2)
+
+
+@pytest.mark.long
+def test_tensorboard_shows_the_summaries_of_a_program(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with launch(tmp_path, programs.summarizes, str(tmp_path / "program"), tensorboard=True) as program:
+        assert programs.page_of(program) == ("127.0.0.1", programs.SUMMARIES)
 
 
 def test_a_tensorboard_that_does_not_start_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
+import programs
 from gang_jobs import network
 from homes import fetched, moved, stored
 from hopyard.core.runs.events import Done, Durable, Joined
@@ -164,6 +165,23 @@ def test_a_program_knows_its_tasks_by_the_addresses_of_pods(lab: Lab, tmp_path: 
     (tmp_path / "train.py").write_text(body)
     program = hy.launch(tmp_path / "train.py", roles={"worker": 2}, engine=lab.engine(), directory=tmp_path / "program")
     assert program.wait().status == "completed"
+
+
+@LONG
+def test_tensorboard_of_a_program_has_the_address_of_its_pod(lab: Lab, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    logs = "/tmp/summaries"
+    with hy.launch(
+        programs.summarizes,
+        logs,
+        roles={"worker": 2},
+        engine=lab.engine(memory="4Gi"),
+        directory=tmp_path / "program",
+        tensorboard=logs,
+    ) as program:
+        address, points = programs.page_of(program)
+        assert points == programs.SUMMARIES
+        assert address in {pod["status"]["podIP"] for pod in lab.objects("pods")}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ _INSTEAD_OF = {
     "learning-rate schedule",
     "ModelCheckpoint": "every epoch is stored by itself; run.best.save(directory) writes a model",
     "BackupAndRestore": "every State is stored by itself; hy.resume(directory) goes on",
-    "TensorBoard": "the run directory has all metrics; run.to_pandas() gives them",
+    "TensorBoard": "the run directory has all metrics: `hopyard tensorboard` shows them, run.to_pandas() gives them",
     "CSVLogger": "run.to_pandas() gives all metrics",
     "RemoteMonitor": "run.to_pandas() gives all metrics",
     "ProgbarLogger": "the run shows its own progress",
