@@ -10,7 +10,7 @@ from hopyard.store.layout import Layout
 from hopyard.text import shown
 from hopyard.tracking.follower import Tracker
 
-TRACKERS = {"kubeflow": "hopyard.tracking.kubeflow"}
+TRACKERS = {"kubeflow": "hopyard.tracking.kubeflow", "mlflow": "hopyard.tracking.mlflow.tracker"}
 """Name → module with `connect(target, layout, environ) -> Tracker`."""
 
 
