@@ -1,8 +1,7 @@
 """The played server of MLflow answers as a real one has: version 3.17.2, on sqlite.
 
-Each line of the transcript has a call, its fields, and the status and the answer of the real server. Ids are named where
-they first occur (`names`), as are other texts that differ from server to server. `HOPYARD_MLFLOW_REAL=URL pytest` asks a
-real server whether it still answers so.
+Each line of the transcript has a call, its fields, and the status and the answer of the real server. Ids are named
+where they first occur (`names`). `HOPYARD_MLFLOW_REAL=URL pytest` asks a real server whether it still answers so.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Rest:
             MLFLOW_EXPERIMENT_NAME.
 
     Raises:
-        Refused: the URL is none of http or https, or the certificates cannot be read.
+        Refused: the URL is none, or the certificates cannot be read.
     """
 
     def __init__(self, url: str, environ: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Rest:
             parts = urlsplit(self.url)
             self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
             self._context = _context(environ) if parts.scheme == "https" else None
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise Refused(f"{self.url}: {error}") from error
         self._headers = {"User-Agent": f"hopyard/{__version__}", **_authorization(environ)}
         self._id = environ.get("MLFLOW_EXPERIMENT_ID", "")
@@ -235,7 +235,10 @@ def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
     if environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):
         return ssl._create_unverified_context()  # noqa: S323 - the user asks for it
     authority = environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None
-    return ssl.create_default_context(cafile=authority)
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise Refused(f"MLFLOW_TRACKING_SERVER_CERT_PATH = {authority}: {error}; it must be a PEM file") from error
 
 
 def _authorization(environ: Mapping[str, str]) -> dict[str, str]:

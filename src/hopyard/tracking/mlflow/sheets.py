@@ -94,7 +94,7 @@ class Sheet:
         Raises:
             Changed: MLflow lacks points that were dropped.
         """
-        first = int(mark.partition(" ")[0]) - self.dropped[0] if mark else 0
+        first = (int(mark.partition(" ")[0]) if mark else 0) - self.dropped[0]
         if first > len(self.points):
             return None
         if first >= 0 and mark in (None, self._mark(first)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mlflow import MlflowClient
+from mlflow import MlflowClient, set_tracking_uri
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
@@ -39,6 +39,7 @@ class Store:
     @property
     def _client(self) -> Any:
         if self._made is None:  # the first client makes the tables, which may fail
+            set_tracking_uri(self._uri)  # where the registry looks for the model of a version
             self._made = MlflowClient(self._uri)
         return self._made
 
