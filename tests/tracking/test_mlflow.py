@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hopyard as hy
 from api_servers import Handler, hang
 from hopyard.driver.runs.run import Run
 from hopyard.engines.local import python_path
@@ -23,7 +26,7 @@ from hopyard.tracking.follower import News, Pace, Refused, follow
 from hopyard.tracking.mlflow import pyfunc, rest
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from hopyard.tracking.reading import Changed, Reading
-from jobs import select, table, troubled
+from jobs import SLOW, script, select, table, troubled
 from mlflow_server import MlflowServer, mlflow_server
 
 CONFIGS: list[dict[str, Any]] = [{"lr": 0.1, "a+b": 1}, {"lr": 0.03}, {"lr": 0.01, "at": 2, "do": "raise"}]
@@ -386,3 +389,45 @@ def test_a_follower_that_is_killed(run: Run, played: MlflowServer, expected: dic
     killed.start(requests=12).wait(60)
     assert killed.start(requests=0).wait(60) == 0
     assert killed.kills == 1 and played.content() == expected
+
+
+DRIVER = (
+    SLOW
+    + """
+search = hy.Configs([{"lr": 0.1 / (1 + number)} for number in range(8)])
+hy.select(slow, None, dataset(), search=search, epochs=40, metric="val_loss", mode="min", engine=hy.Inline(),
+          directory=sys.argv[1], resume=True)
+"""
+)
+
+
+@pytest.mark.long
+def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer, tmp_path: Path) -> None:
+    directory, program = tmp_path / "run", script(tmp_path / "program.py", DRIVER)
+    killed, kills = Killed(played, directory, seed=1), 0
+    environ = {**os.environ, "PYTHONPATH": python_path()}
+    layout = Layout(directory)
+    while kills + killed.kills < 50:
+        driver = subprocess.Popen([sys.executable, str(program), str(directory)], env=environ, start_new_session=True)
+        end = time.monotonic() + killed.random.uniform(3, 6)
+        while time.monotonic() < end:
+            if layout.exists and layout.journal.stat().st_size:
+                layout.logs.mkdir(exist_ok=True)
+                follower = killed.start(requests=8)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    follower.wait(killed.random.uniform(0.5, 2))
+                kills += follower.poll() is None
+                follower.kill()
+                follower.wait()
+            time.sleep(0.05)
+        kills += driver.poll() is None
+        driver.kill()
+        driver.wait()
+    subprocess.run([sys.executable, str(program), str(directory)], check=True, env=environ)
+    assert killed.start(requests=0).wait(120) == 0
+    assert killed.kills >= 5
+    run = hy.load(directory)
+    with mlflow_server() as other:
+        send(run, tracker(run, other))
+        expected = other.content()
+    assert len(expected["runs"]) == 9 and played.content() == expected
