@@ -190,7 +190,8 @@ class Sheets:
         sheet.end = "FAILED" if record.status == "failed" else "FINISHED", at
         texts = {"status": record.status, "digest": record.digest, "reason": record.reason}
         texts["epoch"] = "" if record.epoch is None else str(record.epoch)
-        sheet.tags |= {f"hopyard.{name}": _tag(text) for name, text in texts.items()}
+        tags = {f"hopyard.{name}": _tag(text) for name, text in texts.items()}
+        sheet.tags |= {name: text for name, text in tags.items() if text or name in sheet.tags}
         value = record.metrics.get(self._metric, math.nan)
         if not math.isfinite(value) or record.status == "failed" or record.epoch is None:
             return
