@@ -52,7 +52,7 @@ class MlflowServer:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        context, self.authority = tls_server(folder) if folder else (None, None)
+        context, self.authority = tls_server(folder) if folder else (None, Path())
         self.server = ApiServer(context=context)
         self.server.default["call"] = self._answer
         self.url = self.server.url
@@ -119,7 +119,8 @@ class MlflowServer:
         name = path.removeprefix(API)
         if handler.command == "PATCH" and name.startswith("logged-models/"):
             model = self.models[name.removeprefix("logged-models/")]
-            model["status"] = handler.body["status"]
+            body: Any = handler.body
+            model["status"] = body["status"]
             return {"model": self._model(model)}
         method = getattr(self, "_" + re.sub(r"\W", "_", name), None)
         if method is None or handler.command != ("GET" if name in GETS else "POST"):

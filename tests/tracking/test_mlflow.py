@@ -95,7 +95,7 @@ def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict
     assert {"report.txt", "gantt.html", "plot.html", "MLmodel", "config.json"} <= set(files)
     for trial in run.trials:
         child = runs[f"trial {trial.id}"]
-        assert child["tags"]["mlflow.parentRunId"] == "run" and child["tags"]["hopyard.digest"] == trial.digest
+        assert child["tags"]["mlflow.parentRunId"] == "run" and child["tags"].get("hopyard.digest", "") == trial.digest
         assert child["status"] == ("FAILED" if trial.status == "failed" else "FINISHED")
         assert ("the moon" in child["tags"].get("hopyard.reason", "")) == (trial.status == "failed")
         assert child["start"] < child["end"] and child["params"]["lr"] == str(trial.config["lr"])
@@ -164,7 +164,7 @@ def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
     run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rest, "TIMEOUT", 0.2)
-    late = []
+    late: list[Any] = []
 
     def slow(number: int, handler: Handler) -> bool:
         if handler.path.endswith("runs/create") and not late:
@@ -245,8 +245,8 @@ def test_what_people_delete_stays_deleted(run: Run, played: MlflowServer) -> Non
     played.runs[child]["stage"] = "deleted"
     send(run, tracker(run, played))
     assert set(played.content()["runs"]) == {"run", "trial 1", "trial 2"}
-    for each in played.runs.values():
-        each["stage"] = "deleted"
+    for known in played.runs.values():
+        known["stage"] = "deleted"
     with pytest.raises(Refused, match="deleted"):
         send(run, tracker(run, played))
 
@@ -299,8 +299,8 @@ def test_artifacts_that_the_server_does_not_pass_on_are_left_out(
 ) -> None:
     proper = played._run
 
-    def elsewhere(known: dict[str, Any]) -> Any:
-        fields = proper(known)
+    def elsewhere(run: dict[str, Any]) -> Any:
+        fields = proper(run)
         fields["info"]["artifact_uri"] = "s3://bucket/0"
         return fields
 

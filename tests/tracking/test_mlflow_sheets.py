@@ -103,7 +103,8 @@ def test_decisions_and_logged_values(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_mlflow_refuses_is_cut_or_renamed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    taken = sheets(*[started(number, **{"a+b": 1, "text": "ä\x00" * 9000}) for number in range(3)])
+    config: dict[str, Any] = {"a+b": 1, "text": "ä\x00" * 9000}
+    taken = sheets(*[started(number, **config) for number in range(3)])
     params = taken.trials[2, 0].params
     assert set(params) == {safe_name("a+b"), "text"} and len(params["text"]) == PARAM and "\x00" not in params["text"]
     assert caplog.text.count("a+b") == 1 and caplog.text.count("45,000") == 1

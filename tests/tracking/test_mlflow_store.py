@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import hopyard as hy
 from hopyard.driver.runs.run import Run
+from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
@@ -21,8 +23,10 @@ from tracking.test_mlflow import CONFIGS, news
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # importing it and making its tables takes 8 s
 
 
-METHODS = ("create_run", "log_batch", "set_terminated", "log_inputs", "log_artifacts", "create_logged_model")
-METHODS += ("log_model_artifacts", "log_outputs", "finalize_logged_model", "create_model_version")
+METHODS = (
+    *("create_run", "log_batch", "set_terminated", "log_inputs", "log_artifacts", "create_logged_model"),
+    *("log_model_artifacts", "log_outputs", "finalize_logged_model", "create_model_version"),
+)
 """Those of the client that write."""
 
 
@@ -140,3 +144,40 @@ def test_a_deleted_experiment_is_final(run: Run, client: Any, uri: str) -> None:
     mlflow.delete_experiment(mlflow.create_experiment("gone"))
     with pytest.raises(Refused, match="'gone' was deleted"):
         send(run, tracker(run, uri, "gone"))
+
+
+def test_a_model_of_encoded_columns_takes_frames_as_its_signature_says(client: Any, uri: str, tmp_path: Path) -> None:
+    import numpy as np
+    import pandas as pd
+
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "delay": generator.standard_normal(80),
+            "seats": generator.integers(1, 9, 80),
+            "carrier": generator.choice(["UA", "AA"], 80),
+            "late": generator.choice(["yes", "no"], 80),
+        }
+    )
+    features = ["delay", "seats", "carrier"]
+    encode = {"carrier": "one-hot", "late": "index"}
+    data = hy.Dataset.pandas(
+        frame, features=features, label="late", encode=encode, standardize=["delay"], validation=0.25, partitions=2
+    )
+    run = select(tmp_path / "run", four, [{"lr": 0.1}], data=data)
+    send(run, tracker(run, uri, "frames"))
+    client.set_tracking_uri(uri)
+    (parent,) = client.MlflowClient(uri).search_runs(
+        [client.get_experiment_by_name("frames").experiment_id], "tags.`hopyard.best` = '0'"
+    )
+    model = client.pyfunc.load_model(f"runs:/{parent.info.run_id}/model")
+    columns = [(column.name, column.type.name) for column in model.metadata.signature.inputs]
+    assert columns == [("delay", "double"), ("seats", "long"), ("carrier", "string")]
+    rows = frame.drop(columns="late")[:7]
+    assert (model.predict(rows[features[::-1]]) == run.best.predict(rows)).all()
+    with pytest.raises(client.MlflowException, match="carrier"):
+        model.predict(rows.drop(columns="carrier"))
+
+
+def four(config: dict[str, Any]) -> Any:
+    return Linear(4, 2, lr=config["lr"], batch_size=16)
