@@ -109,14 +109,14 @@ def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict
 
 
 @pytest.mark.parametrize(
-    ("place", "lines"),
-    [("after", 15), *(pytest.param(p, n, marks=pytest.mark.long) for p, n in (("before", 15), ("after", 4)))],
+    ("place", "lines", "every"),
+    [("after", 15, 3), *(pytest.param(*each, 1, marks=pytest.mark.long) for each in (("before", 15), ("after", 4)))],
 )
 def test_a_follower_that_dies_at_any_request_loses_and_doubles_nothing(
-    run: Run, expected: dict[str, Any], place: str, lines: int
+    run: Run, expected: dict[str, Any], place: str, lines: int, every: int
 ) -> None:
     died = True
-    for at in itertools.count():
+    for at in itertools.count(step=every):
         with mlflow_server() as played:
             setattr(played, place, lambda number, handler, at=at: number == at and cut(handler))
             try:
@@ -177,6 +177,21 @@ def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
         send(run, tracker(run, played))
     send(run, tracker(run, played))
     played._runs_create(late[0])
+    send(run, tracker(run, played))
+    assert played.content() == expected
+
+
+def test_connections_that_the_server_closes_while_a_model_is_made(
+    run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(number: int, handler: Handler) -> bool:
+        handler.close_connection = True  # and the answer does not say so
+        return False
+
+    played.after = close
+    with pytest.raises(ConnectionError):
+        send(run, tracker(run, played))
+    monkeypatch.setattr(rest, "IDLE", 0.0)
     send(run, tracker(run, played))
     assert played.content() == expected
 

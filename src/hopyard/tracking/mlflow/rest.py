@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import ssl
+import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -27,6 +28,8 @@ from hopyard.tracking.mlflow.sheets import Batch
 TIMEOUT = 120.0
 """Seconds for each step of a call: to connect, to send, to receive. A call that is given up may have succeeded, so this
 is longer than servers and proxies let one hang."""
+IDLE = 1.0
+"""Seconds after which a connection is opened anew, as servers close idle ones without a word, after 2 s some."""
 PAGE = 1000
 """Runs in an answer to a search."""
 MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
@@ -61,6 +64,7 @@ class Rest:
         self._id = environ.get("MLFLOW_EXPERIMENT_ID", "")
         self._name = environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._connection: HTTPConnection | None = None
+        self._answered = 0.0
 
     def __enter__(self) -> Self:
         if self._context is None:
@@ -208,11 +212,14 @@ class Rest:
         self, method: str, path: str, body: bytes | BinaryIO | None, headers: dict[str, str], expected: str = ""
     ) -> bytes:
         assert self._connection is not None
+        if time.monotonic() - self._answered >= IDLE:
+            self._connection.close()  # the next request opens it
         where = f"{self.url}{path.partition('?')[0]}"
         try:
             self._connection.request(method, self._path + path, body, {**self._headers, **headers})
             answer = self._connection.getresponse()
             text = answer.read()
+            self._answered = time.monotonic()
         except (HTTPException, ValueError) as error:
             raise ConnectionError(f"{where}: {type(error).__name__}: {error}") from error
         except OSError as error:
