@@ -114,7 +114,8 @@ HEAVY = {
     "cryptography": {"certificate.py", "store/bulk/connection.py"},
     "kubernetes": {"engines/kubernetes/api.py", "engines/kubernetes/configuration.py"},
     "optuna": {"search/bridge.py"},
-    "mlflow": set(),
+    "mlflow": {"tracking/mlflow/store.py"},
+    "sqlalchemy": {"tracking/mlflow/store.py"},
     "tensorboard": {"tracking/summaries.py"},
 }
 """Package → the files and folders that may import it."""

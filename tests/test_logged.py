@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import hopyard as hy
 from hopyard.agent.runs.warned import TEXT
-from hopyard.core.runs.events import EDGES, Histogram, Point, edge
+from hopyard.core.runs.events import EDGES, Histogram, LoggedValue, edge
 from hopyard.errors import SpecError
 from hopyard.logged import (
     BUCKETS,
@@ -50,7 +50,7 @@ def collected(calls: Sequence[tuple[Any, Any]]) -> Collected:
     return found
 
 
-def points(*calls: tuple[Any, Any]) -> dict[str, Point]:
+def points(*calls: tuple[Any, Any]) -> dict[str, LoggedValue]:
     logged, left_out = points_of(collected(calls), ROOM)
     assert not left_out
     return logged

@@ -14,13 +14,13 @@ import hopyard as hy
 from gang_jobs import Troubled as TroubledNet
 from hopyard.core.facts import Lost
 from hopyard.core.runs.codec import encode
-from hopyard.core.runs.events import Dispatch, Done, Histogram, Point
+from hopyard.core.runs.events import Dispatch, Done, Histogram, LoggedValue
 from hopyard.errors import PreflightError
 from jobs import CONFIGS, WIDTH, Troubled, dataset, digests, journal, select
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:. workers on")]
 
-Points = dict[tuple[int, int, int], dict[str, Point]]
+Points = dict[tuple[int, int, int], dict[str, LoggedValue]]
 
 
 class Logging(Troubled):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hopyard.checks import scalar
-from hopyard.core.runs.events import Histogram, Point, edge
+from hopyard.core.runs.events import Histogram, LoggedValue, edge
 from hopyard.errors import SpecError
 from hopyard.spec import RunSpec
 from hopyard.text import shown
@@ -176,13 +176,13 @@ def room(spec: RunSpec) -> int:
     return min(PARTITION_BYTES, TRIAL_BYTES // spec.steps)
 
 
-def points_of(collected: Collected, limit: int) -> tuple[dict[str, Point], list[str]]:
+def points_of(collected: Collected, limit: int) -> tuple[dict[str, LoggedValue], list[str]]:
     """Return the points of a partition, and the names for whose points there was no room.
 
     Means come before histograms, and each in the order of their names. Numbers of a name that also has arrays, as an
     array of one number may be, are counted in its histogram.
     """
-    logged: dict[str, Point] = {}
+    logged: dict[str, LoggedValue] = {}
     left_out = []
     for name in [*sorted(collected.numbers.keys() - collected.arrays.keys()), *sorted(collected.arrays)]:
         size = len(msgspec.json.encode(name)) + (HISTOGRAM_BYTES if name in collected.arrays else NUMBER_BYTES)
@@ -195,7 +195,7 @@ def points_of(collected: Collected, limit: int) -> tuple[dict[str, Point], list[
     return logged, left_out
 
 
-def _point(collected: Collected, name: str) -> Point:
+def _point(collected: Collected, name: str) -> LoggedValue:
     numbers = collected.numbers.get(name, b"")
     if (tally := collected.arrays.get(name)) is None:
         return _sum(memoryview(numbers).cast("d")) / (len(numbers) // 8)

@@ -26,9 +26,12 @@ def track(
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Send to this MLflow: a server, sqlite:///FILE or databricks.")
     ] = None,
+    register: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Register the best model in MLflow under this name.")
+    ] = None,
 ) -> int:
     """Bring trackers up to date with runs, old or live; by default those that the runs were started with."""
-    from hopyard.engines.followers import command, resolved
+    from hopyard.engines.followers import REGISTER, command, resolved
     from hopyard.store.layout import find
     from hopyard.tracking.progress import requested_by
 
@@ -42,7 +45,8 @@ def track(
     with contextlib.ExitStack() as stack:
         for layout, each in trackers:
             words, environment = command(each, layout.root, "--no-wait", *([] if follow else ["--once"]))
-            process = stack.enter_context(subprocess.Popen(words, env=environment))
+            own = {} if register is None else {REGISTER: register}
+            process = stack.enter_context(subprocess.Popen(words, env={**environment, **own}))
             live.append(process)
             if not follow:
                 code = code or process.wait()

@@ -24,7 +24,7 @@ from hopyard.text import shown
 
 log = logging.getLogger(__name__)
 
-MLFLOW = "MLFLOW_TRACKING_URI"
+MLFLOW, REGISTER = "MLFLOW_TRACKING_URI", "HOPYARD_MLFLOW_REGISTER"
 CHOICES = '"tensorboard", "tensorboard=DIR", "mlflow" or "mlflow=URI"'
 LAST_SECONDS = 2.0
 """How long the end of this process waits for followers."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hopyard.core.runs.events import Point
+from hopyard.core.runs.events import LoggedValue
 from hopyard.spec import Config
 
 
@@ -82,7 +82,7 @@ class Logged(OfTrial, frozen=True):
     epoch: int
     partition: int
     step: int
-    values: Mapping[str, Point]
+    values: Mapping[str, LoggedValue]
 
 
 class EpochEnded(OfTrial, frozen=True):

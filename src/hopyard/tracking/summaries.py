@@ -26,7 +26,7 @@ from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-from hopyard.core.runs.events import Histogram, Point
+from hopyard.core.runs.events import Histogram, LoggedValue
 from hopyard.spec import Config
 from hopyard.tracking.records import EpochEnded, Logged, OfTrial, Record, RungReached, TrialEnded, TrialStarted
 
@@ -101,13 +101,13 @@ def _epochs(trial: _Trial, to_the_end: bool = False) -> Iterator[Event]:
         yield _values(record.at, epoch, "", record.metrics)
 
 
-def _values(at: float, step: int, prefix: str, values: Mapping[str, Point]) -> Event:
+def _values(at: float, step: int, prefix: str, values: Mapping[str, LoggedValue]) -> Event:
     drawn = {name: value for name, value in values.items() if not (isinstance(value, Histogram) and not value.count)}
     summary = Summary(value=[_value(prefix + name, value) for name, value in drawn.items()])
     return Event(wall_time=at, step=step, summary=summary)
 
 
-def _value(tag: str, value: Point) -> Summary.Value:
+def _value(tag: str, value: LoggedValue) -> Summary.Value:
     """Return a number, or a histogram of numbers, under this tag."""
     if not isinstance(value, Histogram):
         return Summary.Value(tag=tag, simple_value=value)

@@ -10,7 +10,11 @@ from hopyard.store.layout import Layout
 from hopyard.text import shown
 from hopyard.tracking.follower import Tracker
 
-TRACKERS = {"kubeflow": "hopyard.tracking.kubeflow", "tensorboard": "hopyard.tracking.tensorboard"}
+TRACKERS = {
+    "kubeflow": "hopyard.tracking.kubeflow",
+    "mlflow": "hopyard.tracking.mlflow.tracker",
+    "tensorboard": "hopyard.tracking.tensorboard",
+}
 """Name → module with `connect(target, layout, environ) -> Tracker`."""
 
 

@@ -24,7 +24,7 @@ from hopyard.agent.runs.reported import CostCounter, Costs, check_sizes
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
-from hopyard.core.runs.events import Checked, Done, Durable, Failed, Point
+from hopyard.core.runs.events import Checked, Done, Durable, Failed, LoggedValue
 from hopyard.core.runs.order import member_seed, partition_seed, shuffle_seed, validation_seed
 from hopyard.data.columns import Columns
 from hopyard.data.partitions.loader import PartitionLoader
@@ -217,10 +217,10 @@ class Worker:
         )
         return [done, *stored]
 
-    def _points(self, unit: Unit, logged: list[Collected]) -> dict[int, dict[str, Point]]:
+    def _points(self, unit: Unit, logged: list[Collected]) -> dict[int, dict[str, LoggedValue]]:
         """Return the points of each partition, and warn about those that have no room."""
         limit = room(self._plan.spec)
-        points: dict[int, dict[str, Point]] = {}
+        points: dict[int, dict[str, LoggedValue]] = {}
         for partition, collected in zip(unit.partitions, logged, strict=True):
             some, left_out = points_of(collected, limit)
             if some:

@@ -145,7 +145,7 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return [edge(number) for number in accumulate(self.widths, initial=self.first)]
 
 
-Point = float | Histogram
+LoggedValue = float | Histogram
 """What a recipe logged under one name in a partition: the mean of the numbers, or the histogram of the arrays."""
 
 
@@ -177,7 +177,7 @@ class Done(Fact, frozen=True, omit_defaults=True):
     others: tuple[tuple[int, int], ...] = ()
     """(fetched_bytes, peak_bytes) of the other members of a gang, which answer nothing themselves, by rank; empty where
     all are 0."""
-    logged: dict[int, dict[str, Point]] = {}
+    logged: dict[int, dict[str, LoggedValue]] = {}
     """Partition → name → what the recipe logged (`ctx.log`), for trackers; the machine does not keep it. A unit that is
     done again has the same."""
 

@@ -1,0 +1,301 @@
+"""MLflow's REST calls over HTTP, without its client.
+
+Source: mlflow.org/docs/latest/rest-api.html, and github.com/mlflow/mlflow at v3.17.2 for what it leaves open. The tests
+hold a played server to transcripts of a real one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import ssl
+import time
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+from hopyard import __version__
+from hopyard.text import one_line
+from hopyard.tracking.follower import Refused
+from hopyard.tracking.mlflow.service import DIGEST, MODEL, Elsewhere, Model, StoredRun
+from hopyard.tracking.mlflow.sheets import Batch
+
+TIMEOUT = 120.0
+"""Seconds for each step of a call: to connect, to send, to receive. A call that is given up may have succeeded, so this
+is longer than servers and proxies let one hang."""
+IDLE = 1.0
+"""Seconds after which a connection is opened anew, as servers close idle ones without a word, after 2 s some."""
+PAGE = 1000
+"""Runs in an answer to a search."""
+MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
+"""Codes of errors."""
+ARTIFACTS = "mlflow-artifacts"
+"""The scheme of artifacts that go through the server."""
+
+
+class Rest:
+    """A tracking server, with one connection for each `with` block. No proxy and no redirect is followed: either would
+    see the credentials.
+
+    Args:
+        url: of the server.
+        environ: has MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN;
+            MLFLOW_TRACKING_SERVER_CERT_PATH or MLFLOW_TRACKING_INSECURE_TLS; MLFLOW_EXPERIMENT_ID or
+            MLFLOW_EXPERIMENT_NAME.
+
+    Raises:
+        Refused: the URL is none, or the certificates cannot be read.
+    """
+
+    def __init__(self, url: str, environ: Mapping[str, str]) -> None:
+        self.url = url.rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            if parts.username is not None:  # as MLflow allows
+                names = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+                pair = unquote(parts.username), unquote(parts.password or "")
+                environ = {**environ, **dict(zip(names, pair, strict=True))}
+                self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
+            self._context = _context(environ) if parts.scheme == "https" else None
+        except ValueError as error:
+            raise Refused(f"{self.url}: {error}") from error
+        self._headers = {"User-Agent": f"hopyard/{__version__}", **_authorization(environ)}
+        self._id = environ.get("MLFLOW_EXPERIMENT_ID", "")
+        self._name = environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        self._connection: HTTPConnection | None = None
+        self._answered = 0.0
+
+    def __enter__(self) -> Self:
+        if self._context is None:
+            self._connection = HTTPConnection(self._host, self._port, timeout=TIMEOUT)
+        else:
+            self._connection = HTTPSConnection(self._host, self._port, timeout=TIMEOUT, context=self._context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def experiment(self) -> str:
+        """See `Service`."""
+        if self._id:
+            answer = self._call("GET", "experiments/get", {"experiment_id": self._id}, MISSING)
+            if not answer:
+                raise Refused(f"{self.url} has no experiment with MLFLOW_EXPERIMENT_ID = {self._id}")
+        else:
+            answer = self._call("GET", "experiments/get-by-name", {"experiment_name": self._name}, MISSING)
+            if not answer:
+                return str(self._call("POST", "experiments/create", {"name": self._name})["experiment_id"])
+        experiment = answer["experiment"]
+        if experiment.get("lifecycle_stage") == "deleted":
+            raise Refused(
+                f"{self.url}: the experiment {experiment['name']!r} was deleted; restore it, or name another by "
+                "MLFLOW_EXPERIMENT_NAME"
+            )
+        return str(experiment["experiment_id"])
+
+    def search(self, experiment: str, tag: str, value: str) -> list[StoredRun]:
+        """See `Service`."""
+        query = {
+            "experiment_ids": [experiment],
+            "filter": f"tags.`{tag}` = '{value}'",
+            "run_view_type": "ALL",
+            "max_results": PAGE,
+        }
+        runs, page = list[StoredRun](), ""
+        while True:
+            answer = self._call("POST", "runs/search", query | ({"page_token": page} if page else {}))
+            runs += [_run(each) for each in answer.get("runs", ())]
+            page = answer.get("next_page_token", "")
+            if not page:
+                return runs
+
+    def create(self, experiment: str, name: str, start: int, tags: dict[str, str]) -> StoredRun:
+        """See `Service`."""
+        body = {"experiment_id": experiment, "run_name": name, "start_time": start, "tags": _pairs(tags)}
+        return _run(self._call("POST", "runs/create", body)["run"])
+
+    def send(self, run: str, batch: Batch) -> None:
+        """See `Service`."""
+        body: dict[str, Any] = {"run_id": run, "params": _pairs(batch.params), "tags": _pairs(batch.tags)}
+        body["metrics"] = [
+            {"key": point.name, "value": _number(point.value), "timestamp": point.at, "step": point.step}
+            for point in batch.points
+        ]
+        self._call("POST", "runs/log-batch", body)
+
+    def set_status(self, run: str, status: str, end: int | None) -> None:
+        """See `Service`."""
+        times = {} if end is None else {"end_time": end}
+        self._call("POST", "runs/update", {"run_id": run, "status": status, **times})
+
+    def set_dataset(self, run: str, dataset: dict[str, str]) -> None:
+        """See `Service`."""
+        tags = _pairs({"mlflow.data.context": "training"})
+        self._call("POST", "runs/log-inputs", {"run_id": run, "datasets": [{"tags": tags, "dataset": dataset}]})
+
+    def delete(self, run: str) -> None:
+        """See `Service`."""
+        self._call("POST", "runs/delete", {"run_id": run})
+
+    def upload(self, run: StoredRun, folder: Path) -> None:
+        """See `Service`."""
+        self._put(run.uri, folder)
+
+    def model(self, experiment: str, run: str, digest: str) -> Model:
+        """See `Service`."""
+        query = {
+            "experiment_ids": [experiment],
+            "filter": f"source_run_id = '{run}' AND tags.`{DIGEST}` = '{digest}'",
+        }
+        if models := self._call("POST", "logged-models/search", query).get("models"):
+            return _model(models[0])
+        body = {"experiment_id": experiment, "name": MODEL, "source_run_id": run, "tags": _pairs({DIGEST: digest})}
+        return _model(self._call("POST", "logged-models", body)["model"])
+
+    def log_model(self, run: str, model: Model, folder: Path) -> None:
+        """See `Service`."""
+        self._put(model.uri, folder)
+        outputs = self._call("GET", "runs/get", {"run_id": run})["run"].get("outputs", {}).get("model_outputs", ())
+        if model.id not in [each["model_id"] for each in outputs]:  # once it is there, a second time is an error
+            self._call("POST", "runs/outputs", {"run_id": run, "models": [{"model_id": model.id, "step": 0}]})
+        body = {"model_id": model.id, "status": "LOGGED_MODEL_READY"}
+        self._call("PATCH", f"logged-models/{quote(model.id)}", body)
+
+    def register(self, name: str, run: str, model: Model) -> None:
+        """See `Service`."""
+        source = f"models:/{model.id}"
+        self._call("POST", "registered-models/create", {"name": name}, EXISTS)
+        query = {"filter": f"name = '{name}' AND run_id = '{run}'"}
+        versions = self._call("GET", "model-versions/search", query).get("model_versions", ())
+        if source not in [each["source"] for each in versions]:
+            body = {"name": name, "source": source, "run_id": run, "model_id": model.id}
+            self._call("POST", "model-versions/create", body)
+
+    def _put(self, uri: str, folder: Path) -> None:
+        """Upload the files of a folder through the server.
+
+        Raises:
+            Elsewhere: the server keeps none.
+        """
+        parts = urlsplit(uri)
+        if parts.scheme != ARTIFACTS:
+            raise Elsewhere(f"{self.url} keeps them at {uri}, and does not pass them on (--serve-artifacts)")
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                name = quote(f"{parts.path.strip('/')}/{path.relative_to(folder).as_posix()}")
+                with path.open("rb") as file:
+                    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
+                    self._ask("PUT", f"/api/2.0/mlflow-artifacts/artifacts/{name}", file, headers)
+
+    def _call(self, method: str, name: str, fields: dict[str, Any], expected: str = "") -> dict[str, Any]:
+        """Return the answer to a call; {}: it is an error with the code `expected`."""
+        path, body, headers = f"/api/2.0/mlflow/{name}", None, {}
+        if method == "GET":
+            path += f"?{urlencode(fields)}"
+        else:
+            body, headers = json.dumps(fields, allow_nan=False).encode(), {"Content-Type": "application/json"}
+        text = self._ask(method, path, body, headers, expected)
+        try:
+            answer = json.loads(text or b"{}")
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ConnectionError(f"{self.url}{path} answered no JSON: {_shown(text)}")
+        return answer
+
+    def _ask(
+        self, method: str, path: str, body: bytes | BinaryIO | None, headers: dict[str, str], expected: str = ""
+    ) -> bytes:
+        assert self._connection is not None
+        if time.monotonic() - self._answered >= IDLE:
+            self._connection.close()  # the next request opens it
+        where = f"{self.url}{path.partition('?')[0]}"
+        try:
+            self._connection.request(method, self._path + path, body, {**self._headers, **headers})
+            answer = self._connection.getresponse()
+            text = answer.read()
+            self._answered = time.monotonic()
+        except (HTTPException, ValueError) as error:
+            raise ConnectionError(f"{where}: {type(error).__name__}: {error}") from error
+        except OSError as error:
+            raise ConnectionError(f"{where}: {error or type(error).__name__}") from error
+        if answer.status == 200:
+            return text
+        code, message = _error(text)
+        if expected and code == expected:
+            return b""
+        if answer.status in (401, 403):
+            raise Refused(
+                f"{where} answered {answer.status}: {message}; MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
+                "or MLFLOW_TRACKING_TOKEN, must be those of a user who may write there"
+            )
+        raise ConnectionError(f"{where} answered {answer.status}: {message}")
+
+
+def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Return what checks the server's certificate."""
+    if environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):
+        return ssl._create_unverified_context()  # noqa: S323 - the user asks for it
+    authority = environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise Refused(f"MLFLOW_TRACKING_SERVER_CERT_PATH = {authority}: {error}; it must be a PEM file") from error
+
+
+def _authorization(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the header that says who we are. As in MLflow, a user comes before a token."""
+    if user := environ.get("MLFLOW_TRACKING_USERNAME"):
+        pair = f"{user}:{environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+    token = environ.get("MLFLOW_TRACKING_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _run(fields: dict[str, Any]) -> StoredRun:
+    info, data = fields["info"], fields.get("data", {})
+    return StoredRun(
+        info["run_id"],
+        info.get("artifact_uri", ""),
+        {tag["key"]: tag.get("value", "") for tag in data.get("tags", ())},
+        info["status"],
+        info.get("end_time"),
+        info.get("lifecycle_stage") == "deleted",
+    )
+
+
+def _model(fields: dict[str, Any]) -> Model:
+    info = fields["info"]
+    return Model(info["model_id"], info.get("artifact_uri", ""), info.get("status") == "LOGGED_MODEL_READY")
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": name, "value": value} for name, value in values.items()]
+
+
+def _number(value: float) -> float | str:
+    """Return a number as the JSON of protocol buffers has it."""
+    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _error(text: bytes) -> tuple[str, str]:
+    """Return code and message of an error."""
+    with contextlib.suppress(ValueError):
+        fields = json.loads(text)
+        if isinstance(fields, dict) and "error_code" in fields:
+            return str(fields["error_code"]), one_line(str(fields.get("message", "")))[:500]
+    return "", _shown(text)
+
+
+def _shown(text: bytes) -> str:
+    return one_line(text[:500].decode(errors="replace"))
