@@ -71,7 +71,8 @@ def bare(uri: str, name: str, trials: int) -> None:
     experiment = client.create_experiment(name)
     parent = client.create_run(experiment).info.run_id
     for number in range(trials):
-        tags = {"mlflow.parentRunId": parent, "hopyard.run": name, "hopyard.trial": number, "hopyard.attempt": 0}
+        tags = {"mlflow.parentRunId": parent, "hopyard.run": name, "hopyard.trial": str(number)}
+        tags["hopyard.attempt"] = "0"
         run = client.create_run(experiment, 0, tags, f"trial {number}").info.run_id
         values = [Metric(key, 1.0 / epoch, epoch, epoch) for epoch in range(1, 5) for key in METRICS]
         values.append(Metric("best_val_loss", 0.25, 5, 4))

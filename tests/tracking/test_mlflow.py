@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import os
@@ -18,6 +19,7 @@ import pytest
 import hopyard as hy
 from api_servers import Handler, hang
 from hopyard.driver.runs.run import Run
+from hopyard.engines.followers import REGISTER, without_password
 from hopyard.engines.local import python_path
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
@@ -328,7 +330,7 @@ def test_artifacts_that_the_server_does_not_pass_on_are_left_out(
 
 def test_the_model_predicts_what_the_best_trial_does(run: Run, played: MlflowServer, tmp_path: Path) -> None:
     for _ in range(2):
-        mlflow = connect(played.url, Layout(run.directory), EXPERIMENT, register="flights")
+        mlflow = connect(played.url, Layout(run.directory), {**EXPERIMENT, REGISTER: "flights"})
         send(run, mlflow)
     (model,) = played.models.values()
     assert played.content()["versions"] == [("flights", model["tags"])]
@@ -446,3 +448,15 @@ def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer,
         send(run, tracker(run, other))
         expected = other.content()
     assert len(expected["runs"]) == 9 and played.content() == expected
+
+
+def test_a_url_with_user_and_password(run: Run, played: MlflowServer) -> None:
+    played.accepted = "Basic " + base64.b64encode(b"me@work:s:3/t").decode()
+    own = played.url.replace("://", "://me%40work:s%3A3%2Ft@")
+    shown = without_password(own)
+    assert "s%3A3" not in shown
+    environ, layout = {**EXPERIMENT, "MLFLOW_TRACKING_URI": own}, Layout(run.directory)
+    connect(shown, layout, environ).update(next(news(run)))
+    with pytest.raises(Refused, match="401") as refused:
+        connect(shown, layout, EXPERIMENT).update(next(news(run)))
+    assert "work" not in str(refused.value)

@@ -13,6 +13,7 @@ import pytest
 
 import hopyard as hy
 from hopyard.driver.runs.run import Run
+from hopyard.engines.followers import REGISTER
 from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from hopyard.tracking.follower import Refused
@@ -51,7 +52,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def tracker(run: Run, uri: str, name: str) -> Mlflow:
-    return connect(uri, Layout(run.directory), {"MLFLOW_EXPERIMENT_NAME": name}, register="flights")
+    return connect(uri, Layout(run.directory), {"MLFLOW_EXPERIMENT_NAME": name, REGISTER: "flights"})
 
 
 def send(run: Run, mlflow: Mlflow, lines: int = 2000) -> None:
