@@ -95,7 +95,10 @@ def test_decisions_and_logged_values(caplog: pytest.LogCaptureFixture) -> None:
     rung = RungReached(
         at=3.0, trial=0, attempt=0, epochs=1.5, step=6, metrics={}, verdict="paused", reason="2 of 4 are better"
     )
-    values = {"norm": 0.5, "weights": Histogram(0.0, 1.0, 2, 1.0, 1.0, counts=(2,), widths=(8,))}
+    values: dict[str, float | Histogram] = {
+        "norm": 0.5,
+        "weights": Histogram(0.0, 1.0, 2, 1.0, 1.0, counts=(2,), widths=(8,)),
+    }
     logged = Logged(at=3.0, trial=0, attempt=0, epoch=2, partition=1, step=6, values=values)
     taken = sheets(started(), rung, logged, logged, RunEnded(at=9.0, status="completed"), RunResumed(at=10.0))
     trial = taken.trials[0, 0]

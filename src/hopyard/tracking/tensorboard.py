@@ -82,8 +82,8 @@ def _append(path: Path, frames: list[bytes], file: _File) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)  # another follower may have the same target under another name
-        if os.fstat(stream.fileno()).st_size != file.size:
-            file.count, file.size = _whole(path)
+        if (size := os.fstat(stream.fileno()).st_size) != file.size:
+            file.count, file.size = _whole(path) if size else (0, 0)
             stream.truncate(file.size)
             if file.count < file.passed:
                 raise Changed  # somebody removed records; with the journal read anew, they are written again
