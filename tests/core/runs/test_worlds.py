@@ -20,6 +20,7 @@ from hopyard.core.runs.events import Placed
 from hopyard.spec import RunSpec
 
 WORLDS = int(os.environ.get("HOPYARD_WORLDS", "150"))
+pytestmark = pytest.mark.xdist_group("worlds")  # worlds are made once for all tests of a process
 
 
 @functools.cache
