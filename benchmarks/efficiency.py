@@ -30,6 +30,7 @@ import numpy as np
 import hopyard as hy
 from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.events import Began, Dispatch, Done, Finished, Joined
+from hopyard.engines import followers
 from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 
@@ -160,7 +161,9 @@ def run_plain(folder: Path) -> tuple[float, dict[int, str]]:
     return sum(seconds for _, seconds, _ in lines) / WORKERS, {trial: digest for trial, _, digest in lines}
 
 
-def run_hopyard(data: Any, folder: Path, group: Any) -> tuple[float, float, float, dict[int, str]]:
+def run_hopyard(
+    data: Any, folder: Path, group: Any, track: tuple[str, ...] = ()
+) -> tuple[float, float, float, dict[int, str]]:
     """(seconds from the agents up to the result, seconds until they are up, median seconds of a partition, digests of
     the final weights)."""
     from blake3 import blake3
@@ -177,7 +180,11 @@ def run_hopyard(data: Any, folder: Path, group: Any) -> tuple[float, float, floa
             engine=hy.Local(workers=WORKERS),
             parallel=hy.Hopper(group=group),
             directory=Path(name) / "run",
+            track=track,
         )
+        for follower in followers._running:  # it would go on in a folder that is about to be removed
+            follower.kill()
+            follower.wait()
         lines = list(read(Layout(run.directory).journal, CODEC))
         began = next(line.at for line in lines if isinstance(line, Began))
         up = max(line.at for line in lines if isinstance(line, Joined))

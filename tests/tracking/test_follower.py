@@ -278,6 +278,8 @@ def test_a_run_ends_while_the_server_hangs(pod: Trainer, tmp_path: Path) -> None
     assert run.status == "completed" and process.poll() is None and not pod.statuses
     until(lambda: pod.posts)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19 and os.getsid(process.pid) == process.pid
+    group = Path(f"/proc/{process.pid}/autogroup")
+    assert not group.exists() or group.read_text().endswith("nice 19\n")
     pod.answer = None
     over.set()
     assert process.wait(60) == 0

@@ -6,15 +6,25 @@ TRACKER is a name, or NAME=TARGET; for the options see `follower.follow`. What i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
 
 
+def yield_cores() -> None:
+    """Take the lowest priority: the run needs the cores more. Linux compares the processes of a session with those of
+    others by the session's own nice value, where it groups them (man 7 sched, "The autogroup feature")."""
+    os.nice(19)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text("19")
+
+
 def main(*words: str) -> int:
     """Follow the run until nothing is left to send, or nothing more can be sent."""
-    os.nice(19)  # the run needs the cores more, from the imports on
+    yield_cores()  # from the imports on
     from hopyard.errors import HopyardError
     from hopyard.store.layout import Layout
     from hopyard.tracking.follower import ONCE, USUAL, follow
