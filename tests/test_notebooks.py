@@ -151,6 +151,12 @@ def select(directory, **more):
     space = hy.Space(lr=hy.choice([0.1, 0.03]))
     return hy.select(recipe, space, data, search=hy.Grid(), epochs=2, metric="val_loss", mode="min",
                      directory=directory, engine=hy.Local(1, devices=None), **more)
+def main(path, ctx):
+    import os, pathlib, time
+    part = pathlib.Path(path + "-part")
+    part.write_text(str(os.getpid()))
+    part.rename(path)
+    time.sleep(600)
 """
 
 
@@ -187,10 +193,15 @@ def test_an_interrupted_kernel_ends_the_run_and_a_second_run_of_the_cell_goes_on
         thread.start()
         *displays, words, error = cell(code).outputs
         thread.join()
+        assert (error.ename, error.traceback) == ("KeyboardInterrupt", ["KeyboardInterrupt"])
+        if directory == "runs/program":
+            assert words.text.startswith(f"interrupted; the program in {directory} was stopped.")
+            assert "hy.launch(…, directory='runs/program', resume=True) goes on" in words.text
+            assert gone([int(hangs.read_text())])
+            return displays
         assert words.text == (
             f"interrupted; hy.resume({directory!r}) goes on, and so does `hopyard resume {directory}` in a shell\n"
         )
-        assert (error.ename, error.traceback) == ("KeyboardInterrupt", ["KeyboardInterrupt"])
         assert gone(agents(runs.parent / directory))
         assert isinstance(journal(runs.parent / directory)[-1], Interrupted)
         return displays
@@ -201,6 +212,11 @@ def test_an_interrupted_kernel_ends_the_run_and_a_second_run_of_the_cell_goes_on
     (table,) = run_again(notebook.cells[-1]).outputs
     assert table.data["text/plain"].startswith("completed")
     assert [type(line) for line in journal(runs / "a")].count(Resumed) == 1
+
+    for wait in ("program.wait()", "program.feed([1.0], timeout=None)"):
+        hangs.unlink()
+        launch = f"hy.launch(main, {str(hangs)!r}, roles={{'worker': 1}}, directory='runs/program', resume=True)"
+        assert not interrupted(f"with {launch} as program:\n    {wait}", "runs/program")
 
     hangs.unlink()
     background = cell("run = select('runs/b', wait=False)")
@@ -217,4 +233,4 @@ def test_an_interrupted_kernel_ends_the_run_and_a_second_run_of_the_cell_goes_on
         define(at=7)
     (table,) = cell("new = select(None)").outputs
     assert table.data["text/plain"].startswith("completed")
-    assert len(list(runs.iterdir())) == 3
+    assert len(list(runs.iterdir())) == 4

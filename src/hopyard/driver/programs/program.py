@@ -57,9 +57,10 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is KeyboardInterrupt:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if type(error) is KeyboardInterrupt:
             self._interrupted()
+            without_frames(error)
         else:
             self.stop()
 
