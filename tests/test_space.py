@@ -1,6 +1,7 @@
 """Spaces: what is drawn, what a grid is, what is refused and how."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -224,3 +225,30 @@ def test_a_list_that_is_perhaps_a_choice():
     with pytest.warns(UserWarning, match=r"hy\.choice\(\[0\.1, 0\.01\]\)"):
         assert Space(lr=[0.1, 0.01]).parameters == {"lr": [0.1, 0.01]}
     Space(layers=choice([[64, 64]]), one=[1])
+
+
+def test_a_notebook_shows_each_parameter():
+    space = Space(
+        **{"<lr>": loguniform(1e-4, 0.1)},
+        momentum=uniform(0, 1),
+        act=choice(["relu", "<tanh>"]),
+        depth=randint(1, 9),
+        width=randint(1, 1001, log=True),
+        units=randint(16, 129, step=16),
+        dropout=quniform(0, 0.5, 0.1),
+        bias=True,
+        decay=lambda config: None,
+    )
+    shown = space._repr_html_()
+    assert re.findall(r"<t[hd]>(.*?)</t[hd]>", shown) == [
+        *("parameter", "kind", "values"),
+        *("&lt;lr&gt;", "loguniform", "0.0001 to 0.1"),
+        *("momentum", "uniform", "0 to 1"),
+        *("act", "choice", "&#x27;relu&#x27;, &#x27;&lt;tanh&gt;&#x27;"),
+        *("depth", "integers", "1 to 8"),
+        *("width", "integers, by their logarithm", "1 to 1000"),
+        *("units", "steps", "16 to 128 by 16"),
+        *("dropout", "steps", "0 to 0.5 by 0.1"),
+        *("bias", "constant", "True"),
+        *("decay", "function", "of those above"),
+    ]

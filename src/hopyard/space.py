@@ -16,7 +16,7 @@ from typing import Any
 from hopyard.checks import flag, number, scalar, sequence, whole
 from hopyard.errors import SpecError
 from hopyard.spec import Config, copied
-from hopyard.text import error_line, numeral, shown, unwritable
+from hopyard.text import error_line, html_table, numeral, shown, unwritable
 
 SLACK = 1e-9
 """The share of a step by which a value may differ from its place: 0.3 is three steps of 0.1."""
@@ -352,6 +352,11 @@ class Space:
     def __repr__(self) -> str:
         return f"Space({', '.join(f'{name}={value!r}' for name, value in self.parameters.items())})"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a line for each parameter."""
+        rows = [[name, *_described(value)] for name, value in self.parameters.items()]
+        return html_table("Space", [["parameter", "kind", "values"], *rows])
+
     def draw(self, u: Callable[[str], float]) -> Config:
         """Return one configuration; `u(name)` is a number in [0, 1) for each parameter."""
         return self.walk(lambda name, distribution: distribution.at(u(name)))
@@ -399,3 +404,19 @@ class Space:
                 f"Space({name}=…): the function failed on the configuration so far, {config!r}: {error_line(error)}"
             ) from error
         return parameter if isinstance(parameter, Distribution) else plain(parameter, f"Space({name}=…)")
+
+
+def _described(parameter: Any) -> tuple[str, str]:
+    """Return the kind of a parameter and its values, in words."""
+    match parameter:
+        case Choice(values):
+            return "choice", ", ".join(map(shown, values))
+        case Uniform(low, high, log):
+            return "loguniform" if log else "uniform", f"{numeral(low)} to {numeral(high)}"
+        case RandInt(low, high, _, log):
+            return "integers, by their logarithm" if log else "integers", f"{low} to {high - 1}"
+        case Steps(first=first, last=last, step=step):
+            ends = " to ".join(numeral(parameter.value(n)) for n in (first, last))
+            return "steps", f"{ends} by {numeral(step)}"
+        case _:
+            return ("function", "of those above") if callable(parameter) else ("constant", shown(parameter))

@@ -7,12 +7,14 @@ text of an error it is escaped. So are control characters there, because a termi
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import reprlib
 import shlex
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
@@ -106,6 +108,15 @@ def numeral(number: float) -> str:
 def one_line(text: str) -> str:
     """Return text as it can be shown in one line, of a table for example: ends of lines and tabs are escaped too."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def html_table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a title and a table as a notebook shows an object. The first row has the names of the columns."""
+    lines = [
+        "".join(f"<{tag}>{html.escape(escaped(cell))}</{tag}>" for cell in row)
+        for tag, row in zip(chain(["th"], repeat("td")), rows, strict=False)
+    ]
+    return f"<p>{html.escape(escaped(title))}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def escaped_json(text: str) -> str:

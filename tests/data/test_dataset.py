@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 
 from hopyard.data.assignment import validates
 from hopyard.data.dataset import Dataset
+from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource
 from hopyard.data.manifest import Manifest
+from hopyard.data.options import BuildOptions, columns
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.sources.parquet import ParquetFiles
 from hopyard.errors import DataError, SpecError
@@ -608,3 +611,46 @@ def test_the_digest_is_of_the_content(cache: Path, table: pa.Table) -> None:
         digest(table, assign="contiguous"),
     ]
     assert len({same_rows, *others}) == 8
+
+
+def test_a_notebook_shows_the_columns(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a<b": [1.0, None], "city": ["x", "y"], "late": [0, 1], "test": [True, False], "id": [3, 4]})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"features": ["a<b", "city"], "label": "late", "validation": "test", "key": "id"}
+    options |= {"encode": {"city": "one-hot"}, "impute": {"a<b": "mean"}, "standardize": True, "partitions": 2}
+    data = Dataset.parquet(tmp_path / "rows.parquet", **options)
+    expected = [
+        *("column", "use", "type", "encoding"),
+        *("a&lt;b", "feature", "float64", "standardized, missing: mean"),
+        *("city", "feature", "string", "one-hot"),
+        *("late", "label", "int64", ""),
+        *("test", "validation", "", ""),
+        *("id", "key", "", ""),
+    ]
+    title = f"<p>Dataset of {tmp_path}/rows.parquet, partitions=2, with validation</p>"
+    assert data._repr_html_().startswith(title) and cells(data) == expected
+    (tmp_path / "rows.parquet").unlink()
+    assert cells(data) == expected, "no file is read"
+    assert cells(pickle.loads(pickle.dumps(Dataset.pandas(frame, **options))))[::4] == expected[::4]
+
+
+def test_a_notebook_shows_arrays_and_many_columns() -> None:
+    data = Dataset.numpy(np.zeros((8, 3, 4), np.float32), np.zeros(8, np.int64), validation=0.25)
+    assert "arrays in memory of 8 rows, partitions=8, with validation of 0.25 of the rows" in data._repr_html_()
+    assert cells(data)[4:] == ["inputs", "feature", "float32 [3, 4]", "", "targets", "label", "int64", ""]
+    wide = Dataset.numpy({f"x{n}": np.zeros(8) for n in range(40)}, transform=lambda batch: batch)
+    assert "without validation" in wide._repr_html_()
+    assert cells(wide)[-8:] == ["x29", "feature", "", "", "… and 10 more", "", "", ""]
+
+
+def test_a_notebook_shows_a_data_frame_of_spark(tmp_path: Path) -> None:
+    there = MaterializedSource(str(tmp_path))
+    options = BuildOptions(columns(features=["a"], label=None, weight=None, validation=None))
+    data = Dataset(DataFrameSource((), options, None, there, ({"a": "array<double>"},), None))
+    assert f"Dataset of Spark DataFrame for {tmp_path}, partitions=8" in data._repr_html_()
+    assert cells(data)[4:] == ["a", "feature", "array&lt;double&gt;", ""]
+    assert Dataset(there)._repr_html_().startswith(f"<p>Dataset at {tmp_path}</p>")
+
+
+def cells(data: Dataset) -> list[str]:
+    return re.findall(r"<t[hd]>(.*?)</t[hd]>", data._repr_html_())

@@ -1,7 +1,7 @@
 """Makes TensorFlow and scikit-learn lighter to import, by a third, in the processes of tests and those that they start.
 
-Keras, TensorFlow Lite and scikit-learn import others of scikit-learn, matplotlib, pandas and JAX where they are
-installed, for wrappers, charts and conversions that no test uses. Here they do not find them; others do. And the
+Keras, TensorFlow Lite and scikit-learn import others of scikit-learn, matplotlib, pandas, IPython and JAX where they
+are installed, for wrappers, charts and conversions that no test uses. Here they do not find them; others do. And the
 garbage collector is off while a framework is imported.
 
 `conftest.py` puts this folder into PYTHONPATH. A process that has another one imports all that is installed.
@@ -19,6 +19,7 @@ UNUSED = {
     "sklearn": ("keras.",),
     "matplotlib": ("keras.",),
     "pandas": ("keras.", "sklearn."),
+    "IPython": ("keras.",),
     "jax": ("tensorflow.lite.", "keras.src.callbacks."),
 }
 """Module → whose modules do not find it."""

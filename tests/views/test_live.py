@@ -1,7 +1,6 @@
 import io
 import math
 import re
-import sys
 import types
 from itertools import count
 
@@ -28,7 +27,7 @@ from hopyard.core.runs.events import (
 from hopyard.core.runs.machine import Machine, fold
 from hopyard.sim.world import World, lengths
 from hopyard.spec import Part, RunSpec, Warned
-from hopyard.views.live import LiveTable
+from hopyard.views.live import LiveTable, open_display
 from machines import Run
 
 
@@ -287,16 +286,17 @@ def test_a_fit_shows_its_epochs(play):
     assert not any(line.startswith("★") for line in picture(lines[: len(lines) * 2 // 3]))
 
 
-def test_the_table_draws_at_most_four_times_a_second(good):
+@pytest.mark.parametrize(("display", "least", "most"), [(None, 15, 20), (object(), 8, 10)])
+def test_the_table_draws_at_most_four_times_a_second_and_twice_in_a_notebook(good, display, least, most):
     now = [1000.0]
-    table = LiveTable(good[0].spec, paper(), clock=lambda: now[0])
+    table = LiveTable(good[0].spec, paper(), clock=lambda: now[0], display=display)
     drawn = []
     table._draw = lambda machine, at: drawn.append(at)
     machine = fold(good[:1])
     for _ in range(100):
         table.see([], machine)
         now[0] += 0.05
-    assert 15 <= len(drawn) <= 20
+    assert least <= len(drawn) <= most
 
 
 def test_see_does_not_look_at_the_run_when_it_does_not_draw(good):
@@ -318,26 +318,21 @@ def test_live_draws_and_leaves_the_table(good):
     assert text.endswith("\n")
 
 
-def test_in_a_notebook_one_display_is_updated(good, monkeypatch):
+def test_in_a_notebook_one_display_is_updated(good):
     pages = []
-    handle = types.SimpleNamespace(update=lambda page: pages.append(("update", page)))
-
-    def display(page, display_id):
-        pages.append(("display", page))
-        return handle
-
-    ipython = types.ModuleType("IPython")
-    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    shown = types.ModuleType("IPython.display")
-    shown.HTML = lambda text: text
-    shown.display = display
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    display = types.SimpleNamespace(update=lambda page, raw: pages.append(page))
     clock = count()
-    table = LiveTable(good[0].spec, clock=lambda: good[0].at + next(clock) / 40)
+    table = LiveTable(good[0].spec, clock=lambda: good[0].at + next(clock) / 40, display=display)
     table.close(drive(table, good))
-    assert [how for how, _ in pages[:2]] == ["display", "update"]
-    assert pages[-1][1].startswith("<pre") and "completed" in pages[-1][1] and "val_loss" in pages[-1][1]
+    assert len(pages) > 2
+    assert all(page.keys() == {"text/plain", "text/html"} for page in pages)
+    for text in pages[-1].values():
+        assert "completed" in text and "val_loss" in text
+    assert pages[-1]["text/html"].startswith("<pre") and "<" not in pages[-1]["text/plain"]
+
+
+def test_where_no_notebook_runs_there_is_no_display():
+    assert open_display() is None
 
 
 def test_a_worker_that_makes_no_progress_is_a_status_on_a_terminal(good):

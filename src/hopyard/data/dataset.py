@@ -15,7 +15,7 @@ from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource, from_spark, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
-from hopyard.data.manifest import Manifest
+from hopyard.data.manifest import Column, Manifest
 from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
@@ -25,7 +25,7 @@ from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pan
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
 from hopyard.sparkapi.dataframe import checked, is_frame
-from hopyard.text import shown
+from hopyard.text import html_table, shown
 
 
 class SplitOptions(TypedDict, total=False):
@@ -271,10 +271,30 @@ class Dataset:
         build = _own_options(options, [] if schema is None else schema.names)
         validation = options["validation"]
         second = _validating(validation.rows, build) if isinstance(validation, Dataset) else None
-        rows = InputRows(source, options["transform"])
-        if schema is not None and rows.transform is None:
-            infer_fields(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
+        fields = []
+        if schema is not None and options["transform"] is None:
+            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
+        types = {column.name: _type_of(column) for field in fields for column in field.columns}
+        rows = InputRows(source, options["transform"], types)
         return cls(LocalRows(rows, build, second), options["cache_bytes"])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the columns by their use, and how they are encoded. Reads no row."""
+        rows = self.rows
+        if isinstance(rows, MaterializedSource):
+            return html_table(f"Dataset at {rows.url}", [["prepare() gives its columns"]])
+        what, types = (rows.source, rows.rows.types) if isinstance(rows, LocalRows) else (rows, rows.columns[0])
+        options, spec = rows.options, rows.options.spec
+        lines = [
+            [name, use, types.get(name, ""), "" if use == "key" else spec.treatment(name)]
+            for use, names in spec.uses
+            for name in names
+        ]
+        more = [[f"… and {len(lines) - COLUMNS_SHOWN} more", "", "", ""]] if len(lines) > COLUMNS_SHOWN else []
+        share = f" of {options.fraction:g} of the rows" if options.fraction else ""
+        title = f"Dataset of {what!r}, partitions={options.partitions}, "
+        title += f"with validation{share}" if options.validates else "without validation"
+        return html_table(title, [["column", "use", "type", "encoding"], *lines[:COLUMNS_SHOWN], *more])
 
     @property
     def transform(self) -> Transform | None:
@@ -307,6 +327,8 @@ class Dataset:
         return self
 
 
+COLUMNS_SHOWN = 30
+"""The most columns that a notebook shows."""
 _COLUMNS = ("features", "label", "weight", "encode", "standardize", "key", "impute")
 """The keywords that name columns."""
 
@@ -322,6 +344,13 @@ def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: B
     if rows.options.validates:
         raise SpecError("validation= is a Dataset that has a validation= itself; leave that out")
     return rows.rows
+
+
+def _type_of(column: Column) -> str:
+    """Return the type of a column's values, and the shape of a row that has several, for a reader."""
+    arrow, _, dtype = column.type.rpartition(":")
+    shape = f" {list(column.shape)}" if column.shape and all(column.shape) else ""
+    return f"{arrow if column.encode else dtype}{shape}"
 
 
 def _own_options(options: TableOptions, names: Sequence[str]) -> BuildOptions:

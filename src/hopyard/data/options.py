@@ -102,6 +102,20 @@ class ColumnSpec(msgspec.Struct, frozen=True):
         return frequent | {name for name, each in self.encode.items() if each.other and each.values is None}
 
     @property
+    def uses(self) -> list[tuple[str, list[str]]]:
+        """What columns are used for, each with its columns."""
+        weight, validation = ([] if name is None else [name] for name in (self.weight, self.validation))
+        named = ("feature", self.features), ("label", self.labels), ("weight", weight), ("validation", validation)
+        return [*named, ("key", self.key)]
+
+    def treatment(self, name: str) -> str:
+        """Return how a column becomes numbers, in words; "" where it stays as it is."""
+        scaled = name in (self.standardize if isinstance(self.standardize, list) else self.features)
+        encoding, fill = self.encode.get(name), self.impute.get(name)
+        how = encoding.kind if encoding else "standardized" if self.standardize and scaled else ""
+        return ", ".join(filter(None, [how, f"missing: {fill.strategy}" if fill else ""]))
+
+    @property
     def features(self) -> list[str]:
         """Columns of the inputs, each once."""
         return _flat(self.inputs)

@@ -1,7 +1,7 @@
 """The one live table of a run: drawn in place on a terminal and in a notebook, and printed as plain lines elsewhere.
 
 It has no thread. The driver calls `see` after each batch of events and about once a second when nothing happens; `see`
-draws, at most four times a second, and never takes more than a twentieth of the time.
+draws, at most four times a second (in a notebook twice), and never takes more than a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hopyard.views.hosts import Sizes
 from hopyard.views.picture import Picture, PictureState, text_of
 from hopyard.views.timeline import Chart
 
-EVERY = 0.25
-"""The least number of seconds between two drawings."""
+EVERY = {"terminal": 0.25, "notebook": 0.5}
+"""The least number of seconds between two drawings. A notebook's go through its server to a browser."""
 SHARE = 0.05
 """The share of the driver's time that drawing may take."""
 WARNINGS = 5
@@ -47,6 +47,7 @@ class LiveTable:
         clock: seconds since the epoch of Unix, the clock of the journal.
         stalls: returns the slots that make no progress.
         sizes: bytes of the partitions by kind, where they are known.
+        display: what `open_display` returned; then the table is in the notebook.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LiveTable:
         clock: Callable[[], float] = time.time,
         stalls: Callable[[], Mapping[int, Stall]] = dict,
         sizes: Sizes | None = None,
+        display: Any = None,
     ) -> None:
         self.spec = spec
         self._clock = clock
@@ -79,10 +81,10 @@ class LiveTable:
         self._begun = False
         self._closed = False
         self._live: Live | None = None
-        self._handle: Any = None
+        self._display = display
         self._console = console if console is not None else Console(stderr=True)
         self._output: Literal["terminal", "notebook", "plain"] = "plain"
-        if console is None and _notebook():
+        if display is not None:
             self._output = "notebook"
         elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._output = "terminal"
@@ -122,7 +124,7 @@ class LiveTable:
         self._stalled = self._stalls()
         self._draw(machine, now)
         self._drawn_at = now
-        self._pause = max(EVERY, (time.perf_counter() - began) / SHARE)
+        self._pause = max(EVERY[self._output], (time.perf_counter() - began) / SHARE)
 
     def close(self, machine: Machine) -> None:
         """Draw for the last time; the table stays on the screen."""
@@ -270,16 +272,13 @@ class LiveTable:
         self._live.update(self.render(machine, now, height, self._console.size.width), refresh=True)
 
     def _show(self, machine: Machine, now: float) -> None:
-        """Draw in a notebook: HTML, updated in place."""
+        """Draw in a notebook, in place: HTML, and plain text for what shows no HTML."""
         recorder = Console(file=io.StringIO(), record=True, width=120, height=40, force_jupyter=False)
         recorder.print(self.render(machine, now, 40, 120))
         code = '<pre style="font-family:ui-monospace,Menlo,Consolas,monospace;line-height:1.25">{code}</pre>'
+        text = recorder.export_text(clear=False)
         page = recorder.export_html(inline_styles=True, code_format=code)
-        display = importlib.import_module("IPython.display")
-        if self._handle is None:
-            self._handle = display.display(display.HTML(page), display_id=True)
-        else:
-            self._handle.update(display.HTML(page))
+        self._display.update({"text/plain": text, "text/html": page}, raw=True)
 
     def render(self, machine: Machine, now: float, height: int, width: int) -> Group:
         """Return the whole picture in `height` lines: the head, then as many trials (for one trial: epochs) as fit."""
@@ -300,7 +299,12 @@ class LiveTable:
         return "preflight" if machine.status == "checking" else machine.status
 
 
-def _notebook() -> bool:
-    """Return whether this process is a notebook's kernel, without importing anything."""
+def open_display() -> Any:
+    """Return an empty display of the notebook's cell that runs, for a `LiveTable`; None outside of notebooks, without
+    importing anything. It takes the thread that runs the cell: from any other, a display is that of the cell that runs
+    by then.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and hasattr(shell, "kernel")
+    if not hasattr(shell, "kernel"):
+        return None
+    return importlib.import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)

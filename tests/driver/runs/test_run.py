@@ -458,7 +458,7 @@ def test_a_notebook_shows_the_trials_of_a_run(run: hy.Run, monkeypatch: pytest.M
 def test_a_notebook_shows_the_epochs_of_a_trial(run: hy.Run) -> None:
     shown = run.trials[0]._repr_html_()
     assert shown.startswith("<p>&lt;Trial 0 completed ")
-    assert shown.count("<tr>") == 1 + len(run.trials[0].history) and "<td>val_loss</td>" in shown
+    assert shown.count("<tr>") == 1 + len(run.trials[0].history) and "<th>val_loss</th>" in shown
 
 
 def test_a_report_of_what_has_no_epoch_yet(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +34,17 @@ from hopyard.formats.arrow import require
 class InputRows:
     """The rows of a source after the user's transform. Owns the digests of both, which are costly, and which only the
     process that has the rows in memory can compute: a pickle has the digests instead of the rows.
+
+    Args:
+        source: of the rows.
+        transform: the user's.
+        types: column → its type, for a reader, where that is known before any row is read. A pickle has none.
     """
 
-    def __init__(self, source: Source, transform: Transform | None = None) -> None:
-        self.source, self.transform = source, transform
+    def __init__(
+        self, source: Source, transform: Transform | None = None, types: Mapping[str, str] | None = None
+    ) -> None:
+        self.source, self.transform, self.types = source, transform, types or {}
         self._digest: str | None = None
         """The digest of the source's rows as they were when `identity` was first called."""
         self._digest_while_reading = False

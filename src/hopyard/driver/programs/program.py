@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopyard.checks import flag, seconds, whole
 from hopyard.core.programs.status import ProgramStatus
+from hopyard.driver.interrupts import without_frames
 from hopyard.driver.logs import LogStream, read_log
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
@@ -56,9 +57,10 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is KeyboardInterrupt:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if type(error) is KeyboardInterrupt:
             self._interrupted()
+            without_frames(error)
         else:
             self.stop()
 
@@ -91,11 +93,11 @@ class Program:
         stream = flag("wait(stream=)", stream)
         try:
             is_over = self._wait_and_print(timeout) if stream else self._loop.wait_for(_ended, timeout)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self._interrupted()
             if stream:
                 self._print_logs()
-            raise
+            raise without_frames(error) from None
         if not is_over:
             raise TimeoutError(f"{self.directory}: not over after {timeout:g} seconds: {self._task_statuses()}")
         self._loop.check()

@@ -18,6 +18,7 @@ from hopyard.core.runs.records import TrialRecord
 from hopyard.data.dataset import Dataset
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import sizes_in
+from hopyard.driver.interrupts import without_frames
 from hopyard.driver.logs import read_log
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.pickling import load as unpickle
@@ -235,9 +236,9 @@ class Run:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             self._driver.over.wait(timeout)
-        except KeyboardInterrupt:  # else the interpreter would wait for the run's end all the same
+        except KeyboardInterrupt as error:  # else the interpreter would wait for the run's end all the same
             self._driver.stop("interrupted by the user", stopped=False)
-            raise
+            raise without_frames(error) from None
         if self._driver.over.is_set() and self._driver.error is not None:
             raise self._driver.error
         while not self.done:

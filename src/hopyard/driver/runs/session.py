@@ -29,6 +29,7 @@ from hopyard.data.shared.needed import need, spare
 from hopyard.driver.commit import Clock, Link
 from hopyard.driver.directory import room
 from hopyard.driver.in_process import InProcess
+from hopyard.driver.interrupts import without_frames
 from hopyard.driver.pickling import PYTHON, RunInputs
 from hopyard.driver.router import Router
 from hopyard.driver.runs.changes import for_workers
@@ -127,6 +128,7 @@ def drive(job: Drive, wait: bool) -> Run:
             f"{job.inputs.engine.workers} workers on {cores()} cores: they take turns, and nothing gets faster",
             stacklevel=4,
         )
+    display = _display()
     with room(job.layout.root):
         journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
     handle = Handle()
@@ -141,14 +143,14 @@ def drive(job: Drive, wait: bool) -> Run:
 
     if wait:
         try:
-            _run_to_end(job, run, handle, journal)
+            _run_to_end(job, run, handle, journal, display)
         finally:
             over()
         return run
 
     def background() -> None:
         try:
-            _run_to_end(job, run, handle, journal)
+            _run_to_end(job, run, handle, journal, display)
         except BaseException as error:  # noqa: BLE001 - raised again by run.wait()
             if handle.request is None or not isinstance(error, KeyboardInterrupt):
                 handle.error = error
@@ -163,8 +165,9 @@ def drive(job: Drive, wait: bool) -> Run:
     return run
 
 
-def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) -> None:
-    """Start the agents, run the loop to its end, leave nothing behind but the run directory."""
+def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], display: Any) -> None:
+    """Start the agents, run the loop to its end, leave nothing behind but the run directory. `display`: the notebook's,
+    if any."""
     layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
     spec, earlier = _changed(job), job.earlier or EarlierDrivers()
@@ -233,7 +236,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
                 shared=_shared(engine, link),
             )
             opening = [began, *(msgspec.structs.replace(fact, at=clock.now()) for fact in job.changes)]
-            views = _views(spec, link, job.manifest)
+            views = _views(spec, link, job.manifest, display)
             loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock, handle)
             link_stack.pop_all()  # the loop closes it
         if job.track is not None:
@@ -245,9 +248,11 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line]) ->
             raise
         except KeyboardInterrupt as error:
             resume = shell_command("resume", layout.shown, " --workers …" if engine.apart else "")
-            elsewhere = " here, hopyard.resume(directory, engine=…) elsewhere" if engine.apart else ""
-            log.warning("interrupted; `%s` goes on%s", resume, elsewhere)
-            raise error.with_traceback(None) from None  # without the thirty lines of where it was
+            log.warning(
+                "interrupted; hy.resume(%r%s) goes on, and so does `%s` in a shell",
+                *(layout.shown, ", engine=…" if engine.apart else "", resume),
+            )
+            raise without_frames(error) from None
     try:
         write_whole(layout.report, run.report().encode())
         run.gantt()
@@ -373,7 +378,13 @@ def _shared(engine: Engine, link: Link) -> GivesBack | None:
     return link.agents if engine.shared_places and not engine.driver_workers else None
 
 
-def _views(spec: RunSpec, link: Link, manifest: Manifest) -> Sequence[View]:
+def _display() -> Any:
+    from hopyard.views.live import open_display
+
+    return open_display()
+
+
+def _views(spec: RunSpec, link: Link, manifest: Manifest, display: Any) -> Sequence[View]:
     from hopyard.views.live import LiveTable
 
-    return [LiveTable(spec, stalls=link.stalls, sizes=manifest.sizes)]
+    return [LiveTable(spec, stalls=link.stalls, sizes=manifest.sizes, display=display)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from hopyard.ports.states import Store
 from hopyard.spec import Config, RunSpec, copied
 from hopyard.store.states import address
 from hopyard.store.tree import decode, digest
-from hopyard.text import escaped, shell_command, shown
+from hopyard.text import escaped, html_table, shell_command, shown
 from hopyard.training.build import Plan, build, undisturbed
 from hopyard.training.predictor import Predictor
 from hopyard.training.recipes import assigned
@@ -92,9 +91,7 @@ class Trial:
         lines += [
             [str(n), *(f"{values.get(name, math.nan):.4g}" for name in names)] for n, values in self.history.items()
         ]
-        cells = ("".join(f"<td>{html.escape(text)}</td>" for text in line) for line in lines)
-        table = "".join(f"<tr>{line}</tr>" for line in cells)
-        return f"<p>{html.escape(repr(self))}</p><table>{table}</table>"
+        return html_table(repr(self), lines)
 
     @property
     def seconds(self) -> float:
