@@ -18,7 +18,7 @@ LEVELS = [
     {"space", "parallel"},
     {"core"},
     {"system"},
-    {"ports", "meter", "logged", "code", "filesystems", "folders", "certificate"},
+    {"ports", "trackers", "meter", "logged", "code", "filesystems", "folders", "certificate"},
     {"formats"},
     {"sparkapi"},
     {"frameworks", "data", "store", "search", "engines", "views", "exchange"},

@@ -56,6 +56,7 @@ def call(capfd: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     return result.exit_code, capfd.readouterr().out.splitlines()[-1] if result.exit_code < 2 else result.output
 
 
+@pytest.mark.slow
 def test_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     jobs.select(tmp_path / "tettnang", epochs=1)
     played(tmp_path, monkeypatch, "trial-*", 4)
@@ -66,6 +67,7 @@ def test_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     ]
 
 
+@pytest.mark.slow
 def test_runs_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for place in ("a", "b"):
         jobs.select(tmp_path / place / "tettnang", epochs=1, configs=jobs.CONFIGS[:1])

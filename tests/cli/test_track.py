@@ -15,6 +15,7 @@ from hopyard.store.layout import Layout
 from tracking.event_files import scalars
 
 pytest.importorskip("tensorboard")
+pytestmark = pytest.mark.slow
 
 
 def call(*words: object) -> tuple[int, str]:

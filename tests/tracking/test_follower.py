@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,10 @@ from hopyard.errors import HopyardError, JournalError
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.standing import held
-from hopyard.tracking import follower, kubeflow
+from hopyard.tracking import RunStarted, follower, kubeflow, reading
 from hopyard.tracking.follower import News, Pace, Refused, Tracker, follow
-from hopyard.tracking.progress import Progress
+from hopyard.tracking.progress import Progress, progress_of
+from hopyard.tracking.reading import ReadAgain, Reading
 from jobs import digests, journal, select, troubled
 from trainers import Trainer, trainer, until
 
@@ -195,11 +197,11 @@ def test_when_a_state_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     pace, machine = Pace(pause=1.0, longest=4.0), fold(journal(run.directory))
     sender = follower.Sender(tracker(update, gap=5.0), pace, Progress("kubeflow"), lambda progress: None)
     while now < 12:
-        sender.send(machine, "running", 1.0)
+        sender.send(machine, "running", 1.0, 1)
         now += 1
     away = False
     while now < 30:
-        sender.send(machine, "running", 1.0 if now < 17 else now)
+        sender.send(machine, "running", now, 1 if now < 17 else int(now))
         now += 1
     assert tries == [0.0, 1.0, 3.0, 7.0, 11.0, 15.0, 20.0, 25.0]
 
@@ -234,6 +236,49 @@ def test_it_gives_up_some_time_after_the_end(growing: Growing) -> None:
     growing.lock.free()
     growing.follow(update, Pace(look=0.01, pause=0.01, grace=0.1)).join(60)
     assert "nobody listens" in str(growing.error)
+
+
+def test_a_backlog_may_take_longer_than_the_grace(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PORTION", 3)
+    monkeypatch.setattr(Reading.more, "__defaults__", (3,))
+    portions: list[int] = []
+    growing.write(len(growing.lines))
+    growing.lock.free()
+    lines = len(journal(growing.layout.root))
+
+    def update(news: News) -> None:
+        portions.append(len(news.records))
+        time.sleep(0.02)
+
+    growing.follow(update, Pace(look=0.01, grace=0.1)).join(60)
+    assert growing.error is None and 0.02 * len(portions) > 0.1 and len(portions) >= lines // 3
+
+
+def test_a_tracker_that_loses_what_it_got_is_read_again_and_given_up(growing: Growing) -> None:
+    tries: list[float] = []
+
+    def update(news: News) -> None:
+        tries.append(time.monotonic())
+        assert isinstance(news.records[0], RunStarted)
+        raise ReadAgain("the files are gone")
+
+    growing.write(10)
+    growing.lock.free()
+    growing.follow(update, Pace(look=0.01, pause=0.01, longest=0.05)).join(60)
+    assert "given up: the files are gone" in str(growing.error) and 3 <= len(tries) <= 6
+    [progress] = progress_of(growing.layout, ())
+    assert "the files are gone" in progress.problem
+
+
+def test_what_ends_a_follower_is_in_what_is_said_of_it(growing: Growing) -> None:
+    def update(news: News) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg2'")
+
+    growing.write(10)
+    with pytest.raises(ModuleNotFoundError):
+        follow(growing.layout, "kubeflow", lambda: tracker(update, 0.01), QUICK)
+    [progress] = progress_of(growing.layout, ())
+    assert "psycopg2" in progress.problem
 
 
 def test_a_refusal_and_a_damaged_journal_end_it(growing: Growing) -> None:

@@ -19,15 +19,15 @@ import pytest
 import hopyard as hy
 from api_servers import Handler, hang
 from hopyard.driver.runs.run import Run
-from hopyard.engines.followers import REGISTER, without_password
 from hopyard.engines.local import python_path
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 from hopyard.store.standing import status_of
+from hopyard.trackers import REGISTER, without_password
 from hopyard.tracking.follower import News, Pace, Refused, follow
 from hopyard.tracking.mlflow import pyfunc, rest
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
-from hopyard.tracking.reading import Changed, Reading
+from hopyard.tracking.reading import ReadAgain, Reading
 from jobs import SLOW, script, select, table, troubled
 from mlflow_server import MlflowServer, mlflow_server
 
@@ -247,7 +247,7 @@ def test_points_that_a_server_has_lost_are_sent_again(run: Run, played: MlflowSe
     played.before = lambda number, handler: next(answers, lambda handler: False)(handler)
     with pytest.raises(ConnectionError):
         mlflow.update(every[-2])
-    with pytest.raises(Changed):  # upon which a follower begins anew
+    with pytest.raises(ReadAgain):  # upon which a follower begins anew
         mlflow.update(every[-2])
     send(run, tracker(run, played))
     assert played.content() == expected

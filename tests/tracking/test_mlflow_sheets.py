@@ -21,7 +21,7 @@ from hopyard.tracking import (
     TrialStarted,
 )
 from hopyard.tracking.mlflow.sheets import NAME, PARAM, POINTS, TAG, Batch, Point, Sheet, Sheets, safe_name
-from hopyard.tracking.reading import Changed
+from hopyard.tracking.reading import ReadAgain
 
 SETTINGS = {"epochs": 2, "metric": "val_loss", "mode": "min", "stop": None, "also": ()}
 BEGAN = RunStarted(at=1.0, run="abc", settings=SETTINGS, facts={"hopyard": "0.1.0", "data": "d" * 64})
@@ -155,7 +155,7 @@ def test_from_which_point_on_mlflow_lacks_them() -> None:
     own.points.append(Point("loss", 0.5, 2000, 10))
     assert own.missing("10 1009") == 0 and own.missing("11 2000") == 1
     for lost in (None, "4 1003", "10 1999"):
-        with pytest.raises(Changed):
+        with pytest.raises(ReadAgain):
             own.missing(lost)
 
 

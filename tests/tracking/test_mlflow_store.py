@@ -13,9 +13,9 @@ import pytest
 
 import hopyard as hy
 from hopyard.driver.runs.run import Run
-from hopyard.engines.followers import REGISTER
 from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
+from hopyard.trackers import REGISTER
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from jobs import select, table, troubled

@@ -11,47 +11,91 @@ import pytest
 import hopyard as hy
 from hopyard.driver.runs.about import about_of
 from hopyard.engines import followers
-from hopyard.engines.followers import resolved, without_password
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
+from hopyard.trackers import resolved, with_password, without_password
 from hopyard.tracking.progress import Progress, note, progress_of, requested_by, sentence
 from jobs import select
 
 URI = "https://me:secret@mlflow.example:5000/base"
 
 
+HERE = Path.cwd()
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("tensorboard", ("tensorboard",)),
-        (["tensorboard=tb", "tensorboard=tb"], (f"tensorboard={Path.cwd()}/tb",)),
-        (("mlflow=sqlite:///a=b.db", "tensorboard"), ("mlflow=sqlite:///a=b.db", "tensorboard")),
-        ("mlflow", (f"mlflow={URI}",)),
-        ([], ()),
+        ("tensorboard", ["tensorboard"]),
+        (["tensorboard=tb", "tensorboard=./tb"], [f"tensorboard={HERE}/tb"]),
+        (("mlflow=sqlite:///a=b.db", "tensorboard"), [f"mlflow=sqlite:///{HERE}/a=b.db", "tensorboard"]),
+        ("mlflow=sqlite:////x/a.db?timeout=3", ["mlflow=sqlite:////x/a.db?timeout=3"]),
+        ("mlflow", [f"mlflow={URI}"]),
+        (["mlflow=https://host/", "mlflow=https://host"], ["mlflow=https://host"]),
+        ("mlflow=databricks", ["mlflow=databricks"]),
+        ("mlflow=https://host#a b", ["mlflow=https://host#a b"]),
+        ([], []),
     ],
 )
-def test_what_track_means(value: Any, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)
-    assert resolved("track", value) == expected
+def test_what_track_means(value: Any, expected: list[str]) -> None:
+    assert resolved("track", value, {"MLFLOW_TRACKING_URI": f"{URI}/"}) == tuple(expected)
 
 
-@pytest.mark.parametrize("value", ["wandb", "tensorboard=", "", 3, ["tensorboard", None], {"mlflow": URI}, "kubeflow"])
+def test_the_experiment_of_the_environment_is_kept() -> None:
+    environ = {"MLFLOW_TRACKING_URI": URI, "MLFLOW_EXPERIMENT_NAME": "flights/late #2"}
+    assert resolved("track", ["mlflow", "mlflow=https://host#other"], environ) == (
+        f"mlflow={URI}#flights%2Flate %232",
+        "mlflow=https://host#other",
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("wandb", "tensorboard=", "", 3, ["tensorboard", None], {"mlflow": URI}, "kubeflow"),
+        *("tensorboard=s3://bucket/x", "mlflow=mlruns", "mlflow=htps://host", "mlflow=file:///x", "mlflow=https://"),
+    ],
+)
 def test_what_track_does_not_mean(value: Any) -> None:
-    with pytest.raises(SpecError, match=r'track .*"mlflow=URI"'):
-        resolved("track", value)
+    with pytest.raises(SpecError, match=r"track (=|must be) .*(must be|mlflow=URI)"):
+        resolved("track", value, {})
 
 
-def test_mlflow_alone_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_mlflow_alone_needs_a_server() -> None:
     with pytest.raises(SpecError, match="MLFLOW_TRACKING_URI is not set"):
-        resolved("track", "mlflow")
+        resolved("track", "mlflow", {})
 
 
-def test_passwords_are_in_no_file_and_on_no_command_line(tmp_path: Path) -> None:
-    assert without_password(f"mlflow={URI}") == "mlflow=https://me@mlflow.example:5000/base"
-    assert without_password("mlflow=sqlite:////a:b@c.db") == "mlflow=sqlite:////a:b@c.db"
-    words, environment = followers.command(f"mlflow={URI}", tmp_path)
-    assert "secret" not in " ".join(words) and environment["MLFLOW_TRACKING_URI"] == URI
+@pytest.mark.parametrize(
+    ("track", "shown"),
+    [
+        (f"mlflow={URI}", "mlflow=https://me@mlflow.example:5000/base"),
+        ("mlflow=postgresql://u:pa/ss@h/db", "mlflow=postgresql://u@h/db"),
+        ("mlflow=postgresql+psycopg2://u:p@ss:w@h/db", "mlflow=postgresql+psycopg2://u@h/db"),
+        ("https://u:p@ss@h", "https://u@h"),
+        ("https://u:12@ss@h", "https://u@h"),
+        ("mlflow=mssql://h/db?user=u&password=secret&x=1", "mlflow=mssql://h/db?user=u&password=&x=1"),
+        ("mlflow=mssql+pyodbc:///?odbc_connect=PWD%3Dsecret#flights", "mlflow=mssql+pyodbc:///?odbc_connect=#flights"),
+        ("mlflow=https://h:5000/a@b", "mlflow=https://h:5000/a@b"),
+        ("mlflow=https://h:5000", "mlflow=https://h:5000"),
+        ("mlflow=https://u@h:5000", "mlflow=https://u@h:5000"),
+        ("mlflow=sqlite:////a:b@c.db", "mlflow=sqlite:////a:b@c.db"),
+        ("tensorboard=/a:b@c", "tensorboard=/a:b@c"),
+    ],
+)
+def test_passwords_are_left_out(track: str, shown: str) -> None:
+    assert without_password(track) == shown
+
+
+def test_a_follower_has_the_password_by_its_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = without_password(f"mlflow={URI}#flights")
+    for given, environ in ((f"mlflow={URI}#flights", ""), (kept, URI), (kept, f"{URI}/")):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", environ)
+        words, environment = followers.command(given, tmp_path)
+        assert kept in words and "secret" not in " ".join(words)
+        assert with_password(kept, environment) == f"{URI}#flights"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:other@elsewhere")
+    assert with_password(kept, followers.command(kept, tmp_path)[1]) == kept.removeprefix("mlflow=")
 
 
 def test_a_run_goes_on_with_its_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -181,16 +182,19 @@ def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> int:
     if prometheus is not None:
         from hopyard.views.prometheus import textfile
 
-        part = prometheus.with_name(f"{prometheus.name}.{os.getpid()}")  # the collector reads all that ends with .prom
+        part = None
         try:
-            part.write_text(textfile(opened.summary()), encoding="utf-8")
-            part.replace(prometheus)
+            descriptor, part = tempfile.mkstemp(prefix=f".{prometheus.name}.", dir=prometheus.parent)
+            with open(descriptor, "w", encoding="utf-8") as file:  # the collector reads all that ends with .prom
+                os.fchmod(descriptor, 0o644)  # as another user
+                file.write(textfile(opened.summary()))
+            Path(part).replace(prometheus)
         except OSError as error:
+            if part is not None:
+                Path(part).unlink(missing_ok=True)
             raise UsageError(
                 f"--prometheus {prometheus}: {error.strerror}; give a file in a folder that this user may write to"
             ) from error
-        finally:
-            part.unlink(missing_ok=True)
     return GOOD
 
 

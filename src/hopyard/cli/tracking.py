@@ -31,8 +31,9 @@ def track(
     ] = None,
 ) -> int:
     """Bring trackers up to date with runs, old or live; by default those that the runs were started with."""
-    from hopyard.engines.followers import REGISTER, command, resolved
+    from hopyard.engines.followers import command, resolved
     from hopyard.store.layout import find
+    from hopyard.trackers import REGISTER
     from hopyard.tracking.progress import requested_by
 
     options = [f"tensorboard={tensorboard}"] * bool(tensorboard) + [f"mlflow={mlflow}"] * bool(mlflow)
@@ -41,6 +42,8 @@ def track(
     trackers = [(layout, each) for layout in layouts for each in asked or requested_by(layout)]
     if missing := [layout.shown for layout in layouts if layout not in [each for each, _ in trackers]]:
         raise UsageError(f"{', '.join(missing)}: started without track=; give --tensorboard DIR or --mlflow URI")
+    if register is not None and not any(each.startswith("mlflow=") for _, each in trackers):
+        raise UsageError(f"--register {register}: no tracker here is MLflow; give --mlflow URI")
     code, live = GOOD, list[subprocess.Popen[bytes]]()
     with contextlib.ExitStack() as stack:
         for layout, each in trackers:
@@ -77,7 +80,7 @@ def tensorboard(
             raise RunDirectoryError(f"{layout.root}: the journal is empty, so there is nothing to show yet")
         folder = run_folder(layout.tensorboard, layout.root.name, start)
         folders[folder.name if layout.root.name in folders else layout.root.name] = folder
-        followers.start(["tensorboard"], layout.root, layout.tracking_log)
+        followers.start(["tensorboard"], layout.root, layout.tracking_log, "--no-wait")
     terminable()
     with tempfile.TemporaryDirectory(prefix="hopyard-tensorboard-") as links:
         for name, folder in folders.items():

@@ -56,17 +56,23 @@ def export(path: str | Path, predictor: Predictor) -> Path:
     rows = plain(predictor.manifest, predictor.tracker is not None)
     content = msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n"
     with _folder_beside(target, where) as part:
-        for existing in (target, encoding, target.with_name(f"{target.name}.data")):  # ONNX has it from 2 GB on
-            if existing.exists():
-                raise SpecError(f"{where}: {existing} is there already; remove it first, or give another path")
+        _free(target, encoding, where)
         _write(form, trainable, part / target.name, _rows(predictor), where)
         (part / encoding.relative_to(target.parent)).write_bytes(content)
         for file in (*part.rglob("*"), part):
             sync(file)
+        _free(target, encoding, where)
         for file in sorted(part.iterdir(), key=lambda file: file.name == target.name):
             file.replace(target.with_name(file.name))
         sync(target.parent)
     return target
+
+
+def _free(target: Path, encoding: Path, where: str) -> None:
+    """Raise SpecError where something is at one of the paths already."""
+    for existing in (target, encoding, target.with_name(f"{target.name}.data")):  # ONNX has it from 2 GB on
+        if existing.exists():
+            raise SpecError(f"{where}: {existing} is there already; remove it first, or give another path")
 
 
 def _form(trainable: Any, ending: str, where: str) -> Export:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ class Layout:
     def tracking_log(self, track: str) -> Path:
         """Return the log of the follower for this tracker, NAME or NAME=TARGET. It is the follower's lock too."""
         name, _, target = track.partition("=")
+        target = re.sub(r"://[^/@]*@", "://", target)  # whoever the user is
         suffix = f"-{hashlib.sha256(target.encode()).hexdigest()[:8]}" if target else ""
         return self.logs / f"tracking-{name}{suffix}.log"
 

@@ -6,7 +6,7 @@
     records                          what happens, as plain values
     recorder, reading                from the journal to records: pure, and from files that grow
     follower                         brings one tracker up to date, again and again
-    kubeflow, tensorboard            the trackers, by name in `trackers`
+    kubeflow, mlflow, tensorboard    the trackers, by name in `hopyard.trackers`
     summaries                        from records to events of TensorBoard
 
 Names are looked up when they are first used, as a follower takes the lowest priority before it imports anything.

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 
@@ -27,21 +28,32 @@ def main(*words: str) -> int:
     yield_cores()  # from the imports on
     from hopyard.errors import HopyardError
     from hopyard.store.layout import Layout
-    from hopyard.tracking.follower import ONCE, USUAL, follow
-    from hopyard.tracking.trackers import connect
+    from hopyard.text import error_line
+    from hopyard.trackers import MODULES
+    from hopyard.tracking.follower import follow
 
     *options, track, directory = words
-    once, layout = "--once" in options, Layout(Path(directory))
+    name, _, target = track.partition("=")
+    layout = Layout(Path(directory))
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     log = logging.getLogger(__name__)
     try:
-        connected = lambda: connect(track, layout, os.environ)  # noqa: E731
-        follow(layout, track, connected, ONCE if once else USUAL, once, wait="--no-wait" not in options)
+        connect = import_module(MODULES[name]).connect
+        follow(
+            layout,
+            track,
+            lambda: connect(target, layout, os.environ),
+            once="--once" in options,
+            wait="--no-wait" not in options,
+        )
     except HopyardError as error:
         log.error("%s: nothing more is sent: %s", track, error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001 - of a tracker's library
+        log.error("%s: nothing more is sent: %s", track, error_line(error))
+        return 1
     log.info("%s has all of %s", track, layout.shown)
     return 0
 

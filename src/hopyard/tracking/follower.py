@@ -7,13 +7,11 @@ times included.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -22,9 +20,9 @@ from hopyard.core.runs.machine import Machine
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
 from hopyard.store.layout import Layout
 from hopyard.store.standing import held, status_of
-from hopyard.text import escaped
+from hopyard.text import error_line, escaped
 from hopyard.tracking.progress import Progress, note
-from hopyard.tracking.reading import LOOK, PORTION, Changed, Reading
+from hopyard.tracking.reading import LOOK, PORTION, ReadAgain, Reading
 from hopyard.tracking.records import Record
 
 log = logging.getLogger(__name__)
@@ -80,12 +78,13 @@ class Pace:
     longest: float = 60.0
     """The longest of these pauses."""
     grace: float = 600.0
-    """From the end of the run, or the start of a follower that begins later, until it gives up."""
+    """From the end of the run, the start of a follower that begins later, or the last update that succeeded, until it
+    gives up."""
 
 
 USUAL = Pace()
 ONCE = Pace(grace=30.0)
-"""For one who waits for it."""
+"""For `hopyard track`, whose user is waiting."""
 
 
 class Sender:
@@ -96,22 +95,28 @@ class Sender:
         pace: see `Pace`.
         progress: before the first update.
         note: takes each change of `progress`.
+
+    Attributes:
+        progress: how far the tracker is.
+        since: when an update last succeeded, or 0.
     """
 
     def __init__(self, tracker: Tracker, pace: Pace, progress: Progress, note: Callable[[Progress], None]) -> None:
         self._tracker, self._pace, self._note = tracker, pace, note
         self._due, self._pause = 0.0, pace.pause
         self._records: list[Record] = []
-        self.progress = progress
+        self._sent = 0, ""
+        """Lines of the journal that the tracker has, and the status."""
+        self.progress, self.since = progress, 0.0
 
     @property
     def full(self) -> bool:
         """Whether what is not sent is enough for now."""
         return len(self._records) >= PORTION
 
-    def sent(self, at: float, status: str) -> bool:
-        """Whether the tracker has all up to this line."""
-        return (self.progress.at, self.progress.status) == (at, status)
+    def has(self, lines: int, status: str) -> bool:
+        """Whether the tracker has so many lines, and this status."""
+        return self._sent == (lines, status)
 
     def hurry(self) -> None:
         """Make the next try at once."""
@@ -121,10 +126,10 @@ class Sender:
         """Add what the next update sends."""
         self._records += records
 
-    def send(self, machine: Machine, status: str, at: float, whole: bool = True) -> None:
+    def send(self, machine: Machine, status: str, at: float, lines: int, whole: bool = True) -> None:
         """Send what was added, unless the tracker has this state or no try is due. Where the journal has more (`whole`
         is False), the next one is due at once."""
-        if self.sent(at, status) or time.monotonic() < self._due:
+        if self.has(lines, status) or time.monotonic() < self._due:
             return
         try:
             self._tracker.update(News(tuple(self._records), machine, status, at))
@@ -134,12 +139,10 @@ class Sender:
                 self._set(problem=str(error))
             self._due, self._pause = time.monotonic() + self._pause, min(2 * self._pause, self._pace.longest)
             return
-        except Refused as error:
-            self._set(problem=str(error))
-            raise
         if self.progress.problem:
             log.info("sent again")
         self._records.clear()
+        self._sent, self.since = (lines, status), time.monotonic()
         self._set(at=at, status=status, problem="")
         self._due, self._pause = time.monotonic() + whole * self._tracker.gap, self._pace.pause
 
@@ -152,7 +155,7 @@ def follow(
     layout: Layout,
     track: str,
     connect: Callable[[], Tracker],
-    pace: Pace = USUAL,
+    pace: Pace | None = None,
     once: bool = False,
     wait: bool = True,
 ) -> None:
@@ -166,7 +169,7 @@ def follow(
         layout: of the run.
         track: the tracker, NAME or NAME=TARGET.
         connect: makes the tracker.
-        pace: see `Pace`.
+        pace: see `Pace`; None: `USUAL`, or `ONCE`.
         once: end as soon as the tracker has all that has happened so far, even if the run goes on.
         wait: if another follower is at work, wait until it has ended, however it does.
 
@@ -176,6 +179,7 @@ def follow(
         JournalError: the journal is damaged, or of a newer version.
         HopyardError: the tracker could not be reached for too long after the end of the run.
     """
+    pace = pace or (ONCE if once else USUAL)
     layout.logs.mkdir(exist_ok=True)
     with layout.tracking_log(track).open("ab") as lock:
         try:
@@ -185,15 +189,27 @@ def follow(
                 f"{track}: a follower of {layout.shown} is at work already; `hopyard show {layout.shown}` says how far "
                 "it is"
             ) from None
+        progress = Progress(track)
+
+        def noted(value: Progress) -> None:
+            nonlocal progress
+            progress = value
+            note(layout, value)
+
+        pause = pace.pause
         while True:
-            with contextlib.suppress(Changed):
-                try:
-                    tracker = connect()
-                except Refused as error:
-                    note(layout, Progress(track, problem=str(error)))
-                    raise
-                _follow(layout, Sender(tracker, pace, Progress(track), partial(note, layout)), pace, once)
+            try:
+                _follow(layout, Sender(connect(), pace, Progress(track), noted), pace, once)
                 return
+            except ReadAgain as error:
+                if pause > pace.longest and (once or not held(layout.lock)):
+                    noted(msgspec.structs.replace(progress, problem=f"given up: {error}"))
+                    raise HopyardError(f"given up: {error}") from None
+                time.sleep(min(pause, pace.longest))
+                pause *= 2
+            except Exception as error:
+                noted(msgspec.structs.replace(progress, problem=error_line(error)))
+                raise
 
 
 def _follow(layout: Layout, sender: Sender, pace: Pace, once: bool) -> None:
@@ -213,12 +229,13 @@ def _follow(layout: Layout, sender: Sender, pace: Pace, once: bool) -> None:
                 over = True
                 sender.hurry()
             status = status_of(machine.status, live, last) if reading.whole else "running"
-            sender.send(machine, status, last.at, reading.whole)
-            late = time.monotonic() > alive + pace.grace
+            sender.send(machine, status, last.at, reading.count, reading.whole)
+            late = time.monotonic() > max(alive, sender.since) + pace.grace
             # A driver that holds the lock may be about to go on with an ended run.
-            if over and reading.whole and sender.sent(last.at, status) and (once or late or not held(layout.lock)):
-                return
-            if over and late:
+            if over and reading.whole and sender.has(reading.count, status):
+                if once or late or not held(layout.lock):
+                    return
+            elif over and late:
                 raise HopyardError(f"not sent in {pace.grace:g} s, given up: {sender.progress.problem}")
         elif not live:  # else the driver has written nothing yet
             raise RunDirectoryError(f"{layout.root}: the journal is empty, so there is nothing to track")

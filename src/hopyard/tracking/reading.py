@@ -22,9 +22,9 @@ LOOK = 0.5
 """Seconds between two looks at a journal."""
 
 
-class Changed(Exception):
-    """The journal lost lines that were read: the disk had no room for more, or it is another journal. Or a tracker lost
-    what was sent. Either way, all is read anew."""
+class ReadAgain(Exception):
+    """The journal must be read from its start: it lost lines that were read, as the disk had no room for more, or it is
+    another journal; or the tracker lost what it was given."""
 
 
 class Reading:
@@ -42,6 +42,11 @@ class Reading:
         self.whole = False
 
     @property
+    def count(self) -> int:
+        """How many lines were read."""
+        return self._reader.count
+
+    @property
     def machine(self) -> Machine | None:
         """The state of the run after what was read."""
         return self._recorder.machine
@@ -51,13 +56,13 @@ class Reading:
 
         Raises:
             JournalError: the journal is damaged, or of a newer version.
-            Changed: it does not go on with what was read before.
+            ReadAgain: it does not go on with what was read before.
         """
         records, before, self.whole = list[Record](), self._reader.count, False
         try:
             for line in self._reader.read():
                 if self._reader.count <= before:
-                    raise Changed
+                    raise ReadAgain("the journal lost lines")
                 records += self._recorder.take(line)
                 self.last = line
                 if self._reader.count >= before + lines:
@@ -91,7 +96,7 @@ def read(directory: str | Path, wait: bool = False) -> Iterator[Record]:
         live = held(layout.lock)
         try:
             yield from reading.more()
-        except Changed:
+        except ReadAgain:
             raise JournalError(f"{layout.journal}: lines that were read are gone; read it again") from None
         if reading.whole:
             if not wait or not live:

@@ -20,7 +20,7 @@ from hopyard.errors import DataError
 from hopyard.formats.tfrecord import framed, records
 from hopyard.store.layout import Layout
 from hopyard.tracking.follower import News, Refused
-from hopyard.tracking.reading import Changed
+from hopyard.tracking.reading import ReadAgain
 from hopyard.tracking.records import Record, RunStarted
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def _append(path: Path, frames: list[bytes], file: _File) -> None:
             file.count, file.size = _whole(path) if size else (0, 0)
             stream.truncate(file.size)
             if file.count < file.passed:
-                raise Changed  # somebody removed records; with the journal read anew, they are written again
+                raise ReadAgain(
+                    f"{path} lost events"
+                )  # somebody removed records; with the journal read anew, they are written again
         data = b"".join(frames[max(0, file.count - file.passed) :])
         stream.write(data)
         stream.flush()

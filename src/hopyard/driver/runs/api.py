@@ -16,6 +16,7 @@ from hopyard.driver.runs.request import RunRequest, run_spec
 from hopyard.driver.runs.run import Run
 from hopyard.driver.runs.start import begin, go_on
 from hopyard.engines.default import chosen
+from hopyard.engines.followers import requested_trackers
 from hopyard.engines.local import Local
 from hopyard.errors import SpecError
 from hopyard.parallel import Parallel
@@ -222,12 +223,12 @@ def resume(
         raise SpecError(
             f"recipe = {shown(recipe)}: only trials that failed begin anew with another recipe; give failed=True too"
         )
-    changes = Changes(given["timeouts"], given["failed"], recipe, epochs, search, workers)
+    changes = Changes(given["timeouts"], given["failed"], recipe, epochs, search, workers, track=given["track"])
     layout = find(directory)
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], track=given["track"])
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=requested_trackers())
 
 
 def _begin(arguments: dict[str, Any]) -> Run:
@@ -238,5 +239,5 @@ def _begin(arguments: dict[str, Any]) -> Run:
     function = stop if isinstance(rule_of(stop), Asked) else None
     inputs = RunInputs(given["recipe"], given["data"], space, search, given["engine"] or chosen() or Local(), function)
     own = {name: given[name] for name in ("store", "encrypt", "directory", "parallel", "track")}
-    request = RunRequest(inputs, run_spec(inputs, given), **own)
+    request = RunRequest(inputs, run_spec(inputs, given), follow=requested_trackers(), **own)
     return begin(request, resumes(given["resume"]), given["wait"], given["trust"])

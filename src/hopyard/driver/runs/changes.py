@@ -51,6 +51,7 @@ class Changes:
         search: proposes the run's trials and more; None: as before.
         workers: workers of a gang from now on; None: as many as before.
         copies: homes of each partition from now on, as in Resumed; -1: as many as before.
+        track: the trackers that followers bring the run to from now on; None: as before.
     """
 
     timeouts: Timeouts | None = None
@@ -60,6 +61,7 @@ class Changes:
     search: Search | None = None
     workers: int | None = None
     copies: int = -1
+    track: tuple[str, ...] | None = None
 
     @property
     def extend(self) -> bool:

@@ -131,7 +131,7 @@ KEYWORDS = {
     "wait": Keyword(True, flag),
     "encrypt": Keyword("between hosts", partial(one_of, allowed=(True, False, "between hosts"))),
     "timeouts": Keyword(None, optional(_timeouts, Timeouts()), "after which a worker is replaced, a hy.Timeouts"),
-    "track": Keyword(None, optional(followers.resolved, ())),
+    "track": Keyword(None, optional(followers.resolved)),
 }
 """Keywords of `select` and `fit`. For `fit`, metric and mode default to None."""
 

@@ -38,8 +38,9 @@ class RunRequest:
         encrypt: whether States are encrypted on the network.
         directory: the run directory; None: a new one under `runs/`.
         parallel: as the user gave it; the run's number of workers and partitions decides what is left open in it.
-        track: the trackers that followers bring the run to, each NAME or NAME=TARGET, beside those of the environment;
-            None: it has no followers. A run that goes on keeps those that it has where this is empty.
+        track: the trackers that followers bring the run to, each NAME or NAME=TARGET, also when it goes on; None: those
+            that it has.
+        follow: the same for this driver alone, as its environment asks for them.
 
     Raises:
         SpecError: something is not allowed.
@@ -52,6 +53,7 @@ class RunRequest:
     directory: str | Path | None = None
     parallel: Parallel | None = None
     track: tuple[str, ...] | None = None
+    follow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs.data, Dataset):

@@ -115,8 +115,8 @@ class Drive:
     """Another number of workers in a gang than the run has so far; 0: the same."""
     copies: int = -1
     """Another number of homes of a partition than the run has so far, as in Resumed; -1: the same."""
-    track: tuple[str, ...] | None = None
-    """As in RunRequest."""
+    track: tuple[str, ...] = ()
+    """The trackers that followers bring the run to."""
     live: RunInputs | None = None
     """The user's own objects, of which `inputs` has copies; None: this process has no others."""
 
@@ -239,8 +239,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], di
             views = _views(spec, link, job.manifest, display)
             loop = RunLoop(machine, journal, link, store, proposer, workers, views, opening, clock, handle)
             link_stack.pop_all()  # the loop closes it
-        if job.track is not None:
-            followers.start((*job.track, *followers.requested_trackers()), layout.root, layout.tracking_log)
+        followers.start(job.track, layout.root, layout.tracking_log)
         try:
             loop.run()
         except PreflightError as error:

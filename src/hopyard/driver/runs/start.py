@@ -36,7 +36,6 @@ from hopyard.driver.runs.request import RunRequest, check_background, check_shar
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
 from hopyard.engines.environment import with_environment
-from hopyard.engines.followers import without_password
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
 from hopyard.parallel import any_workers, for_table, parallel_of
@@ -50,6 +49,7 @@ from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.system.files import sweep_parts
 from hopyard.system.owners import other_writers
+from hopyard.trackers import without_password
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             Machine(spec),
             states,
             encrypt=request.encrypt,
-            track=request.track,
+            track=(*(request.track or ()), *request.follow),
             live=inputs,
         )
         return drive(job, wait)
@@ -145,7 +145,7 @@ def go_on(
     data: tuple[Dataset, Manifest] | None = None,
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     trust: bool = False,
-    track: tuple[str, ...] | None = None,
+    follow: tuple[str, ...] = (),
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -155,7 +155,7 @@ def go_on(
         data: a Dataset that has the run's rows, and its manifest; None: the run's own.
         recovered: what `recover` returned, where the journal was read already.
         trust: as for `resume`.
-        track: trackers from now on; None: as they were.
+        follow: as in RunRequest.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
@@ -192,8 +192,8 @@ def go_on(
             about, inputs = with_recipe(layout, machine, about, inputs, changes.recipe, retries)
         if changes.search is not None:
             about, inputs = with_search(layout, about, inputs, changes.search)
-        if track is not None:
-            about = msgspec.structs.replace(about, track=tuple(map(without_password, track)))
+        if changes.track is not None:
+            about = msgspec.structs.replace(about, track=tuple(map(without_password, changes.track)))
             write_whole(layout.about, msgspec.json.encode(about))
         states = take_over(layout, about, machine, earlier)
     return drive(
@@ -210,7 +210,7 @@ def go_on(
             timeouts=None if changes.timeouts == machine.spec.timeouts else changes.timeouts,
             members=members,
             copies=changes.copies,
-            track=about.track if track is None else track,
+            track=(*(about.track if changes.track is None else changes.track), *follow),
         ),
         wait,
     )
@@ -334,9 +334,8 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             f"with what it was started with{more}"
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
-    changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0)
-    track = request.track or None
-    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust, track)
+    changes = Changes(now.timeouts, copies=-1 if copies == then.copies else copies or 0, track=request.track)
+    return go_on(layout, lock, inputs.engine, wait, changes, (inputs.data, manifest), recovered, trust, request.follow)
 
 
 def _one_or_all(spec: RunSpec, field: Literal["metric", "mode"]) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hopyard.text import escaped, shown
-from hopyard.tracking.reading import Changed
+from hopyard.tracking.reading import ReadAgain
 from hopyard.tracking.records import (
     EpochEnded,
     Logged,
@@ -92,7 +92,7 @@ class Sheet:
             mark: the tag `POINTS` in MLflow; None: there is none.
 
         Raises:
-            Changed: MLflow lacks points that were dropped.
+            ReadAgain: MLflow lacks points that were dropped.
         """
         first = (int(mark.partition(" ")[0]) if mark else 0) - self.dropped[0]
         if first > len(self.points):
@@ -100,7 +100,7 @@ class Sheet:
         if first >= 0 and mark in (None, self._mark(first)):
             return first
         if self.dropped[0]:
-            raise Changed
+            raise ReadAgain
         return 0  # it has points of lines that the journal has lost since
 
     def batches(self, first: int, tags: Mapping[str, str], params: bool) -> Iterator[Batch]:

@@ -13,8 +13,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, 
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from hopyard.engines.followers import without_password
 from hopyard.text import error_line
+from hopyard.trackers import without_password
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.service import DIGEST, MODEL, Model, StoredRun
 from hopyard.tracking.mlflow.sheets import Batch

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hopyard.engines.followers import MLFLOW, REGISTER, without_password
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 from hopyard.text import error_line
+from hopyard.trackers import MLFLOW, REGISTER, without_password
 from hopyard.tracking.follower import News, Refused
 from hopyard.tracking.mlflow.service import Elsewhere, Service, StoredRun
 from hopyard.tracking.mlflow.sheets import ATTEMPT, POINTS, RUN, TRIAL, Key, Sheet, Sheets
@@ -65,7 +65,7 @@ class Mlflow:
         self._runs: dict[Key, StoredRun] = {}
 
     def update(self, news: News) -> None:
-        """Send what MLflow lacks. Raises as `Tracker.update`, and Changed where MLflow has lost points."""
+        """Send what MLflow lacks. Raises as `Tracker.update`, and ReadAgain where MLflow has lost points."""
         for record in news.records[self._taken :]:
             self._sheets.take(record)
         self._taken = len(news.records)
