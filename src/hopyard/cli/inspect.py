@@ -185,7 +185,7 @@ def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> int:
         part = None
         try:
             descriptor, part = tempfile.mkstemp(prefix=f".{prometheus.name}.", dir=prometheus.parent)
-            with open(descriptor, "w", encoding="utf-8") as file:  # the collector reads all that ends with .prom
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:  # the collector reads all that ends with .prom
                 os.fchmod(descriptor, 0o644)  # as another user
                 file.write(textfile(opened.summary()))
             Path(part).replace(prometheus)
