@@ -109,7 +109,7 @@ def test_a_mean_is_rounded_once_whatever_the_order() -> None:
         ([1.0, math.inf], math.inf),
         ([1.0, -math.inf], -math.inf),
         ([math.inf, -math.inf], math.nan),
-        ([1.7e308, 1.7e308], math.inf),
+        ([1.7e308, 1.7e308], 1.7e308),
     ],
 )
 def test_a_mean_shows_that_a_number_was_none(values: list[float], mean: float) -> None:
@@ -346,3 +346,8 @@ def test_copies_of_a_context_log_where_it_does_and_a_pickled_one_does_not() -> N
         copy.copy(ctx).log("n", 2.0)
         pickle.loads(pickle.dumps(ctx)).log("n", 9.0)
     assert points_of(found, ROOM)[0] == {"n": 1.5}
+
+
+def test_the_mean_of_large_numbers_is_finite() -> None:
+    assert points(("big", 1e308), ("big", 1.6e308)) == {"big": pytest.approx(1.3e308)}
+    assert points(("big", 1e308), ("big", math.inf)) == {"big": math.inf}

@@ -198,7 +198,7 @@ def points_of(collected: Collected, limit: int) -> tuple[dict[str, LoggedValue],
 def _point(collected: Collected, name: str) -> LoggedValue:
     numbers = collected.numbers.get(name, b"")
     if (tally := collected.arrays.get(name)) is None:
-        return _sum(memoryview(numbers).cast("d")) / (len(numbers) // 8)
+        return _mean(memoryview(numbers).cast("d"))
     if numbers:
         import numpy as np
 
@@ -288,7 +288,12 @@ def _values(name: str, value: Any) -> float | np.ndarray[Any, np.dtype[np.float6
     return float(array[0]) if array.size == 1 else array
 
 
-def _sum(values: Sequence[float] | memoryview) -> float:
+def _mean(values: Sequence[float] | memoryview[float]) -> float:
+    total = _sum(values)
+    return _sum([value / len(values) for value in values]) if math.isinf(total) else total / len(values)
+
+
+def _sum(values: Sequence[float] | memoryview[float]) -> float:
     """Return the sum, rounded once; NaN or an infinity where a number is none, or where it is too large."""
     try:
         return math.fsum(values)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from hopyard.checks import expanded, path
 from hopyard.errors import SpecError
 from hopyard.text import shown
 
@@ -36,7 +37,7 @@ def resolved(name: str, value: Any, environ: Mapping[str, str]) -> tuple[str, ..
         SpecError: there is no such tracker, or its target is missing or none.
     """
     given = [value] if isinstance(value, str) else value
-    if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) for each in given):
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) and "\0" not in each for each in given):
         raise SpecError(f"{name} must be {CHOICES}, or a list of these, got {shown(value)}")
     trackers = []
     for each in given:
@@ -48,7 +49,7 @@ def resolved(name: str, value: Any, environ: Mapping[str, str]) -> tuple[str, ..
         elif "://" in target:
             raise SpecError(f"{name} = {shown(each)}: must be a directory of this host")
         elif target:
-            target = os.path.abspath(target)  # noqa: PTH100 - as `Layout` makes it
+            target = str(expanded(path(name, target)))
         trackers.append(f"{tracker}={target}" if target else tracker)
     return tuple(dict.fromkeys(trackers))
 

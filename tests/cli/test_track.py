@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import jobs
 from hopyard import cli, tracking
 from hopyard.engines import followers
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 from tracking.event_files import scalars
 
 pytest.importorskip("tensorboard")
@@ -75,3 +79,31 @@ def test_a_live_run_is_followed_to_its_end(tmp_path: Path) -> None:
     [folder] = target.iterdir()
     ended = [record for record in tracking.read(run.directory) if isinstance(record, tracking.EpochEnded)]
     assert len(scalars(folder / "trial-0")["val_loss"]) == len(ended) > 0
+
+
+def test_sigterm_ends_the_followers_too(tmp_path: Path) -> None:
+    jobs.select(tmp_path / "run", epochs=1)
+    lock = Lock(Layout(tmp_path / "run").lock)  # as a live driver
+    own = ["track", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb"), "--follow"]
+    words = [sys.executable, "-c", "from hopyard.cli import main; main()", *own]
+    with subprocess.Popen(words, start_new_session=True) as verb:
+        jobs.until(lambda: list(tmp_path.glob("tb/*/*/*")))
+        [follower] = Path(f"/proc/{verb.pid}/task/{verb.pid}/children").read_text().split()
+        verb.send_signal(signal.SIGTERM)
+        assert verb.wait(60) == 143 and not Path("/proc", follower).exists()
+    lock.free()
+
+
+def test_an_ended_run_that_is_resumed_brings_its_trackers_up_to_date(tmp_path: Path) -> None:
+    jobs.select(tmp_path / "run", epochs=1)
+    hy.resume(tmp_path / "run", track="tensorboard")
+    [process] = followers._running
+    assert process.wait(60) == 0 and list((tmp_path / "run" / "tensorboard").rglob("*.hopyard"))
+    followers._running.clear()
+
+
+@pytest.mark.parametrize("option", ["--tensorboard", "--mlflow"])
+def test_an_empty_target(tmp_path: Path, option: str) -> None:
+    jobs.select(tmp_path / "run", epochs=1)
+    code, said = call("track", tmp_path / "run", option, "")
+    assert code == 2 and f"{option} = " in said

@@ -27,6 +27,7 @@ HERE = Path.cwd()
     ("value", "expected"),
     [
         ("tensorboard", ["tensorboard"]),
+        ("tensorboard=~/tb", [f"tensorboard={Path.home()}/tb"]),
         (["tensorboard=tb", "tensorboard=./tb"], [f"tensorboard={HERE}/tb"]),
         (("mlflow=sqlite:///a=b.db", "tensorboard"), [f"mlflow=sqlite:///{HERE}/a=b.db", "tensorboard"]),
         ("mlflow=sqlite:////x/a.db?timeout=3", ["mlflow=sqlite:////x/a.db?timeout=3"]),
@@ -53,7 +54,14 @@ def test_the_experiment_of_the_environment_is_kept() -> None:
     "value",
     [
         *("wandb", "tensorboard=", "", 3, ["tensorboard", None], {"mlflow": URI}, "kubeflow"),
-        *("tensorboard=s3://bucket/x", "mlflow=mlruns", "mlflow=htps://host", "mlflow=file:///x", "mlflow=https://"),
+        *(
+            "tensorboard=s3://bucket/x",
+            "tensorboard=\0",
+            "mlflow=mlruns",
+            "mlflow=htps://host",
+            "mlflow=file:///x",
+            "mlflow=https://",
+        ),
     ],
 )
 def test_what_track_does_not_mean(value: Any) -> None:

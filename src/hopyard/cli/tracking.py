@@ -36,24 +36,35 @@ def track(
     from hopyard.trackers import REGISTER
     from hopyard.tracking.progress import requested_by
 
-    options = [f"tensorboard={tensorboard}"] * bool(tensorboard) + [f"mlflow={mlflow}"] * bool(mlflow)
-    asked = resolved("--tensorboard or --mlflow", options)
+    options = {"tensorboard": tensorboard, "mlflow": mlflow}
+    asked = [
+        track
+        for name, target in options.items()
+        if target is not None
+        for track in resolved(f"--{name}", f"{name}={target}")
+    ]
     layouts = [find(run) for run in runs]
     trackers = [(layout, each) for layout in layouts for each in asked or requested_by(layout)]
     if missing := [layout.shown for layout in layouts if layout not in [each for each, _ in trackers]]:
         raise UsageError(f"{', '.join(missing)}: started without track=; give --tensorboard DIR or --mlflow URI")
     if register is not None and not any(each.startswith("mlflow=") for _, each in trackers):
         raise UsageError(f"--register {register}: no tracker here is MLflow; give --mlflow URI")
+    terminable()
     code, live = GOOD, list[subprocess.Popen[bytes]]()
     with contextlib.ExitStack() as stack:
-        for layout, each in trackers:
-            words, environment = command(each, layout.root, "--no-wait", *([] if follow else ["--once"]))
-            own = {} if register is None else {REGISTER: register}
-            process = stack.enter_context(subprocess.Popen(words, env={**environment, **own}))
-            live.append(process)
-            if not follow:
-                code = code or process.wait()
-        return code or next(filter(None, [process.wait() for process in live]), GOOD)
+        try:
+            for layout, each in trackers:
+                words, environment = command(each, layout.root, "--no-wait", *([] if follow else ["--once"]))
+                own = {} if register is None else {REGISTER: register}
+                process = stack.enter_context(subprocess.Popen(words, env={**environment, **own}))
+                live.append(process)
+                if not follow:
+                    code = code or process.wait()
+            return code or next(filter(None, [process.wait() for process in live]), GOOD)
+        except KeyboardInterrupt:  # SIGTERM too, which the followers have not got
+            for process in live:
+                process.terminate()
+            raise
 
 
 @verb

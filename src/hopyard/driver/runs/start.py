@@ -35,6 +35,7 @@ from hopyard.driver.runs.ownership import lost_states, new_folder, parent_of, ta
 from hopyard.driver.runs.request import RunRequest, check_background, check_shared, check_workers
 from hopyard.driver.runs.run import Run, load
 from hopyard.driver.runs.session import Drive, drive
+from hopyard.engines import followers
 from hopyard.engines.environment import with_environment
 from hopyard.errors import Inexact, RunDirectoryError, SpecError
 from hopyard.filesystems import absolute
@@ -173,6 +174,8 @@ def go_on(
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
+        tracks = about_of(layout).track if changes.track is None else changes.track
+        followers.start((*tracks, *follow), layout.root, layout.tracking_log)  # they may have been killed with it
         return load(layout.root, trust=trust)
     about = about_of(layout)
     inputs: RunInputs = unpickle(layout.recipe, about.python, trust)
