@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import importlib.metadata
 import itertools
 import os
 import random
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,7 @@ from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
 from hopyard.store.standing import status_of
 from hopyard.tracking.follower import News, Pace, Refused, follow
-from hopyard.tracking.mlflow import pyfunc, rest
+from hopyard.tracking.mlflow import model, pyfunc, rest
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from hopyard.tracking.reading import Changed, Reading
 from jobs import SLOW, script, select, table, troubled
@@ -112,7 +117,7 @@ def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict
 
 @pytest.mark.parametrize(
     ("place", "lines", "every"),
-    [("after", 15, 3), *(pytest.param(*each, 1, marks=pytest.mark.long) for each in (("before", 15), ("after", 4)))],
+    [("after", 15, 9), *(pytest.param(*each, 1, marks=pytest.mark.long) for each in (("before", 15), ("after", 4)))],
 )
 def test_a_follower_that_dies_at_any_request_loses_and_doubles_nothing(
     run: Run, expected: dict[str, Any], place: str, lines: int, every: int
@@ -165,7 +170,6 @@ def test_a_server_that_is_down_then_comes_back(run: Run, played: MlflowServer, e
 def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
     run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest, "TIMEOUT", 0.2)
     late: list[Any] = []
 
     def slow(number: int, handler: Handler) -> bool:
@@ -175,7 +179,8 @@ def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
         return bool(late) and number == 2
 
     played.before = slow
-    with pytest.raises(OSError, match="runs/create"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="runs/create"):
+        patch.setattr(rest, "TIMEOUT", 0.2)
         send(run, tracker(run, played))
     send(run, tracker(run, played))
     played._runs_create(late[0])
@@ -225,7 +230,7 @@ def test_a_trial_takes_three_requests_and_one_more_for_each_update_that_it_lives
     assert len(run.trials) == 3 and [requests(trial) for trial in range(3)] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("until", [8, 20])
+@pytest.mark.parametrize("until", [8, pytest.param(20, marks=pytest.mark.long)])
 def test_a_driver_that_died_and_went_on(run: Run, played: MlflowServer, expected: dict[str, Any], until: int) -> None:
     for each in news(run, 2000, until):
         tracker(run, played).update(each)
@@ -274,7 +279,7 @@ def test_an_experiment_that_is_deleted_meanwhile_is_final(run: Run, played: Mlfl
     mlflow.update(every[0])
     (number,) = set(played.experiments) - {"0"}
     played.experiments[number]["stage"] = "deleted"
-    with pytest.raises(ConnectionError, match="active"):
+    with pytest.raises(ConnectionError, match="active"):  # the next look at the experiment tells
         for each in every[1:]:
             mlflow.update(each)
     with pytest.raises(Refused, match=r"'flights' was deleted.*MLFLOW_EXPERIMENT_NAME"):
@@ -299,6 +304,41 @@ def test_credentials_and_certificates(run: Run, tmp_path: Path, expected: dict[s
         assert played.content() == expected
         with pytest.raises(Refused, match="nowhere"):
             tracker(run, played, MLFLOW_TRACKING_SERVER_CERT_PATH="/nowhere")
+
+
+def test_a_token_with_the_end_of_its_line(run: Run, played: MlflowServer) -> None:
+    played.accepted = "Bearer s3cret"
+    tracker(run, played, MLFLOW_TRACKING_TOKEN="s3cret\n").update(next(news(run)))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "match"),
+    [
+        (302, {"Location": "https://me:s3cret@sign.in/?token=s3cret"}, "302: redirects to sign.in are not followed"),
+        (307, {"Location": "/login"}, "redirects to itself"),
+        (404, {}, "404: <html>"),
+        (413, {}, "413"),
+    ],
+)
+def test_errors_that_do_not_pass_are_final(
+    run: Run, played: MlflowServer, status: int, headers: dict[str, str], match: str
+) -> None:
+    def refuse(number: int, handler: Handler) -> bool:
+        if number:
+            handler.send(status, b"<html>", headers)
+        return bool(number)
+
+    played.before = refuse
+    with pytest.raises(Refused, match=match) as refused:
+        send(run, tracker(run, played))
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+def test_others_may_pass(run: Run, played: MlflowServer, status: int) -> None:
+    played.before = lambda number, handler: bool(handler.send(status, b"busy")) or True
+    with pytest.raises(ConnectionError, match="busy"):
+        send(run, tracker(run, played))
 
 
 def test_answers_that_are_not_of_mlflow(run: Run, played: MlflowServer) -> None:
@@ -328,6 +368,79 @@ def test_artifacts_that_the_server_does_not_pass_on_are_left_out(
     assert content["runs"]["run"]["status"] == "FINISHED" and content["runs"]["trial 0"] == expected["runs"]["trial 0"]
 
 
+@pytest.mark.parametrize(
+    ("large", "left"), [("report.txt", "report, pictures and model are"), ("model", "the best mo")]
+)
+def test_what_is_too_large_is_left_out_until_it_is_not(
+    run: Run, played: MlflowServer, expected: dict[str, Any], caplog: pytest.LogCaptureFixture, large: str, left: str
+) -> None:
+    def refuse(number: int, handler: Handler) -> bool:
+        if handler.command == "PUT" and large in handler.path:
+            handler.send(413, b"too large")
+            return True
+        return False
+
+    played.before = refuse
+    mlflow = tracker(run, played)
+    send(run, mlflow)
+    (*_, last) = news(run)
+    count = played.requests
+    mlflow.update(last._replace(records=()))
+    assert left in caplog.text and "413: too large" in caplog.text
+    assert played.content()["runs"]["run"]["status"] == "FINISHED"
+    assert played.requests == count  # nor is it tried again
+    played.before = lambda number, handler: False
+    send(run, tracker(run, played))
+    assert played.content() == expected
+
+
+def test_a_server_that_refuses_a_large_file_before_it_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
+                connection.shutdown(socket.SHUT_WR)  # and then it is closed, with a reset as there is more to read
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with rest.Rest(f"http://127.0.0.1:{listener.getsockname()[1]}", {}) as service, pytest.raises(Refused) as error:
+            service._ask("PUT", "/file", b"x" * (32 << 20), {})
+        thread.join()
+    assert "413: big" in str(error.value)
+
+
+def test_the_status_does_not_wait_for_uploads(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
+    played.before = lambda number, handler: handler.command == "PUT" and cut(handler)
+    with pytest.raises(ConnectionError):
+        send(run, tracker(run, played))
+    assert played.content()["runs"]["run"]["status"] == "FINISHED"
+    played.before = lambda number, handler: False
+    send(run, tracker(run, played))
+    assert played.content() == expected
+
+
+def test_a_run_that_has_ended_stays_so_while_its_journal_is_read_again(run: Run, played: MlflowServer) -> None:
+    send(run, tracker(run, played))
+    count = len(played.called())
+    send(run, tracker(run, played), 4)
+    assert "runs/update" not in played.called()[count:]
+
+
+@pytest.mark.parametrize("name", ["flights", "Ann's"])
+def test_a_model_is_registered_after_the_run_too(run: Run, played: MlflowServer, name: str) -> None:
+    send(run, tracker(run, played))
+    assert not played.versions
+    for own in (name, name, "another"):
+        send(run, tracker(run, played, **{REGISTER: own}))
+    count = played.requests
+    send(run, tracker(run, played))
+    assert [each["name"] for each in played.versions] == [name, "another"] and len(played.models) == 1
+    assert played.requests == count + 2  # nothing is left to be done
+
+
 def test_the_model_predicts_what_the_best_trial_does(run: Run, played: MlflowServer, tmp_path: Path) -> None:
     for _ in range(2):
         mlflow = connect(played.url, Layout(run.directory), {**EXPERIMENT, REGISTER: "flights"})
@@ -347,23 +460,69 @@ def test_a_model_that_cannot_be_built_is_left_out_and_said(
     played: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = select(tmp_path / "run")
-    Layout(run.directory).recipe.write_bytes(b"nonsense")
+    recipe = Layout(run.directory).recipe
+    whole = recipe.read_bytes()
+    recipe.write_bytes(b"nonsense")
     send(run, tracker(run, played))
     assert not played.models and "the best model is left out" in caplog.text
     assert played.content()["runs"]["run"]["status"] == "FINISHED"
+    recipe.write_bytes(whole)
+    send(run, tracker(run, played))  # by a follower elsewhere, or later
+    assert played.content()["models"] == ["LOGGED_MODEL_READY"]
+
+
+def test_a_model_is_tried_again_once_there_is_room(
+    run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow, every = tracker(run, played), list(news(run))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+        patch.setattr("hopyard.driver.saved_files.sync", full)
+        mlflow.update(every[0])
+    mlflow.update(every[0])
+    assert played.content() == expected
+
+
+def full(path: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("versions", "framework", "expected"),
+    [
+        ({"torch": "2.13.0+cpu"}, "torch", "torch==2.13.0"),
+        ({"tensorflow-cpu": "2.21.0"}, "tensorflow", "tensorflow-cpu==2.21.0"),
+        ({"tensorflow": "2.21.0"}, "tensorflow", "tensorflow==2.21.0"),
+        ({}, "jax", "jax"),
+    ],
+)
+def test_requirements_can_be_installed(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], framework: str, expected: str
+) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert model.requirement(framework) == expected
 
 
 @pytest.mark.parametrize(
     ("target", "environ", "error", "match"),
     [
         ("", {}, SpecError, "MLFLOW_TRACKING_URI"),
-        ("http://host:port", {}, Refused, "http://host:port"),
+        ("http://host:port", {}, Refused, "http://host:port is no URL"),
+        ("http://", {}, Refused, "HOST"),
+        ("http://host/a b", {}, Refused, "%XX"),
+        ("http://me:s3cret@[bad", {}, Refused, r"http://me@\[bad is no URL"),
+        ("http://host", {"MLFLOW_TRACKING_TOKEN": "s3\ncret"}, Refused, "MLFLOW_TRACKING_TOKEN must have printable"),
         ("https://host", {"MLFLOW_TRACKING_SERVER_CERT_PATH": "/nowhere"}, Refused, "CERT_PATH = /nowhere"),
     ],
 )
 def test_targets_that_are_none(target: str, environ: dict[str, str], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as raised:
         connect(target, Layout(Path()), environ)
+    assert "cret" not in str(raised.value)
 
 
 class Killed:
@@ -457,6 +616,7 @@ def test_a_url_with_user_and_password(run: Run, played: MlflowServer) -> None:
     assert "s%3A3" not in shown
     environ, layout = {**EXPERIMENT, "MLFLOW_TRACKING_URI": own}, Layout(run.directory)
     connect(shown, layout, environ).update(next(news(run)))
+    connect(shown, layout, {**EXPERIMENT, "MLFLOW_TRACKING_PASSWORD": "s:3/t"}).update(next(news(run)))
     with pytest.raises(Refused, match="401") as refused:
         connect(shown, layout, EXPERIMENT).update(next(news(run)))
     assert "work" not in str(refused.value)
