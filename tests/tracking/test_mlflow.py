@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import errno
-import importlib.metadata
 import itertools
+import json
 import os
 import random
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -24,71 +18,14 @@ import pytest
 import hopyard as hy
 from api_servers import Handler, hang
 from hopyard.driver.runs.run import Run
-from hopyard.engines.followers import REGISTER, without_password
 from hopyard.engines.local import python_path
-from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.store.standing import status_of
-from hopyard.tracking.follower import News, Pace, Refused, follow
-from hopyard.tracking.mlflow import model, pyfunc, rest
-from hopyard.tracking.mlflow.tracker import Mlflow, connect
-from hopyard.tracking.reading import Changed, Reading
-from jobs import SLOW, script, select, table, troubled
+from hopyard.tracking.follower import Refused, follow
+from hopyard.tracking.mlflow import rest
+from hopyard.tracking.reading import Changed
+from jobs import SLOW, script, select
 from mlflow_server import MlflowServer, mlflow_server
-
-CONFIGS: list[dict[str, Any]] = [{"lr": 0.1, "a+b": 1}, {"lr": 0.03}, {"lr": 0.01, "at": 2, "do": "raise"}]
-EXPERIMENT = {"MLFLOW_EXPERIMENT_NAME": "flights"}
-QUICK = Pace(look=0.01, pause=0.01, longest=0.05)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = select(tmp_path_factory.mktemp("tracked") / "run", troubled, CONFIGS)
-    Layout(run.directory).logs.mkdir()  # as whoever starts followers does
-    return run
-
-
-@pytest.fixture
-def played() -> Iterator[MlflowServer]:
-    with mlflow_server() as server:
-        yield server
-
-
-def tracker(run: Run, played: MlflowServer, **environ: str) -> Mlflow:
-    return connect(played.url, Layout(run.directory), EXPERIMENT | environ)
-
-
-def news(run: Run, lines: int = 2000, until: int | None = None) -> Iterator[News]:
-    """What a follower sends that reads so many lines at a time. `until`: of a run whose driver died after this one."""
-    reading = Reading(Layout(run.directory))
-    count = 0
-    while not reading.whole:
-        count += lines
-        records = reading.more(lines if until is None else min(lines, lines - count + until))
-        machine, last = reading.machine, reading.last
-        assert machine is not None and last is not None
-        reading.whole |= until is not None and count >= until
-        status = status_of(machine.status, False, last) if reading.whole else "running"
-        yield News(tuple(records), machine, status, last.at)
-
-
-def send(run: Run, mlflow: Mlflow, lines: int = 2000) -> None:
-    for each in news(run, lines):
-        mlflow.update(each)
-
-
-@pytest.fixture(scope="module")
-def expected(run: Run) -> dict[str, Any]:
-    """What a server has of the run at the end."""
-    with mlflow_server() as played:
-        send(run, tracker(run, played))
-        return played.content()
-
-
-def cut(handler: Handler) -> bool:
-    """End the connection instead of an answer."""
-    handler.close_connection = True
-    return True
+from tracking.mlflow_runs import EXPERIMENT, QUICK, cut, news, send, tracker
 
 
 def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
@@ -288,140 +225,6 @@ def test_an_experiment_that_is_deleted_meanwhile_is_final(run: Run, played: Mlfl
         send(run, tracker(run, played, MLFLOW_EXPERIMENT_ID="77"))
 
 
-def test_credentials_and_certificates(run: Run, tmp_path: Path, expected: dict[str, Any]) -> None:
-    with mlflow_server(tmp_path) as played:
-        played.accept("ann", "secret")
-        authority = {"MLFLOW_TRACKING_SERVER_CERT_PATH": str(played.authority)}
-        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-            send(run, tracker(run, played))
-        with pytest.raises(Refused, match=r"401: You are not.*MLFLOW_TRACKING_TOKEN"):
-            send(run, tracker(run, played, MLFLOW_TRACKING_TOKEN="secret", **authority))
-        user = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "secret"}
-        for each in news(run, until=8):
-            tracker(run, played, MLFLOW_TRACKING_INSECURE_TLS="true", **user).update(each)
-        played.accepted = "Bearer other"
-        send(run, tracker(run, played, MLFLOW_TRACKING_TOKEN="other", **authority))
-        assert played.content() == expected
-        with pytest.raises(Refused, match="nowhere"):
-            tracker(run, played, MLFLOW_TRACKING_SERVER_CERT_PATH="/nowhere")
-
-
-def test_a_token_with_the_end_of_its_line(run: Run, played: MlflowServer) -> None:
-    played.accepted = "Bearer s3cret"
-    tracker(run, played, MLFLOW_TRACKING_TOKEN="s3cret\n").update(next(news(run)))
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "match"),
-    [
-        (302, {"Location": "https://me:s3cret@sign.in/?token=s3cret"}, "302: redirects to sign.in are not followed"),
-        (307, {"Location": "/login"}, "redirects to itself"),
-        (404, {}, "404: <html>"),
-        (413, {}, "413"),
-    ],
-)
-def test_errors_that_do_not_pass_are_final(
-    run: Run, played: MlflowServer, status: int, headers: dict[str, str], match: str
-) -> None:
-    def refuse(number: int, handler: Handler) -> bool:
-        if number:
-            handler.send(status, b"<html>", headers)
-        return bool(number)
-
-    played.before = refuse
-    with pytest.raises(Refused, match=match) as refused:
-        send(run, tracker(run, played))
-    assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("status", [408, 425, 429, 503])
-def test_others_may_pass(run: Run, played: MlflowServer, status: int) -> None:
-    played.before = lambda number, handler: bool(handler.send(status, b"busy")) or True
-    with pytest.raises(ConnectionError, match="busy"):
-        send(run, tracker(run, played))
-
-
-def test_answers_that_are_not_of_mlflow(run: Run, played: MlflowServer) -> None:
-    def page(number: int, handler: Handler) -> bool:
-        handler.send(200, b"<html>sign in</html>", {"Content-Type": "text/html"})
-        return True
-
-    played.before = page
-    with pytest.raises(ConnectionError, match=r"no JSON: <html>sign in"):
-        send(run, tracker(run, played))
-
-
-def test_artifacts_that_the_server_does_not_pass_on_are_left_out(
-    run: Run, played: MlflowServer, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    proper = played._run
-
-    def elsewhere(run: dict[str, Any]) -> Any:
-        fields = proper(run)
-        fields["info"]["artifact_uri"] = "s3://bucket/0"
-        return fields
-
-    played._run = elsewhere  # type: ignore[method-assign]
-    send(run, tracker(run, played))
-    content = played.content()
-    assert content["files"] == content["models"] == [] and "s3://bucket/0" in caplog.text
-    assert content["runs"]["run"]["status"] == "FINISHED" and content["runs"]["trial 0"] == expected["runs"]["trial 0"]
-
-
-@pytest.mark.parametrize(
-    ("large", "left"), [("report.txt", "report, pictures and model are"), ("model", "the best mo")]
-)
-def test_what_is_too_large_is_left_out_until_it_is_not(
-    run: Run, played: MlflowServer, expected: dict[str, Any], caplog: pytest.LogCaptureFixture, large: str, left: str
-) -> None:
-    def refuse(number: int, handler: Handler) -> bool:
-        if handler.command == "PUT" and large in handler.path:
-            handler.send(413, b"too large")
-            return True
-        return False
-
-    played.before = refuse
-    mlflow = tracker(run, played)
-    send(run, mlflow)
-    (*_, last) = news(run)
-    count = played.requests
-    mlflow.update(last._replace(records=()))
-    assert left in caplog.text and "413: too large" in caplog.text
-    assert played.content()["runs"]["run"]["status"] == "FINISHED"
-    assert played.requests == count  # nor is it tried again
-    played.before = lambda number, handler: False
-    send(run, tracker(run, played))
-    assert played.content() == expected
-
-
-def test_a_server_that_refuses_a_large_file_before_it_has_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
-                connection.shutdown(socket.SHUT_WR)  # and then it is closed, with a reset as there is more to read
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with rest.Rest(f"http://127.0.0.1:{listener.getsockname()[1]}", {}) as service, pytest.raises(Refused) as error:
-            service._ask("PUT", "/file", b"x" * (32 << 20), {})
-        thread.join()
-    assert "413: big" in str(error.value)
-
-
-def test_the_status_does_not_wait_for_uploads(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
-    played.before = lambda number, handler: handler.command == "PUT" and cut(handler)
-    with pytest.raises(ConnectionError):
-        send(run, tracker(run, played))
-    assert played.content()["runs"]["run"]["status"] == "FINISHED"
-    played.before = lambda number, handler: False
-    send(run, tracker(run, played))
-    assert played.content() == expected
-
-
 def test_a_run_that_has_ended_stays_so_while_its_journal_is_read_again(run: Run, played: MlflowServer) -> None:
     send(run, tracker(run, played))
     count = len(played.called())
@@ -429,100 +232,16 @@ def test_a_run_that_has_ended_stays_so_while_its_journal_is_read_again(run: Run,
     assert "runs/update" not in played.called()[count:]
 
 
-@pytest.mark.parametrize("name", ["flights", "Ann's"])
-def test_a_model_is_registered_after_the_run_too(run: Run, played: MlflowServer, name: str) -> None:
-    send(run, tracker(run, played))
-    assert not played.versions
-    for own in (name, name, "another"):
-        send(run, tracker(run, played, **{REGISTER: own}))
-    count = played.requests
-    send(run, tracker(run, played))
-    assert [each["name"] for each in played.versions] == [name, "another"] and len(played.models) == 1
-    assert played.requests == count + 2  # nothing is left to be done
-
-
-def test_the_model_predicts_what_the_best_trial_does(run: Run, played: MlflowServer, tmp_path: Path) -> None:
-    for _ in range(2):
-        mlflow = connect(played.url, Layout(run.directory), {**EXPERIMENT, REGISTER: "flights"})
-        send(run, mlflow)
-    (model,) = played.models.values()
-    assert played.content()["versions"] == [("flights", model["tags"])]
-    for path, content in played.artifacts.items():
-        if "/models/" in path:
-            file = tmp_path / path.partition("/artifacts/")[2]
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(content)
-    x, _ = table(8)
-    assert (pyfunc._load_pyfunc(str(tmp_path / "data")).predict(x) == run.best.predict(x)).all()
-
-
-def test_a_model_that_cannot_be_built_is_left_out_and_said(
-    played: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = select(tmp_path / "run")
-    recipe = Layout(run.directory).recipe
-    whole = recipe.read_bytes()
-    recipe.write_bytes(b"nonsense")
-    send(run, tracker(run, played))
-    assert not played.models and "the best model is left out" in caplog.text
-    assert played.content()["runs"]["run"]["status"] == "FINISHED"
-    recipe.write_bytes(whole)
-    send(run, tracker(run, played))  # by a follower elsewhere, or later
-    assert played.content()["models"] == ["LOGGED_MODEL_READY"]
-
-
-def test_a_model_is_tried_again_once_there_is_room(
-    run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow, every = tracker(run, played), list(news(run))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
-        patch.setattr("hopyard.driver.saved_files.sync", full)
-        mlflow.update(every[0])
-    mlflow.update(every[0])
-    assert played.content() == expected
-
-
-def full(path: Path) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize(
-    ("versions", "framework", "expected"),
-    [
-        ({"torch": "2.13.0+cpu"}, "torch", "torch==2.13.0"),
-        ({"tensorflow-cpu": "2.21.0"}, "tensorflow", "tensorflow-cpu==2.21.0"),
-        ({"tensorflow": "2.21.0"}, "tensorflow", "tensorflow==2.21.0"),
-        ({}, "jax", "jax"),
-    ],
+    ("count", "expected"), [(1, "0.csv"), (3, "0.csv and 2 more"), (20, "0.csv and at least 19 more")]
 )
-def test_requirements_can_be_installed(
-    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], framework: str, expected: str
-) -> None:
-    def version(name: str) -> str:
-        if name not in versions:
-            raise PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert model.requirement(framework) == expected
-
-
-@pytest.mark.parametrize(
-    ("target", "environ", "error", "match"),
-    [
-        ("", {}, SpecError, "MLFLOW_TRACKING_URI"),
-        ("http://host:port", {}, Refused, "http://host:port is no URL"),
-        ("http://", {}, Refused, "HOST"),
-        ("http://host/a b", {}, Refused, "%XX"),
-        ("http://me:s3cret@[bad", {}, Refused, r"http://me@\[bad is no URL"),
-        ("http://host", {"MLFLOW_TRACKING_TOKEN": "s3\ncret"}, Refused, "MLFLOW_TRACKING_TOKEN must have printable"),
-        ("https://host", {"MLFLOW_TRACKING_SERVER_CERT_PATH": "/nowhere"}, Refused, "CERT_PATH = /nowhere"),
-    ],
-)
-def test_targets_that_are_none(target: str, environ: dict[str, str], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match) as raised:
-        connect(target, Layout(Path()), environ)
-    assert "cret" not in str(raised.value)
+def test_the_name_of_the_data(played: MlflowServer, tmp_path: Path, count: int, expected: str) -> None:
+    run = select(tmp_path / "run", epochs=1)
+    about = json.loads(Layout(run.directory).about.read_bytes())
+    about["sources"] = [f"/data/{number}.csv" for number in range(count)]
+    Layout(run.directory).about.write_text(json.dumps(about))
+    tracker(run, played).update(next(news(run)))
+    assert played.content()["runs"]["run"]["inputs"][0]["dataset"]["name"] == expected
 
 
 class Killed:
@@ -607,16 +326,3 @@ def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer,
         send(run, tracker(run, other))
         expected = other.content()
     assert len(expected["runs"]) == 9 and played.content() == expected
-
-
-def test_a_url_with_user_and_password(run: Run, played: MlflowServer) -> None:
-    played.accepted = "Basic " + base64.b64encode(b"me@work:s:3/t").decode()
-    own = played.url.replace("://", "://me%40work:s%3A3%2Ft@")
-    shown = without_password(own)
-    assert "s%3A3" not in shown
-    environ, layout = {**EXPERIMENT, "MLFLOW_TRACKING_URI": own}, Layout(run.directory)
-    connect(shown, layout, environ).update(next(news(run)))
-    connect(shown, layout, {**EXPERIMENT, "MLFLOW_TRACKING_PASSWORD": "s:3/t"}).update(next(news(run)))
-    with pytest.raises(Refused, match="401") as refused:
-        connect(shown, layout, EXPERIMENT).update(next(news(run)))
-    assert "work" not in str(refused.value)

@@ -20,7 +20,7 @@ from hopyard.store.layout import Layout
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from jobs import select, table, troubled
-from tracking.test_mlflow import CONFIGS, news
+from tracking.mlflow_runs import CONFIGS, news
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # importing it and making its tables takes 8 s
 
