@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
+import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,70 +19,13 @@ import hopyard as hy
 from api_servers import Handler, hang
 from hopyard.driver.runs.run import Run
 from hopyard.engines.local import python_path
-from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.store.standing import status_of
-from hopyard.trackers import REGISTER, without_password
-from hopyard.tracking.follower import News, Pace, Refused, follow
-from hopyard.tracking.mlflow import pyfunc, rest
-from hopyard.tracking.mlflow.tracker import Mlflow, connect
-from hopyard.tracking.reading import ReadAgain, Reading
-from jobs import SLOW, script, select, table, troubled
+from hopyard.tracking.follower import Refused, follow
+from hopyard.tracking.mlflow import rest
+from hopyard.tracking.reading import ReadAgain
+from jobs import SLOW, script, select
 from mlflow_server import MlflowServer, mlflow_server
-
-CONFIGS: list[dict[str, Any]] = [{"lr": 0.1, "a+b": 1}, {"lr": 0.03}, {"lr": 0.01, "at": 2, "do": "raise"}]
-EXPERIMENT = {"MLFLOW_EXPERIMENT_NAME": "flights"}
-QUICK = Pace(look=0.01, pause=0.01, longest=0.05)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = select(tmp_path_factory.mktemp("tracked") / "run", troubled, CONFIGS)
-    Layout(run.directory).logs.mkdir()  # as whoever starts followers does
-    return run
-
-
-@pytest.fixture
-def played() -> Iterator[MlflowServer]:
-    with mlflow_server() as server:
-        yield server
-
-
-def tracker(run: Run, played: MlflowServer, **environ: str) -> Mlflow:
-    return connect(played.url, Layout(run.directory), EXPERIMENT | environ)
-
-
-def news(run: Run, lines: int = 2000, until: int | None = None) -> Iterator[News]:
-    """What a follower sends that reads so many lines at a time. `until`: of a run whose driver died after this one."""
-    reading = Reading(Layout(run.directory))
-    count = 0
-    while not reading.whole:
-        count += lines
-        records = reading.more(lines if until is None else min(lines, lines - count + until))
-        machine, last = reading.machine, reading.last
-        assert machine is not None and last is not None
-        reading.whole |= until is not None and count >= until
-        status = status_of(machine.status, False, last) if reading.whole else "running"
-        yield News(tuple(records), machine, status, last.at)
-
-
-def send(run: Run, mlflow: Mlflow, lines: int = 2000) -> None:
-    for each in news(run, lines):
-        mlflow.update(each)
-
-
-@pytest.fixture(scope="module")
-def expected(run: Run) -> dict[str, Any]:
-    """What a server has of the run at the end."""
-    with mlflow_server() as played:
-        send(run, tracker(run, played))
-        return played.content()
-
-
-def cut(handler: Handler) -> bool:
-    """End the connection instead of an answer."""
-    handler.close_connection = True
-    return True
+from tracking.mlflow_runs import EXPERIMENT, QUICK, cut, news, send, tracker
 
 
 def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
@@ -112,7 +54,7 @@ def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict
 
 @pytest.mark.parametrize(
     ("place", "lines", "every"),
-    [("after", 15, 3), *(pytest.param(*each, 1, marks=pytest.mark.long) for each in (("before", 15), ("after", 4)))],
+    [("after", 15, 9), *(pytest.param(*each, 1, marks=pytest.mark.long) for each in (("before", 15), ("after", 4)))],
 )
 def test_a_follower_that_dies_at_any_request_loses_and_doubles_nothing(
     run: Run, expected: dict[str, Any], place: str, lines: int, every: int
@@ -165,7 +107,6 @@ def test_a_server_that_is_down_then_comes_back(run: Run, played: MlflowServer, e
 def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
     run: Run, played: MlflowServer, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest, "TIMEOUT", 0.2)
     late: list[Any] = []
 
     def slow(number: int, handler: Handler) -> bool:
@@ -175,7 +116,8 @@ def test_a_call_that_was_given_up_and_succeeds_later_leaves_no_second_run(
         return bool(late) and number == 2
 
     played.before = slow
-    with pytest.raises(OSError, match="runs/create"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="runs/create"):
+        patch.setattr(rest, "TIMEOUT", 0.2)
         send(run, tracker(run, played))
     send(run, tracker(run, played))
     played._runs_create(late[0])
@@ -225,7 +167,7 @@ def test_a_trial_takes_three_requests_and_one_more_for_each_update_that_it_lives
     assert len(run.trials) == 3 and [requests(trial) for trial in range(3)] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("until", [8, 20])
+@pytest.mark.parametrize("until", [8, pytest.param(20, marks=pytest.mark.long)])
 def test_a_driver_that_died_and_went_on(run: Run, played: MlflowServer, expected: dict[str, Any], until: int) -> None:
     for each in news(run, 2000, until):
         tracker(run, played).update(each)
@@ -274,7 +216,7 @@ def test_an_experiment_that_is_deleted_meanwhile_is_final(run: Run, played: Mlfl
     mlflow.update(every[0])
     (number,) = set(played.experiments) - {"0"}
     played.experiments[number]["stage"] = "deleted"
-    with pytest.raises(ConnectionError, match="active"):
+    with pytest.raises(ConnectionError, match="active"):  # the next look at the experiment tells
         for each in every[1:]:
             mlflow.update(each)
     with pytest.raises(Refused, match=r"'flights' was deleted.*MLFLOW_EXPERIMENT_NAME"):
@@ -283,87 +225,23 @@ def test_an_experiment_that_is_deleted_meanwhile_is_final(run: Run, played: Mlfl
         send(run, tracker(run, played, MLFLOW_EXPERIMENT_ID="77"))
 
 
-def test_credentials_and_certificates(run: Run, tmp_path: Path, expected: dict[str, Any]) -> None:
-    with mlflow_server(tmp_path) as played:
-        played.accept("ann", "secret")
-        authority = {"MLFLOW_TRACKING_SERVER_CERT_PATH": str(played.authority)}
-        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-            send(run, tracker(run, played))
-        with pytest.raises(Refused, match=r"401: You are not.*MLFLOW_TRACKING_TOKEN"):
-            send(run, tracker(run, played, MLFLOW_TRACKING_TOKEN="secret", **authority))
-        user = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "secret"}
-        for each in news(run, until=8):
-            tracker(run, played, MLFLOW_TRACKING_INSECURE_TLS="true", **user).update(each)
-        played.accepted = "Bearer other"
-        send(run, tracker(run, played, MLFLOW_TRACKING_TOKEN="other", **authority))
-        assert played.content() == expected
-        with pytest.raises(Refused, match="nowhere"):
-            tracker(run, played, MLFLOW_TRACKING_SERVER_CERT_PATH="/nowhere")
-
-
-def test_answers_that_are_not_of_mlflow(run: Run, played: MlflowServer) -> None:
-    def page(number: int, handler: Handler) -> bool:
-        handler.send(200, b"<html>sign in</html>", {"Content-Type": "text/html"})
-        return True
-
-    played.before = page
-    with pytest.raises(ConnectionError, match=r"no JSON: <html>sign in"):
-        send(run, tracker(run, played))
-
-
-def test_artifacts_that_the_server_does_not_pass_on_are_left_out(
-    run: Run, played: MlflowServer, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    proper = played._run
-
-    def elsewhere(run: dict[str, Any]) -> Any:
-        fields = proper(run)
-        fields["info"]["artifact_uri"] = "s3://bucket/0"
-        return fields
-
-    played._run = elsewhere  # type: ignore[method-assign]
+def test_a_run_that_has_ended_stays_so_while_its_journal_is_read_again(run: Run, played: MlflowServer) -> None:
     send(run, tracker(run, played))
-    content = played.content()
-    assert content["files"] == content["models"] == [] and "s3://bucket/0" in caplog.text
-    assert content["runs"]["run"]["status"] == "FINISHED" and content["runs"]["trial 0"] == expected["runs"]["trial 0"]
-
-
-def test_the_model_predicts_what_the_best_trial_does(run: Run, played: MlflowServer, tmp_path: Path) -> None:
-    for _ in range(2):
-        mlflow = connect(played.url, Layout(run.directory), {**EXPERIMENT, REGISTER: "flights"})
-        send(run, mlflow)
-    (model,) = played.models.values()
-    assert played.content()["versions"] == [("flights", model["tags"])]
-    for path, content in played.artifacts.items():
-        if "/models/" in path:
-            file = tmp_path / path.partition("/artifacts/")[2]
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(content)
-    x, _ = table(8)
-    assert (pyfunc._load_pyfunc(str(tmp_path / "data")).predict(x) == run.best.predict(x)).all()
-
-
-def test_a_model_that_cannot_be_built_is_left_out_and_said(
-    played: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = select(tmp_path / "run")
-    Layout(run.directory).recipe.write_bytes(b"nonsense")
-    send(run, tracker(run, played))
-    assert not played.models and "the best model is left out" in caplog.text
-    assert played.content()["runs"]["run"]["status"] == "FINISHED"
+    count = len(played.called())
+    send(run, tracker(run, played), 4)
+    assert "runs/update" not in played.called()[count:]
 
 
 @pytest.mark.parametrize(
-    ("target", "environ", "error", "match"),
-    [
-        ("", {}, SpecError, "MLFLOW_TRACKING_URI"),
-        ("http://host:port", {}, Refused, "http://host:port"),
-        ("https://host", {"MLFLOW_TRACKING_SERVER_CERT_PATH": "/nowhere"}, Refused, "CERT_PATH = /nowhere"),
-    ],
+    ("count", "expected"), [(1, "0.csv"), (3, "0.csv and 2 more"), (20, "0.csv and at least 19 more")]
 )
-def test_targets_that_are_none(target: str, environ: dict[str, str], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        connect(target, Layout(Path()), environ)
+def test_the_name_of_the_data(played: MlflowServer, tmp_path: Path, count: int, expected: str) -> None:
+    run = select(tmp_path / "run", epochs=1)
+    about = json.loads(Layout(run.directory).about.read_bytes())
+    about["sources"] = [f"/data/{number}.csv" for number in range(count)]
+    Layout(run.directory).about.write_text(json.dumps(about))
+    tracker(run, played).update(next(news(run)))
+    assert played.content()["runs"]["run"]["inputs"][0]["dataset"]["name"] == expected
 
 
 class Killed:
@@ -448,15 +326,3 @@ def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer,
         send(run, tracker(run, other))
         expected = other.content()
     assert len(expected["runs"]) == 9 and played.content() == expected
-
-
-def test_a_url_with_user_and_password(run: Run, played: MlflowServer) -> None:
-    played.accepted = "Basic " + base64.b64encode(b"me@work:s:3/t").decode()
-    own = played.url.replace("://", "://me%40work:s%3A3%2Ft@")
-    shown = without_password(own)
-    assert "s%3A3" not in shown
-    environ, layout = {**EXPERIMENT, "MLFLOW_TRACKING_URI": own}, Layout(run.directory)
-    connect(shown, layout, environ).update(next(news(run)))
-    with pytest.raises(Refused, match="401") as refused:
-        connect(shown, layout, EXPERIMENT).update(next(news(run)))
-    assert "work" not in str(refused.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hopyard.trackers import REGISTER
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from jobs import select, table, troubled
-from tracking.test_mlflow import CONFIGS, news
+from tracking.mlflow_runs import CONFIGS, news
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # importing it and making its tables takes 8 s
 
@@ -138,6 +139,43 @@ def test_a_database_that_is_locked_or_not_there_may_pass(run: Run, uri: str, tmp
             mlflow.update(every[0])
         other.rollback()
     mlflow.update(every[0])
+
+
+@pytest.mark.parametrize(
+    ("uri", "match"),
+    [
+        ("foo://me:s3cret@host/db", "unsupported URI 'foo://me@host/db'"),
+        ("file:///nowhere", "filesystem tracking backend"),
+        ("mysql://me:s3cret@host/db", "MySQLdb.*install its driver"),
+        ("postgresql+foo://me:s3cret@host/db", "postgresql.foo"),
+    ],
+)
+def test_targets_that_cannot_be_opened_are_final(
+    run: Run, monkeypatch: pytest.MonkeyPatch, uri: str, match: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    with pytest.raises(Refused, match=match) as refused:
+        send(run, tracker(run, uri, "x"))
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("method", "left"), [("log_artifacts", "report"), ("log_model_artifacts", "the best model")])
+@pytest.mark.parametrize("error", [ImportError("No module named 'boto3'"), PermissionError("/mlruns"), Exception("S3")])
+def test_artifacts_that_cannot_be_written_are_left_out(
+    run: Run, client: Any, uri: str, caplog: pytest.LogCaptureFixture, method: str, left: str, error: Exception
+) -> None:
+    name = f"{method} {type(error).__name__}"
+    mlflow = tracker(run, uri, name)
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    setattr(mlflow._service._client, method, fail)  # type: ignore[attr-defined]
+    send(run, mlflow)
+    assert left in caplog.text and str(error) in caplog.text
+    assert content(client, uri, name)["runs"]["run"][0] == "FINISHED"
+    send(run, tracker(run, uri, name))
+    assert content(client, uri, name)["models"] == ["READY"]
 
 
 def test_a_deleted_experiment_is_final(run: Run, client: Any, uri: str) -> None:

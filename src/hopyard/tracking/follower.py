@@ -62,7 +62,7 @@ class Tracker(Protocol):
         Raises:
             Refused: it accepts nothing more of this run.
             OSError: the next try may succeed.
-            Changed: it has lost what it had, and gets the run from its start.
+            ReadAgain: it has lost what it had, and gets the run from its start.
         """
         ...
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,18 @@ TYPES = {
     **dict.fromkeys(("string", "large_string", "string_view"), "string"),
 }
 """Arrow's name of a type → MLflow's."""
+PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
+"""Framework → the distributions that have it, where these have other names."""
 
 
-def describe(folder: Path, run: str, model: str) -> None:
+def describe(folder: Path, run: str, model: str, at: float) -> None:
     """Write what MLflow asks of a model beside its saved files, which are in `folder / DATA`.
 
     Args:
         folder: of the model.
         run: the id of its run in MLflow.
         model: its id there.
+        at: when the run had ended, in seconds since 1970.
     """
     about = parse((folder / DATA / CONFIG).read_bytes())
     flavor = {
@@ -54,17 +58,26 @@ def describe(folder: Path, run: str, model: str) -> None:
         "model_id": model,
         "model_uuid": model,
         "run_id": run,
-        "utc_time_created": str(datetime.now(UTC).replace(tzinfo=None)),
+        "utc_time_created": str(datetime.fromtimestamp(at, UTC).replace(tzinfo=None)),
     }
     if not (folder / DATA / "transform.pkl").exists() and (inputs := signature(about.manifest)):
         fields["signature"] = {"inputs": json.dumps(inputs), "outputs": None, "params": None}
     packages = [f"hopyard=={__version__}", "mlflow", "pandas"]
-    if about.framework != OWN:
-        packages.append(f"{about.framework}=={importlib.metadata.version(about.framework)}")
+    packages += [requirement(name) for name in (about.framework, about.backend) if name not in ("", OWN)]
     environment = {"python": platform.python_version(), "dependencies": ["-r requirements.txt"]}
     for name, value in (("MLmodel", fields), ("python_env.yaml", environment)):
         (folder / name).write_text(json.dumps(value, indent=1) + "\n")
     (folder / "requirements.txt").write_text("".join(f"{package}\n" for package in packages))
+
+
+def requirement(framework: str) -> str:
+    """Return what pip is to install for a framework: the version that is installed here, without the build's name
+    ("+cpu"), which indexes lack; any, where that is unknown."""
+    names = PACKAGES.get(framework, (framework,))
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name}=={importlib.metadata.version(name).partition('+')[0]}"
+    return names[0]
 
 
 def signature(manifest: Manifest) -> list[dict[str, Any]]:

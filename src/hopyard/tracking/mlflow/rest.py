@@ -10,10 +10,11 @@ import base64
 import contextlib
 import json
 import math
+import re
 import ssl
 import time
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -21,8 +22,9 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from hopyard import __version__
 from hopyard.text import one_line
+from hopyard.trackers import without_password
 from hopyard.tracking.follower import Refused
-from hopyard.tracking.mlflow.service import DIGEST, MODEL, Elsewhere, Model, StoredRun
+from hopyard.tracking.mlflow.service import DIGEST, EXISTS, MISSING, MODEL, Elsewhere, Model, StoredRun, final
 from hopyard.tracking.mlflow.sheets import Batch
 
 TIMEOUT = 120.0
@@ -30,10 +32,12 @@ TIMEOUT = 120.0
 is longer than servers and proxies let one hang."""
 IDLE = 1.0
 """Seconds after which a connection is opened anew, as servers close idle ones without a word, after 2 s some."""
-PAGE = 1000
+PAGE = 200
 """Runs in an answer to a search."""
-MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
-"""Codes of errors."""
+LARGEST = 64 << 20
+"""The most bytes of an answer."""
+USER, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
+"""Variables of the environment."""
 ARTIFACTS = "mlflow-artifacts"
 """The scheme of artifacts that go through the server."""
 
@@ -43,28 +47,35 @@ class Rest:
     see the credentials.
 
     Args:
-        url: of the server.
+        url: of the server. Its user and password replace those of the environment. A user alone stands in for the
+            environment's.
         environ: has MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN;
             MLFLOW_TRACKING_SERVER_CERT_PATH or MLFLOW_TRACKING_INSECURE_TLS; MLFLOW_EXPERIMENT_ID or
             MLFLOW_EXPERIMENT_NAME.
 
     Raises:
-        Refused: the URL is none, or the certificates cannot be read.
+        Refused: the URL or the token is malformed, or the certificates cannot be read.
     """
 
     def __init__(self, url: str, environ: Mapping[str, str]) -> None:
-        self.url = url.rstrip("/")
         try:
-            parts = urlsplit(self.url)
-            if parts.username is not None:  # as MLflow allows
-                names = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
-                pair = unquote(parts.username), unquote(parts.password or "")
-                environ = {**environ, **dict(zip(names, pair, strict=True))}
-                self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            parts = urlsplit(url.rstrip("/"))
             self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
-            self._context = _context(environ) if parts.scheme == "https" else None
-        except ValueError as error:
-            raise Refused(f"{self.url}: {error}") from error
+            valid = bool(self._host and re.fullmatch("[!-~]*", self._path))
+        except ValueError:  # its text may have the password
+            valid = False
+        if not valid:
+            raise Refused(
+                f"{without_password(url)} is no URL of a server; it must be http[s]://[USER[:PASSWORD]@]HOST[:PORT]"
+                "[/PATH], other characters than ASCII as %XX"
+            )
+        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        user = {} if parts.username is None else {USER: unquote(parts.username)}
+        if parts.password is not None:
+            environ = {**environ, **user, PASSWORD: unquote(parts.password)}
+        elif environ.get(PASSWORD):
+            environ = {**user, **environ}
+        self._context = _context(environ) if parts.scheme == "https" else None
         self._headers = {"User-Agent": f"hopyard/{__version__}", **_authorization(environ)}
         self._id = environ.get("MLFLOW_EXPERIMENT_ID", "")
         self._name = environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
@@ -175,9 +186,9 @@ class Rest:
         """See `Service`."""
         source = f"models:/{model.id}"
         self._call("POST", "registered-models/create", {"name": name}, EXISTS)
-        query = {"filter": f"name = '{name}' AND run_id = '{run}'"}
+        query = {"filter": f"run_id = '{run}'"}
         versions = self._call("GET", "model-versions/search", query).get("model_versions", ())
-        if source not in [each["source"] for each in versions]:
+        if (name, source) not in [(each["name"], each["source"]) for each in versions]:
             body = {"name": name, "source": source, "run_id": run, "model_id": model.id}
             self._call("POST", "model-versions/create", body)
 
@@ -185,7 +196,7 @@ class Rest:
         """Upload the files of a folder through the server.
 
         Raises:
-            Elsewhere: the server keeps none.
+            Elsewhere: the server keeps none, or refuses one: by its size, or from this user.
         """
         parts = urlsplit(uri)
         if parts.scheme != ARTIFACTS:
@@ -195,7 +206,10 @@ class Rest:
                 name = quote(f"{parts.path.strip('/')}/{path.relative_to(folder).as_posix()}")
                 with path.open("rb") as file:
                     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
-                    self._ask("PUT", f"/api/2.0/mlflow-artifacts/artifacts/{name}", file, headers)
+                    try:
+                        self._ask("PUT", f"/api/2.0/mlflow-artifacts/artifacts/{name}", file, headers)
+                    except Refused as error:
+                        raise Elsewhere(str(error)) from error
 
     def _call(self, method: str, name: str, fields: dict[str, Any], expected: str = "") -> dict[str, Any]:
         """Return the answer to a call; {}: it is an error with the code `expected`."""
@@ -203,14 +217,15 @@ class Rest:
         if method == "GET":
             path += f"?{urlencode(fields)}"
         else:
-            body, headers = json.dumps(fields, allow_nan=False).encode(), {"Content-Type": "application/json"}
-        text = self._ask(method, path, body, headers, expected)
+            text = json.dumps(fields, allow_nan=False, ensure_ascii=False)  # shorter: batches are limited in bytes
+            body, headers = text.encode(), {"Content-Type": "application/json"}
+        content = self._ask(method, path, body, headers, expected)
         try:
-            answer = json.loads(text or b"{}")
+            answer = json.loads(content or b"{}")
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ConnectionError(f"{self.url}{path} answered no JSON: {_shown(text)}")
+            raise ConnectionError(f"{self.url}{path} answered no JSON: {_shown(content)}")
         return answer
 
     def _ask(
@@ -221,14 +236,17 @@ class Rest:
             self._connection.close()  # the next request opens it
         where = f"{self.url}{path.partition('?')[0]}"
         try:
-            self._connection.request(method, self._path + path, body, {**self._headers, **headers})
+            with contextlib.suppress(BrokenPipeError):  # by a server that answers before it has read the whole body
+                self._connection.request(method, self._path + path, body, {**self._headers, **headers})
             answer = self._connection.getresponse()
-            text = answer.read()
+            text = _read(answer)
             self._answered = time.monotonic()
-        except (HTTPException, ValueError) as error:
+        except HTTPException as error:
             raise ConnectionError(f"{where}: {type(error).__name__}: {error}") from error
         except OSError as error:
             raise ConnectionError(f"{where}: {error or type(error).__name__}") from error
+        except ValueError as error:  # its text may have a header
+            raise ConnectionError(f"{where}: {type(error).__name__}") from None
         if answer.status == 200:
             return text
         code, message = _error(text)
@@ -236,10 +254,30 @@ class Rest:
             return b""
         if answer.status in (401, 403):
             raise Refused(
-                f"{where} answered {answer.status}: {message}; MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
-                "or MLFLOW_TRACKING_TOKEN, must be those of a user who may write there"
+                f"{where} answered {answer.status}: {message}; {USER} and {PASSWORD}, or {TOKEN}, must be those of a "
+                "user who may write there"
             )
+        if 300 <= answer.status < 400:
+            host = re.match(r"(?:\w+:)?//(?:[^/?#]*@)?([^/?#]+)", answer.headers["Location"] or "")
+            message = f"redirects to {one_line(host[1]) if host else 'itself'} are not followed; give MLflow's own URL"
+        if final(answer.status, code):
+            raise Refused(f"{where} answered {answer.status}: {message}")
         raise ConnectionError(f"{where} answered {answer.status}: {message}")
+
+
+def _read(answer: HTTPResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        HTTPException: it is larger than any of MLflow's, or does not come to its end.
+    """
+    text, end = bytearray(), time.monotonic() + TIMEOUT
+    while piece := answer.read1(1 << 16):
+        text += piece
+        if len(text) > LARGEST or time.monotonic() > end:
+            raise HTTPException(f"no answer of MLflow: {len(text):,} bytes, and more to come")
+    answer.close()  # `read1` does not, and the connection waits for it
+    return bytes(text)
 
 
 def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
@@ -255,10 +293,12 @@ def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
 
 def _authorization(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the header that says who we are. As in MLflow, a user comes before a token."""
-    if user := environ.get("MLFLOW_TRACKING_USERNAME"):
-        pair = f"{user}:{environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-    token = environ.get("MLFLOW_TRACKING_TOKEN")
+    if user := environ.get(USER):
+        pair = f"{user}:{environ.get(PASSWORD, '')}".encode(errors="surrogateescape")
+        return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    token = environ.get(TOKEN, "").strip()  # a file that it was read from may end in a newline
+    if not re.fullmatch("[!-~]*", token):
+        raise Refused(f"{TOKEN} must have printable ASCII characters only, and no space")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

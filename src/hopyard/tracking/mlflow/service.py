@@ -12,6 +12,11 @@ MODEL = "model"
 """The name of the best model."""
 DIGEST = "hopyard.digest"
 """The tag of models that has the digest of their State."""
+MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
+"""Codes of errors."""
+PASSING = (408, 409, 425, 429)
+STALE = (MISSING, EXISTS, "INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+"""Codes that MLflow gives to what somebody else has deleted or made: the next look at its state resolves them."""
 
 
 class StoredRun(NamedTuple):
@@ -37,14 +42,24 @@ class Model(NamedTuple):
 
 
 class Elsewhere(Exception):
-    """Artifacts are kept where they cannot be written from here."""
+    """Artifacts cannot be written from here to where they are kept."""
+
+
+def final(status: int, code: str) -> bool:
+    """Return whether every further try would get this error too.
+
+    Args:
+        status: of HTTP.
+        code: of MLflow; empty: there is none.
+    """
+    return 300 <= status < 500 and status not in PASSING and code not in STALE
 
 
 class Service(Protocol):
     """MLflow. Calls are made inside a `with` block.
 
     Raises:
-        Refused: it accepts nothing from this user, or nothing in this experiment.
+        Refused: it accepts nothing from this user, or nothing in this experiment, or not this request.
         OSError: the next try may succeed.
     """
 
@@ -95,7 +110,11 @@ class Service(Protocol):
         ...
 
     def log_model(self, run: str, model: Model, folder: Path) -> None:
-        """Upload the files of a model, add it to the outputs of the run, and make it ready."""
+        """Upload the files of a model, add it to the outputs of the run, and make it ready.
+
+        Raises:
+            Elsewhere: they cannot be written from here.
+        """
         ...
 
     def register(self, name: str, run: str, model: Model) -> None:

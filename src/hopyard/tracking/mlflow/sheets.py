@@ -1,5 +1,5 @@
-"""What the runs of MLflow are to hold. A sheet is what one of them does: a function of the records alone, so that the
-same points, in the same order, come from each reading of the journal.
+"""What the runs of MLflow are to hold. A Sheet is the desired content of one MLflow run: a function of the records
+alone, so that the same points, in the same order, come from each reading of the journal.
 
 MLflow's limits, from mlflow/utils/validation.py at v3.17.2: names of 250 letters, digits and `_-.: /`, which as paths
 are in their shortest form; parameters of 6,000 characters, tags of 8,000; 1,000 metrics, 100 parameters, 100 tags and
@@ -100,7 +100,7 @@ class Sheet:
         if first >= 0 and mark in (None, self._mark(first)):
             return first
         if self.dropped[0]:
-            raise ReadAgain
+            raise ReadAgain("MLflow lost points")
         return 0  # it has points of lines that the journal has lost since
 
     def batches(self, first: int, tags: Mapping[str, str], params: bool) -> Iterator[Batch]:

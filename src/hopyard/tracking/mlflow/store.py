@@ -3,24 +3,22 @@ Databricks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mlflow import MlflowClient, set_tracking_uri
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag, ViewType
-from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
+from mlflow.exceptions import ERROR_CODE_TO_HTTP_STATUS, MlflowException
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from hopyard.text import error_line
 from hopyard.trackers import without_password
 from hopyard.tracking.follower import Refused
-from hopyard.tracking.mlflow.service import DIGEST, MODEL, Model, StoredRun
+from hopyard.tracking.mlflow.service import DIGEST, EXISTS, MODEL, Elsewhere, Model, StoredRun, final
 from hopyard.tracking.mlflow.sheets import Batch
-
-REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
-"""Codes of errors that do not pass."""
 
 
 class Store:
@@ -41,8 +39,19 @@ class Store:
     def _client(self) -> Any:
         if self._made is None:  # the first client makes the tables, which may fail
             set_tracking_uri(self._uri)  # where the registry looks for the model of a version
-            self._made = MlflowClient(self._uri)
+            try:
+                self._made = MlflowClient(self._uri)
+            except (ImportError, ArgumentError) as error:  # of the database's driver
+                raise Refused(f"{self._told(error)}; install its driver, or give another URI") from error
+            except MlflowException as error:
+                if error.error_code == "INVALID_PARAMETER_VALUE":  # the URI
+                    raise Refused(self._told(error)) from error
+                raise
         return self._made
+
+    def _told(self, error: Exception) -> str:
+        """Return the text of an error, without the password of the URI."""
+        return f"{self._shown}: {error_line(error).replace(self._uri, self._shown)}"
 
     def __enter__(self) -> Self:
         return self
@@ -50,10 +59,10 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, MlflowException) and error.error_code in REFUSALS:
-            raise Refused(f"{self._shown}: {error_line(error)}") from error
         if isinstance(error, (MlflowException, SQLAlchemyError)):
-            raise ConnectionError(f"{self._shown}: {error_line(error)}") from error
+            code = getattr(error, "error_code", "")
+            status = ERROR_CODE_TO_HTTP_STATUS.get(code, 500)
+            raise (Refused if final(status, code) else ConnectionError)(self._told(error)) from error
 
     def experiment(self) -> str:
         """See `Service`."""
@@ -114,7 +123,8 @@ class Store:
 
     def upload(self, run: StoredRun, folder: Path) -> None:
         """See `Service`."""
-        self._client.log_artifacts(run.id, str(folder))
+        with self._artifacts(run.uri):
+            self._client.log_artifacts(run.id, str(folder))
 
     def model(self, experiment: str, run: str, digest: str) -> Model:
         """See `Service`."""
@@ -125,7 +135,8 @@ class Store:
 
     def log_model(self, run: str, model: Model, folder: Path) -> None:
         """See `Service`."""
-        self._client.log_model_artifacts(model.id, str(folder))
+        with self._artifacts(model.uri):
+            self._client.log_model_artifacts(model.id, str(folder))
         outputs = self._client.get_run(run).outputs
         if model.id not in [each.model_id for each in outputs.model_outputs] if outputs else True:
             self._client.log_outputs(run, [LoggedModelOutput(model.id, step=0)])
@@ -137,11 +148,23 @@ class Store:
         try:
             self._client.create_registered_model(name)
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            if error.error_code != EXISTS:
                 raise
-        versions = self._client.search_model_versions(f"name = '{name}' AND run_id = '{run}'")
-        if source not in [each.source for each in versions]:
+        versions = self._client.search_model_versions(f"run_id = '{run}'")
+        if (name, source) not in [(each.name, each.source) for each in versions]:
             self._client.create_model_version(name, source, run, model_id=model.id)
+
+    @contextmanager
+    def _artifacts(self, uri: str) -> Iterator[None]:
+        """Tell errors of what keeps artifacts, such as a missing boto3, from those of MLflow and of the network."""
+        try:
+            yield
+        except PermissionError as error:
+            raise Elsewhere(f"{uri}: {error_line(error)}") from error
+        except (OSError, MlflowException, SQLAlchemyError):
+            raise
+        except Exception as error:
+            raise Elsewhere(f"{uri}: {error_line(error)}") from error
 
 
 def _run(run: Any) -> StoredRun:
