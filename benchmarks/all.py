@@ -31,6 +31,7 @@ ALL = (
     "many_agents",
     "follower",
     "tracking",
+    "tracked",
     "samplers",
     "exact",
     "sparknet",

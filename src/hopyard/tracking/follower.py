@@ -186,8 +186,7 @@ def follow(
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise UsageError(
-                f"{track}: a follower of {layout.shown} is at work already; `hopyard show {layout.shown}` says how far "
-                "it is"
+                f"a follower of {layout.shown} is at work already; `hopyard show {layout.shown}` says how far it is"
             ) from None
         progress = Progress(track)
 
