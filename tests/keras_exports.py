@@ -18,8 +18,13 @@ from jobs import select
 layers = keras.layers
 ROWS = 64
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (6,), "cnn": (8, 8, 1), "lstm": (5, 3)}
-ENDINGS = {"tensorflow": (".keras", "", ".onnx"), "jax": (".keras", ""), "torch": (".keras", ".onnx", ".pt2")}
-"""Backend → the ends of the paths of its formats."""
+ENDINGS = {
+    "tensorflow": (".keras", "", *([".onnx"] if importlib.util.find_spec("tf2onnx") else [])),
+    "jax": (".keras", ""),
+    "torch": (".keras", ".onnx", ".pt2"),
+}
+"""Backend → the ends of the paths of its formats that can be tried here. Nothing here installs tf2onnx: its wheel has a
+package `tests`, which would hide this one in workers."""
 
 
 def parts(kind: str) -> list[Any]:

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_an_exported_model_predicts_as_the_trial(tmp_path: Path) -> None:
-    for package in ("tensorflow", "tf2onnx", "onnxruntime"):
+    for package in ("tensorflow", "onnxruntime"):
         pytest.importorskip(package)
     from keras_exports import ENDINGS, check
 
@@ -32,7 +32,7 @@ def test_an_exported_model_predicts_as_the_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", pytest.param("jax", marks=pytest.mark.jax)])
 def test_all_formats_of_a_backend(backend: str, tmp_path: Path) -> None:
     """In a process of its own: a process has one backend."""
-    for package in (backend, "onnxscript", "tf2onnx", "onnxruntime"):
+    for package in (backend, "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     env = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("keras_exports.py")

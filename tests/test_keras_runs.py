@@ -499,6 +499,7 @@ def test_weights_count(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ who needs it not
 
 
+@pytest.mark.long
 def test_no_other_process_imports_tensorflow(tmp_path: Path) -> None:
     """Neither a driver nor a worker of a NumPy or a torch recipe; asked at the end of the last validation."""
     body = (

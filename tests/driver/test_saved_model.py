@@ -56,7 +56,11 @@ def one_cycle(config: dict[str, Any], ctx: hy.RecipeContext) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [hy.Inline(), hy.Local(workers=2, devices=None)], ids=["inline", "local"])
+@pytest.mark.parametrize(
+    "engine",
+    [hy.Inline(), pytest.param(hy.Local(workers=2, devices=None), marks=pytest.mark.long)],
+    ids=["inline", "local"],
+)
 def test_a_schedule_over_the_whole_run_ends_with_its_last_step(tmp_path: Path, engine: Any) -> None:
     """OneCycleLR refuses one step more than it was told of."""
     from torch.optim.lr_scheduler import OneCycleLR

@@ -313,6 +313,7 @@ def test_a_run_waits_for_those_of_its_process(
         assert digests(run.wait()) == undisturbed
 
 
+@pytest.mark.long
 def test_gangs_of_two_runs_do_not_wait_for_each_other(tmp_path: Path, spark: Any) -> None:
     """Bug: each had one of the two slots that both need."""
     runs = [

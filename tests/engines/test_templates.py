@@ -366,7 +366,7 @@ TROUBLE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", TROUBLE)
+@pytest.mark.parametrize("what", [pytest.param("thread", marks=pytest.mark.long), *(TROUBLE.keys() - {"thread"})])
 def test_a_template_that_cannot_be_forked_is_done_without(
     tmp_path: Path,
     undisturbed: list[str],

@@ -149,6 +149,7 @@ def test_tensorflow_tells_and_takes_seed_generator_and_determinism() -> None:
         tensorflow_internals.set_deterministic(deterministic)
 
 
+@pytest.mark.long
 @pytest.mark.jax
 def test_keras_on_another_backend_does_not_import_tensorflow() -> None:
     code = """

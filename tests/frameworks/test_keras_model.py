@@ -246,6 +246,7 @@ def test_eager_steps_give_the_same() -> None:
     assert eager.traces == 0
 
 
+@pytest.mark.long
 def test_xla_gives_nearly_the_same() -> None:
     tensorflow_runtime.restore(None)  # with deterministic operations on, Keras does without XLA, and warns
     compiled, xla = model(plain), model(partial(plain, jit_compile=True))

@@ -72,6 +72,7 @@ for size, gang in ((8, Gang(2)), (8, Gang(2, accumulate=2)), (4, Gang(2, "parame
 """
 
 
+@pytest.mark.long
 def test_buffers_of_torch_modules_hop_and_gangs_are_one_worker() -> None:
     env = {
         **os.environ,

@@ -278,7 +278,7 @@ class Killed:
         return self.process
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_follower_that_is_killed(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
     killed = Killed(played, Path(run.directory), seed=0)
     killed.start(requests=12).wait(60)

@@ -15,6 +15,7 @@ import programs
 pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.tensorflow]
 
 
+@pytest.mark.long
 def test_a_strategy_does_not_split_a_data_set_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
 
