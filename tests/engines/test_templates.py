@@ -336,8 +336,8 @@ with hy.Local(2, devices=None) as engine:
     assert process.returncode == -signal.SIGKILL, err
     assert agents(tmp_path / "run")  # the second may be on its way still
     assert gone(children(process))
-    assert not memory(tmp_path)
     assert digests(hy.resume(tmp_path / "run", engine=hy.Inline())) == undisturbed
+    assert not memory(tmp_path)  # an agent that was killed on its way leaves it to the next start
 
 
 @pytest.mark.slow
