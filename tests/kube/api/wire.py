@@ -46,6 +46,7 @@ class Listener(ThreadingHTTPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection, in a thread of its own."""
         try:
+            request.getpeername()  # raises for one that was reset, of which `wrap_socket` would leave a socket open
             request.settimeout(30)
             connection = self._context.wrap_socket(request, server_side=True)
             connection.settimeout(None)

@@ -114,6 +114,7 @@ class Listener:
             self._listens, self.next_look = False, time.monotonic() + PAUSE_SECONDS
             return
         try:
+            connection.getpeername()  # raises for one that was reset, of which `wrap_socket` would leave a socket open
             lasting(connection)
             connection.setblocking(False)
             stranger = Stranger(Line(connection, self._security), time.monotonic())
