@@ -35,7 +35,7 @@ NAME = 100
 PARTITION_BYTES, TRIAL_BYTES = 4 << 10, 4 << 20
 """The most bytes that the points of a partition, and those of a trial, take in the journal."""
 NUMBER_BYTES, HISTOGRAM_BYTES = 32, 1000
-"""What a point counts for, beside its name: as much as nearly all take, so that the same names have room each time."""
+"""Bytes counted for a point, beside its name. They are fixed, so that the same names fit in each partition."""
 
 _pack = struct.Struct("d").pack
 _muted = ContextVar("_muted", default=False)
@@ -108,7 +108,7 @@ class Tally(msgspec.Struct, array_like=True):
 
 
 class Collected(msgspec.Struct):
-    """What was logged in one partition."""
+    """The values logged in one partition."""
 
     numbers: dict[str, bytearray] = {}
     """Name → its numbers, as float64."""

@@ -78,6 +78,18 @@ def drawn(seed: int, gangs: bool = False, hosts: bool = False) -> Chaos:
     )
 
 
+def played(seed: int, gangs: bool = False, hosts: bool = False) -> list[bytes]:
+    """Return the journal of a world that held every promise to its end."""
+    world = drawn(seed, gangs, hosts)
+    world.start()
+    for _ in range(world.choose(150)):
+        if world.ended:
+            break
+        world.step()
+    world.finish()
+    return world.journal
+
+
 def _rules(spec: RunSpec) -> list[Rule | None]:
     """Return rules that fit a run."""
     rules: list[Rule | None] = [None, ASHA(2), ASHA(2, sync=True), ASHA(2, promote=False), Hyperband(2, sync=True)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hopyard as hy
-from faults.worlds import drawn
+from faults.worlds import played
 from hopyard import tracking
 from hopyard.core.runs.codec import decode
 from hopyard.core.runs.events import Histogram
@@ -21,17 +21,6 @@ from hopyard.store.layout import Layout
 from hopyard.tracking import EpochEnded, Logged, Record, RungReached, RunStarted, TrialEnded, TrialStarted
 from hopyard.tracking.recorder import Recorder
 from jobs import WIDTH, journal, select
-
-
-def world(seed: int) -> list[bytes]:
-    world = drawn(seed)
-    world.start()
-    for _ in range(world.choose(150)):
-        if world.ended:
-            break
-        world.step()
-    world.finish()
-    return world.journal
 
 
 def check(records: list[Record], machine: Machine) -> None:
@@ -66,7 +55,7 @@ def check(records: list[Record], machine: Machine) -> None:
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 200), marks=pytest.mark.long)])
 def test_each_epoch_has_one_record_whatever_goes_wrong(seeds: range) -> None:
     for seed in seeds:
-        lines = [decode(line) for line in world(seed)]
+        lines = [decode(line) for line in played(seed)]
         recorder = Recorder()
         records = [record for line in lines for record in recorder.take(line)]
         check(records, fold(lines))

@@ -279,7 +279,7 @@ class Dataset:
         return cls(LocalRows(rows, build, second), options["cache_bytes"])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the columns by their use, and how they are encoded. Reads no row."""
+        """Return the HTML that a notebook shows: each column with its use and encoding. Reads no row."""
         rows = self.rows
         if isinstance(rows, MaterializedSource):
             return html_table(f"Dataset at {rows.url}", [["prepare() gives its columns"]])

@@ -103,7 +103,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
 
     @property
     def uses(self) -> list[tuple[str, list[str]]]:
-        """What columns are used for, each with its columns."""
+        """The columns by use: feature, label, weight, validation and key."""
         weight, validation = ([] if name is None else [name] for name in (self.weight, self.validation))
         named = ("feature", self.features), ("label", self.labels), ("weight", weight), ("validation", validation)
         return [*named, ("key", self.key)]

@@ -1,4 +1,4 @@
-"""What Ctrl-C in a terminal, or the button that interrupts a notebook's kernel, looks like to the user."""
+"""The display of an interrupt: Ctrl-C in a terminal, or the stop button of a notebook."""
 
 from __future__ import annotations
 

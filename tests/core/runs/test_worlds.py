@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from faults.promises import Broken
 from faults.world import Chaos
-from faults.worlds import drawn
+from faults.worlds import drawn, played
 from hopyard.core.runs.codec import decode
 from hopyard.core.runs.events import Placed
 from hopyard.spec import RunSpec
@@ -31,14 +31,7 @@ def live(seed: int, gangs: bool = False, hosts: bool = False) -> list[bytes]:
 
 def live_anew(seed: int, gangs: bool = False, hosts: bool = False) -> list[bytes]:
     """As `live`; it does not remember."""
-    world = drawn(seed, gangs, hosts)
-    world.start()
-    for _ in range(world.choose(150)):
-        if world.ended:
-            break
-        world.step()
-    world.finish()
-    return world.journal
+    return played(seed, gangs, hosts)
 
 
 @pytest.mark.parametrize("block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.long) for block in range(3, 10))])

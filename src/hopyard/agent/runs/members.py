@@ -29,7 +29,7 @@ class Share(msgspec.Struct, frozen=True):
     """The member's own values (`ports.training.SupportsAveraging`), encoded as in a State."""
     costs: Costs = (0, 0)
     logged: list[Collected] = []
-    """What the recipe logged in each partition."""
+    """The values logged by the recipe, by partition."""
 
 
 def alone(gang: Gang) -> GangExchange:

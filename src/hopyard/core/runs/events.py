@@ -146,7 +146,7 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 LoggedValue = float | Histogram
-"""What a recipe logged under one name in a partition: the mean of the numbers, or the histogram of the arrays."""
+"""The value logged under one name in a partition: the mean of its numbers, or the histogram of its arrays."""
 
 
 class Done(Fact, frozen=True, omit_defaults=True):
