@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hopyard.data.partitions.cache import rows_in
 from hopyard.data.shared.storage import reaching as in_store
 from hopyard.data.shared.storage import shared_directory
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
-from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
+from hopyard.filesystems import Directory, absolute, is_there, matching, open_url, reaching
 from hopyard.formats.tfrecord import records
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.tfrecords import Target
@@ -227,3 +228,13 @@ def test_the_urls_of_files_that_spark_and_hadoop_print(tmp_path: Path, monkeypat
         assert run.directory == folder and hy.load(url).status == "completed"
         assert hy.load_model(run.best.save(f"{url}/model")).directory == folder / "model"
     assert {entry.name for entry in tmp_path.iterdir()} == {"run-0", "run-1"}
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_one_of_eight_threads_creates_a_file(place: str, tmp_path: Path) -> None:
+    directory = Directory(str(tmp_path) if place == "local" else f"memory://{tmp_path}")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: directory.create("name", b"writer %d" % number), range(8)))
+    assert won.count(True) == 1 and directory.get("name") == b"writer %d" % won.index(True)
+    assert directory.create("name", directory.get("name")) and not directory.create("name", b"another")
+    assert list(directory.sizes()) == ["name"]

@@ -84,6 +84,30 @@ class Directory:
                     self.remove(temporary)
             raise
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file whole or not at all, and only if its name is free. Of several processes at most one succeeds.
+
+        A store may carry out a request whose answer is lost, and refuse the second try. So a name that is taken is
+        decided by its content: `data` must name its writer.
+
+        Returns:
+            bool: whether the file has this content now.
+        """
+        temporary = f"{PART}{name}-{secrets.token_hex(4)}"
+        try:
+            if self._uploads_whole:
+                self._system.pipe_file(self._path(name), data, mode="create")
+            else:
+                self._system.pipe_file(self._path(temporary), data)
+                self._system.link(self._path(temporary), self._path(name))
+        except FileExistsError:
+            return self.get(name) == data
+        finally:
+            if not self._uploads_whole:
+                with suppress(Exception):  # only a file too many
+                    self.remove(temporary)
+        return True
+
     def get(self, name: str) -> bytes:
         """Return a whole file. Raises FileNotFoundError."""
         return bytes(self._system.cat_file(self._path(name)))
