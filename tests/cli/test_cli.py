@@ -230,6 +230,8 @@ def test_show_writes_a_trace_and_metrics_in_place_of_the_report(runs):
     assert sum(event["ph"] == "X" and event["cat"] == "train" for event in events) > 0
     assert f'hopyard_trials{{directory="{runs / "done"}",status="completed"}} 3' in (runs / "done.prom").read_text()
     assert sorted(path.name for path in runs.iterdir()) == ["done", "done.prom", "half", "torn", "trace.json"]
+    both = call("show", "done", "--json", "--trace", runs / "again.json")
+    assert json.loads(both.output)["trials"] and (runs / "again.json").exists()
     assert call("show", "done", "--trace", runs / "nowhere" / "trace.json").exit_code == 2
     assert call("show", "done", "--prometheus", runs / "nowhere" / "a.prom").exit_code == 2
     assert call("show", "done", "--trace", "a.html").exit_code == 2

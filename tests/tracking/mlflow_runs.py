@@ -12,11 +12,22 @@ from hopyard.store.standing import status_of
 from hopyard.tracking.follower import News, Pace
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
 from hopyard.tracking.reading import Reading
+from jobs import SLOW
 from mlflow_server import MlflowServer
 
 CONFIGS: list[dict[str, Any]] = [{"lr": 0.1, "a+b": 1}, {"lr": 0.03}, {"lr": 0.01, "at": 2, "do": "raise"}]
 EXPERIMENT = {"MLFLOW_EXPERIMENT_NAME": "flights"}
 QUICK = Pace(look=0.01, pause=0.01, longest=0.05)
+
+DRIVER = (
+    SLOW
+    + """
+search = hy.Configs([{"lr": 0.1 / (1 + number)} for number in range(8)])
+hy.select(slow, None, dataset(), search=search, epochs=int(sys.argv[2]), metric="val_loss", mode="min",
+          engine=hy.Inline(), directory=sys.argv[1], resume=True)
+"""
+)
+"""A program that drives a run of eight trials, or goes on with it. Arguments: the directory, the epochs."""
 
 
 def tracker(run: Run, played: MlflowServer, **environ: str) -> Mlflow:

@@ -23,9 +23,9 @@ from hopyard.store.layout import Layout
 from hopyard.tracking.follower import Refused, follow
 from hopyard.tracking.mlflow import rest
 from hopyard.tracking.reading import ReadAgain
-from jobs import SLOW, script, select
+from jobs import script, select
 from mlflow_server import MlflowServer, mlflow_server
-from tracking.mlflow_runs import EXPERIMENT, QUICK, cut, news, send, tracker
+from tracking.mlflow_runs import DRIVER, EXPERIMENT, QUICK, cut, news, send, tracker
 
 
 def test_what_mlflow_has_of_a_run(run: Run, played: MlflowServer, expected: dict[str, Any]) -> None:
@@ -286,16 +286,6 @@ def test_a_follower_that_is_killed(run: Run, played: MlflowServer, expected: dic
     assert killed.kills == 1 and played.content() == expected
 
 
-DRIVER = (
-    SLOW
-    + """
-search = hy.Configs([{"lr": 0.1 / (1 + number)} for number in range(8)])
-hy.select(slow, None, dataset(), search=search, epochs=40, metric="val_loss", mode="min", engine=hy.Inline(),
-          directory=sys.argv[1], resume=True)
-"""
-)
-
-
 @pytest.mark.long
 def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer, tmp_path: Path) -> None:
     directory, program = tmp_path / "run", script(tmp_path / "program.py", DRIVER)
@@ -303,7 +293,9 @@ def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer,
     environ = {**os.environ, "PYTHONPATH": python_path()}
     layout = Layout(directory)
     while kills + killed.kills < 50:
-        driver = subprocess.Popen([sys.executable, str(program), str(directory)], env=environ, start_new_session=True)
+        driver = subprocess.Popen(
+            [sys.executable, str(program), str(directory), "40"], env=environ, start_new_session=True
+        )
         end = time.monotonic() + killed.random.uniform(3, 6)
         while time.monotonic() < end:
             if layout.exists and layout.journal.stat().st_size:
@@ -318,7 +310,7 @@ def test_drivers_and_followers_that_are_killed_fifty_times(played: MlflowServer,
         kills += driver.poll() is None
         driver.kill()
         driver.wait()
-    subprocess.run([sys.executable, str(program), str(directory)], check=True, env=environ)
+    subprocess.run([sys.executable, str(program), str(directory), "40"], check=True, env=environ)
     assert killed.start(requests=0).wait(120) == 0
     assert killed.kills >= 5
     run = hy.load(directory)

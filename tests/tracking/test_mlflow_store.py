@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import sqlite3
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,14 @@ import pytest
 
 import hopyard as hy
 from hopyard.driver.runs.run import Run
+from hopyard.engines.local import python_path
 from hopyard.frameworks.linear import Linear
 from hopyard.store.layout import Layout
 from hopyard.trackers import REGISTER
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.tracker import Mlflow, connect
-from jobs import select, table, troubled
-from tracking.mlflow_runs import CONFIGS, news
+from jobs import script, select, table, troubled
+from tracking.mlflow_runs import CONFIGS, DRIVER, news
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # importing it and making its tables takes 8 s
 
@@ -220,3 +224,43 @@ def test_a_model_of_encoded_columns_takes_frames_as_its_signature_says(client: A
 
 def four(config: dict[str, Any]) -> Any:
     return Linear(4, 2, lr=config["lr"], batch_size=16)
+
+
+def test_drivers_and_followers_that_are_killed_fifty_times(client: Any, uri: str, tmp_path: Path) -> None:
+    directory, program, draws = tmp_path / "run", script(tmp_path / "program.py", DRIVER), random.Random(3)
+    layout, kills, within = Layout(directory), {"driver": 0, "follower": 0}, 0
+    environ = {**os.environ, "PYTHONPATH": python_path(), "MLFLOW_EXPERIMENT_NAME": "killed"}
+    drive = [sys.executable, str(program), str(directory), "300"]
+    track = [sys.executable, "-P", "-m", "hopyard.tracking", f"mlflow={uri}", str(directory)]
+
+    def points() -> int:
+        with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
+            return int(database.execute("SELECT COUNT(*) FROM metrics").fetchone()[0])
+
+    client.MlflowClient(uri).search_experiments()  # makes the tables
+    while sum(kills.values()) < 50:
+        driver = subprocess.Popen(drive, env=environ)
+        end = time.monotonic() + draws.uniform(15, 30)
+        while not (layout.exists and layout.journal.stat().st_size):
+            time.sleep(0.05)
+        layout.logs.mkdir(exist_ok=True)
+        while time.monotonic() < end and sum(kills.values()) < 49:
+            before = points()
+            follower = subprocess.Popen(track, env=environ)
+            try:
+                follower.wait(draws.uniform(2, 6))
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                kills["follower"] += 1
+            follower.wait()
+            within += points() > before
+        kills["driver"] += driver.poll() is None
+        driver.kill()
+        driver.wait()
+    subprocess.run(drive, check=True, env=environ)
+    subprocess.run(track, check=True, env=environ)
+    assert within > 10 and kills["driver"] > 3
+    run = hy.load(directory)
+    send(run, connect(uri, layout, {"MLFLOW_EXPERIMENT_NAME": "once"}))
+    expected = content(client, uri, "once")
+    assert len(expected["runs"]) == 9 and content(client, uri, "killed") == expected

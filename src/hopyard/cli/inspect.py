@@ -138,7 +138,9 @@ def show(
     if trace is not None or prometheus is not None:
         if driver is not None:
             raise UsageError("--trace and --prometheus read a run of this host: leave --driver out, or call them there")
-        return _write_files(run, trace, prometheus)
+        _write_files(run, trace, prometheus)
+        if not as_json:
+            return GOOD
     if driver is not None:
         return forward(driver, "show", run, *(["--json"] if as_json else []))
     from hopyard.core.runs.codec import CODEC
@@ -173,7 +175,7 @@ def show(
     return GOOD
 
 
-def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> int:
+def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> None:
     from hopyard.driver.runs.run import load
 
     opened = load(run)
@@ -195,7 +197,6 @@ def _write_files(run: str, trace: Path | None, prometheus: Path | None) -> int:
             raise UsageError(
                 f"--prometheus {prometheus}: {error.strerror}; give a file in a folder that this user may write to"
             ) from error
-    return GOOD
 
 
 def _about(layout: Layout) -> dict[str, Any]:
