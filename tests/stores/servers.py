@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -278,3 +279,21 @@ def _program(name: str, package: str) -> str:
     if program is None:
         pytest.skip(f"not installed: {package}")
     return program
+
+
+# ----------------------------------------------------------------------------------------- URLs of all kinds
+
+
+URLS: dict[str, Callable[[pytest.FixtureRequest, Path], str]] = {
+    "local": lambda request, folder: str(folder / "folder"),
+    "memory": lambda request, folder: f"memory://{uuid.uuid4().hex}/folder",
+    "s3": lambda request, folder: f"{request.getfixturevalue('s3').url}/{uuid.uuid4().hex}/folder",
+    "moto": lambda request, folder: f"{request.getfixturevalue('moto').url}/{uuid.uuid4().hex}/folder",
+    "hdfs": lambda request, folder: f"{request.getfixturevalue('hdfs').url}/{uuid.uuid4().hex}/folder",
+    "webhdfs": lambda request, folder: f"{request.getfixturevalue('hdfs').web}/{uuid.uuid4().hex}/folder",
+}
+"""Kind → a new folder of it, by the fixtures of its server."""
+
+SLOW = {"s3": "slow", "moto": "long", "hdfs": "long", "webhdfs": "long"}
+KINDS = [pytest.param(kind, marks=[getattr(pytest.mark, SLOW[kind])] if kind in SLOW else []) for kind in URLS]
+"""Parameters of a test over all kinds."""
