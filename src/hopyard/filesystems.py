@@ -8,6 +8,7 @@ Drivers raise errors of many kinds: an ImportError where a package is missing, J
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 import re
@@ -62,6 +63,49 @@ def open_url(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+def url_of(url: str, system: Any, path: str) -> str:
+    """Return the URL of another path in the file system of `url`."""
+    host = re.match("webhdfs://[^/]*", url)  # fsspec drops it
+    return f"{host[0]}{path}" if host else str(system.unstrip_protocol(path))
+
+
+def open_to_read(system: Any, path: str, size: int | None = None) -> Any:
+    """Open a file for reading bytes.
+
+    Args:
+        system: its file system.
+        path: the path in it.
+        size: the bytes that are asked for at once; None: what its driver takes.
+    """
+    file = system.open(path, "rb", block_size=None if _HDFS & _protocols(system) else size)
+    return io.BufferedReader(_HdfsReader(file), size or 1 << 20) if hasattr(file, "read_range_stream") else file
+
+
+class _HdfsReader(io.RawIOBase):
+    """A reader of hdfs-native, which has no buffer, no `readinto` and a `seek` without an answer."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return int(self._file.tell())
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+
 def rename(system: Any, source: str, target: str, overwrite: bool = False) -> None:
     """Rename a file in its file system. Where a file of HDFS may not be overwritten, one that is there raises an error;
     other file systems overwrite it."""
@@ -92,7 +136,6 @@ class Directory:
         protocols = _protocols(self._system)
         self._uploads_whole = bool(_WHOLE & protocols)
         self._renames_exclusively = bool((_HDFS | {"webhdfs"}) & protocols)
-        self._reads_directly = bool(_HDFS & protocols)
 
     def make(self) -> None:
         """Makes the directory; no error when it exists."""
@@ -182,8 +225,7 @@ class Directory:
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most `size` at once. Raises FileNotFoundError."""
         self._system.invalidate_cache()  # or a file younger than the last listing counts as missing
-        # hdfs-native puts io.BufferedReader around a reader that has no `readinto`
-        with self._system.open(self._path(name), "rb", block_size=None if self._reads_directly else size) as file:
+        with open_to_read(self._system, self._path(name), size) as file:
             while block := file.read(size):
                 yield block
 

@@ -159,8 +159,9 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
         (configuration / "webapps" / name / "WEB-INF").mkdir(parents=True)
     rpc, web, *own = (PORTS.take() for _ in range(5))
     user = "hopyard"
-    core = {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}", "hadoop.tmp.dir": data}
-    more = {
+    url = f"hdfs://127.0.0.1:{rpc}"
+    core: dict[str, object] = {"fs.defaultFS": url, "hadoop.tmp.dir": data}
+    more: dict[str, object] = {
         "dfs.replication": 1,
         "dfs.namenode.http-address": f"127.0.0.1:{web}",
         "dfs.namenode.rpc-bind-host": "127.0.0.1",
@@ -202,7 +203,7 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
             running.callback(daemon.kill)
             daemon.start(wait=False)
         datanode.wait()
-        yield Hdfs(core["fs.defaultFS"], f"webhdfs://{user}@127.0.0.1:{web}", namenode, datanode, environment)
+        yield Hdfs(url, f"webhdfs://{user}@127.0.0.1:{web}", namenode, datanode, environment)
 
 
 # ----------------------------------------------------------------------------------------------------- S3
