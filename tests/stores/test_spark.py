@@ -36,6 +36,7 @@ def test_partitions_and_tfrecords(url: str, spark: Any, tmp_path: Path) -> None:
     here = hy.Dataset.spark(df, path=tmp_path / "rows", **options).prepare()
     there = hy.Dataset.spark(df, path=f"{url}/rows", **options)
     assert there.prepare().digest == here.digest
+    assert there.url is not None
     assert hy.Dataset.open(there.url).prepare().digest == here.digest
 
     for _ in range(2):
