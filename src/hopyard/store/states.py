@@ -184,16 +184,19 @@ class LocalStore:
         path = self.directory / _file(ref)
         if self.has(ref) and (path.stat().st_size == data.nbytes or self._renames):
             return _require_equal(ref, self.get(ref), data, str(self.directory))
-        part = self.directory / f"{PART}{ref}-{secrets.token_hex(4)}" if self._renames else path
+        in_place = self.__dict__.get("_renames") is False  # asked for when a rename has failed
+        part = path if in_place else self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
             try:
                 _write(part, data)
                 # Two writers of one address would have to hold the same lease, so looking first is enough; a hard
                 # link would be atomic, but not every file system has them.
-                if part != path:
+                if not in_place:
                     part.rename(path)
-            except BaseException:
+            except BaseException as error:
                 part.unlink(missing_ok=True)
+                if not in_place and isinstance(error, OSError) and error.errno in _LACKING and not self._renames:
+                    return self.put(ref, data)
                 raise
             sync_directory(self.directory)
 
