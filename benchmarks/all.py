@@ -26,6 +26,7 @@ ALL = (
     "feed",
     "program_kills",
     "bulk",
+    "stores",
     "hop_hosts",
     "journal",
     "many_agents",

@@ -16,17 +16,18 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from hopyard import meter
 from hopyard.checks import without_scheme
 from hopyard.errors import ResourceError, SpecError
-from hopyard.filesystems import PART, Directory, reaching
+from hopyard.filesystems import PART, Directory, full, reaching
 from hopyard.spec import Ref
 from hopyard.store.guard import StateConflict
 from hopyard.store.room import room
 from hopyard.store.tree import digest
-from hopyard.system.files import FULL, sync_directory
+from hopyard.system.files import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ _PIECE = 64 << 20
 _BLOCK = 8 << 20
 """Bytes of one call to read from fsspec: each is counted. A slow network has to end one within half a minute, or the
 store counts as away."""
+
+_LACKING = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
+"""What `rename` raises where the file system has no such operation."""
 
 _PRIVATE = {"memory"}
 """Protocols of file systems in the memory of one process."""
@@ -160,10 +164,10 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
     """Turn "the disk is full" into a ResourceError. The driver, which knows the run, says what to do then."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        if not (detail := full(error)):
             raise
-        raise ResourceError(f"no room for State {ref} ({size} bytes) in {location} ({error.strerror})") from error
+        raise ResourceError(f"no room for State {ref} ({size} bytes) in {location} ({detail})") from error
 
 
 class LocalStore:
@@ -178,19 +182,39 @@ class LocalStore:
         """Store and sync; does nothing where the same bytes are stored. Raises ResourceError, leaving nothing behind,
         or StateConflict."""
         path = self.directory / _file(ref)
-        if self.has(ref):
+        if self.has(ref) and (path.stat().st_size == data.nbytes or self._renames):
             return _require_equal(ref, self.get(ref), data, str(self.directory))
-        part = self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
+        in_place = self.__dict__.get("_renames") is False  # asked for when a rename has failed
+        part = path if in_place else self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
             try:
                 _write(part, data)
                 # Two writers of one address would have to hold the same lease, so looking first is enough; a hard
                 # link would be atomic, but not every file system has them.
-                part.rename(path)
-            except BaseException:
+                if not in_place:
+                    part.rename(path)
+            except BaseException as error:
                 part.unlink(missing_ok=True)
+                if not in_place and isinstance(error, OSError) and error.errno in _LACKING and not self._renames:
+                    return self.put(ref, data)
                 raise
             sync_directory(self.directory)
+
+    @cached_property
+    def _renames(self) -> bool:
+        """Whether files can be renamed there. Where they cannot, as in mounted buckets, a State is written under its
+        own name. Readers know it from the journal, once it is whole; half a State is written over."""
+        probe = self.directory / f"{PART}{secrets.token_hex(4)}"
+        probe.touch()
+        try:
+            probe.rename(renamed := probe.with_suffix(".renamed"))
+        except OSError as error:
+            probe.unlink(missing_ok=True)
+            if error.errno in _LACKING:
+                return False
+            raise
+        renamed.unlink(missing_ok=True)
+        return True
 
     def get(self, ref: Ref) -> memoryview:
         """Return the bytes as stored. Raises FileNotFoundError."""
@@ -245,7 +269,7 @@ class LocalStore:
 
 
 def _write(path: Path, data: memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:
