@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from hopyard.checks import expanded, without_scheme
@@ -71,11 +72,15 @@ class Directory:
         """Opens a new file for writing bytes. Others may see it before it is closed: nobody else may know its name."""
         return self._system.open(self._path(name), "wb")
 
-    def put(self, name: str, data: bytes) -> None:
-        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind."""
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind. A Path is a file of
+        this host, which is copied."""
         temporary = name if self._uploads_whole else f"{PART}{name}-{secrets.token_hex(4)}"
         try:
-            self._system.pipe_file(self._path(temporary), data)
+            if isinstance(data, Path):
+                self._system.put_file(str(data), self._path(temporary))
+            else:
+                self._system.pipe_file(self._path(temporary), data)
             if temporary != name:
                 self._system.mv(self._path(temporary), self._path(name))
         except BaseException:

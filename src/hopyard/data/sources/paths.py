@@ -76,7 +76,12 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
             raise DataError(f"{file.path!a}: the name has a character that UTF-8 lacks; rename the file")
     if "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
         return files
-    return [file._replace(path=str(system.unstrip_protocol(file.path))) for file in files]
+    url, inner = text.rstrip("/"), root.rstrip("/")
+    if not url.endswith(inner):
+        return [file._replace(path=str(system.unstrip_protocol(file.path))) for file in files]
+    return [
+        file._replace(path=url.removesuffix(inner) + file.path) for file in files
+    ]  # fsspec's WebHDFS drops the host
 
 
 def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFile]:
