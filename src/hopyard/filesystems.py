@@ -20,7 +20,7 @@ from typing import Any
 from hopyard.checks import expanded, without_scheme
 from hopyard.errors import HopyardError, ResourceError
 from hopyard.system.files import FULL
-from hopyard.text import escaped
+from hopyard.text import escaped, without_secrets
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols where an upload is visible only when it is complete."""
@@ -270,4 +270,4 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def line_of(error: BaseException) -> str:
     """Return the error in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return escaped(f"{type(error).__name__}: {first}"[:500])
+    return escaped(without_secrets(f"{type(error).__name__}: {first}")[:500])
