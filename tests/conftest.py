@@ -315,6 +315,23 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stores.servers import s3
+
+    with s3(tmp_path_factory.mktemp("moto"), "moto") as server:
+        yield server
+
+
+@pytest.fixture
+def moto(moto_server: Any) -> Iterator[Any]:
+    """As `s3`, by moto."""
+    from stores.servers import client
+
+    with client(moto_server):
+        yield moto_server
+
+
 @pytest.fixture
 def hdfs(hdfs_server: Any) -> Iterator[Any]:
     """A `stores.servers.Hdfs`, shared by all tests: a test takes a folder of its own. The environment has its user."""

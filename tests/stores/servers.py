@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -158,8 +159,9 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
         (configuration / "webapps" / name / "WEB-INF").mkdir(parents=True)
     rpc, web, *own = (PORTS.take() for _ in range(5))
     user = "hopyard"
-    core = {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}", "hadoop.tmp.dir": data}
-    more = {
+    url = f"hdfs://127.0.0.1:{rpc}"
+    core: dict[str, object] = {"fs.defaultFS": url, "hadoop.tmp.dir": data}
+    more: dict[str, object] = {
         "dfs.replication": 1,
         "dfs.namenode.http-address": f"127.0.0.1:{web}",
         "dfs.namenode.rpc-bind-host": "127.0.0.1",
@@ -201,7 +203,7 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
             running.callback(daemon.kill)
             daemon.start(wait=False)
         datanode.wait()
-        yield Hdfs(core["fs.defaultFS"], f"webhdfs://{user}@127.0.0.1:{web}", namenode, datanode, environment)
+        yield Hdfs(url, f"webhdfs://{user}@127.0.0.1:{web}", namenode, datanode, environment)
 
 
 # ----------------------------------------------------------------------------------------------------- S3
@@ -278,3 +280,21 @@ def _program(name: str, package: str) -> str:
     if program is None:
         pytest.skip(f"not installed: {package}")
     return program
+
+
+# ----------------------------------------------------------------------------------------- URLs of all kinds
+
+
+URLS: dict[str, Callable[[pytest.FixtureRequest, Path], str]] = {
+    "local": lambda request, folder: str(folder / "folder"),
+    "memory": lambda request, folder: f"memory://{uuid.uuid4().hex}/folder",
+    "s3": lambda request, folder: f"{request.getfixturevalue('s3').url}/{uuid.uuid4().hex}/folder",
+    "moto": lambda request, folder: f"{request.getfixturevalue('moto').url}/{uuid.uuid4().hex}/folder",
+    "hdfs": lambda request, folder: f"{request.getfixturevalue('hdfs').url}/{uuid.uuid4().hex}/folder",
+    "webhdfs": lambda request, folder: f"{request.getfixturevalue('hdfs').web}/{uuid.uuid4().hex}/folder",
+}
+"""Kind → a new folder of it, by the fixtures of its server."""
+
+SLOW = {"s3": "slow", "moto": "long", "hdfs": "long", "webhdfs": "long"}
+KINDS = [pytest.param(kind, marks=[getattr(pytest.mark, SLOW[kind])] if kind in SLOW else []) for kind in URLS]
+"""Parameters of a test over all kinds."""

@@ -113,6 +113,8 @@ def test_files_are_opened_at_paths_and_urls(ctx: Any) -> None:
             file.write("ä")
         with ctx.open(uri) as file:
             assert file.read() == "ä".encode()
+        with ctx.open(uri, "r", encoding="utf-8") as file:
+            assert list(file) == ["ä"]
     assert (ctx.directory / "notes").read_bytes() == "ä".encode()
     with pytest.raises(DataError, match=r"ctx\.open: host .* cannot open memory://none: FileNotFoundError"):
         ctx.open("memory://none")

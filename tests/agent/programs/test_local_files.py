@@ -128,7 +128,9 @@ def test_faults_in_words(url: str, tmp_path: Path) -> None:
     paths = ctx.files(url, ahead=1)
     next(paths)
     fsspec.filesystem("counted").rm(f"/rows/{NAMES[3]}")
-    with pytest.raises(DataError, match=f"ctx.files: host .* cannot read counted://rows/{NAMES[3]}: FileNotFoundError"):
+    with pytest.raises(
+        DataError, match=f"ctx.files: host .* cannot read counted:///rows/{NAMES[3]}: FileNotFoundError"
+    ):
         list(paths)
     assert list(tmp_path.iterdir()) == []
     for wrong in ({"ahead": 0}, {"keep": 0}, {"shard": 1}):
@@ -140,7 +142,7 @@ def test_faults_in_words(url: str, tmp_path: Path) -> None:
 
 def test_no_room(tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     fsspec.filesystem("memory").pipe_file("/large/rows", b"x" * (2 << 20))
-    with pytest.raises(ResourceError, match=r"has no room in .* for a copy of memory://large/rows .*TMPDIR"):
+    with pytest.raises(ResourceError, match=r"has no room in .* for a copy of memory:///large/rows .*TMPDIR"):
         list(task(small_disk("1m")).files("memory://large"))
     fsspec.filesystem("memory").rm("/large", recursive=True)
 
@@ -151,7 +153,7 @@ def test_no_room_for_a_file_of_this_size(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     try:
-        with pytest.raises(ResourceError, match="for a copy of memory://large/rows"):
+        with pytest.raises(ResourceError, match="for a copy of memory:///large/rows"):
             list(task(tmp_path).files("memory://large"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

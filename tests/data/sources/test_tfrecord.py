@@ -279,7 +279,7 @@ class TestFind:
     def test_a_url(self) -> None:
         system = fsspec.filesystem("memory")
         system.pipe_file("/tfrecords/part-r-00000", framed(rows(x=[4])[0]))
-        assert find("memory://tfrecords") == ["memory://tfrecords/part-r-00000"]
+        assert find("memory://tfrecords") == ["memory:///tfrecords/part-r-00000"]
         assert read(find("memory://tfrecords")[0])["x"].to_pylist() == [4]
 
     @pytest.mark.parametrize("source", [None, "", [], 3])

@@ -33,6 +33,8 @@ def main(url: str, ctx: Any) -> None:
         while len(list(ctx.directory.glob("kept-*"))) < 2:
             Path(ctx.path(f"kept-{ctx.rank}")).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    with ctx.open(f"{url}/rows/part-3") as file:
+        assert file.seek(0, 2) == 1 and file.seek(0) == 0 and list(file) == [b"3"]
     folder, step = ctx.restored()
     with ctx.open(f"{url}/told/{ctx.rank}", "w") as file:
         json.dump(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import operator
 import os
 import socket
@@ -133,12 +134,15 @@ class ProgramContext:
         Raises:
             DataError: it cannot be opened; names the cause.
         """
-        from hopyard.filesystems import open_url, reaching
+        from hopyard.filesystems import open_to_read, open_url, reaching
 
         url = self.path(path("uri", uri, "a path or URL"))
         with reaching(url, "open", DataError, "ctx.open"):
             system, inner = open_url(url)
-            return system.open(inner, mode, **options)
+            if "r" not in mode or "+" in mode:
+                return system.open(inner, mode, **options)
+            file = open_to_read(system, inner)
+            return file if "b" in mode else io.TextIOWrapper(file, **options)
 
     def shard(self, data: Any, size: int = 0) -> Any:
         """Return this task's share of data that all tasks read by themselves, without Spark.
