@@ -128,9 +128,7 @@ def test_faults_in_words(url: str, tmp_path: Path) -> None:
     paths = ctx.files(url, ahead=1)
     next(paths)
     fsspec.filesystem("counted").rm(f"/rows/{NAMES[3]}")
-    with pytest.raises(
-        DataError, match=f"ctx.files: host .* cannot read counted:///rows/{NAMES[3]}: FileNotFoundError"
-    ):
+    with pytest.raises(DataError, match=f"ctx.files: host .* cannot read counted:///rows/{NAMES[3]}: FileNot"):
         list(paths)
     assert list(tmp_path.iterdir()) == []
     for wrong in ({"ahead": 0}, {"keep": 0}, {"shard": 1}):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
 import hopyard as hy
+from hopyard.compat.tensorflowonspark import TFNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.programs]
 
@@ -80,7 +82,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_hdfs(hdfs: Any, tmp_path: Path) -> None:
-    goes_on(f"{hdfs.url}/programs", tmp_path)
+    goes_on(TFNode.hdfs_path(SimpleNamespace(defaultFS=hdfs.url), "/programs"), tmp_path)
 
 
 @pytest.mark.long
