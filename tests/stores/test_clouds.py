@@ -108,7 +108,9 @@ def test_rows_states_checkpoints_and_exclusive_files(
     (tmp_path / "copies").mkdir()
     for step in (1, 2, 3):
         checkpoints.put(saved if step == 3 else {"w": step}, step)
-    copy, step = checkpoints.last() or (None, 0)
+    restored = checkpoints.last()
+    assert restored is not None
+    copy, step = restored
     assert step == 3 and (copy / "net").read_bytes() == b"x" * 3_000_000
     files = [file.path for file in find(f"{url}/rows", "input")]
     assert [Path(path).stat().st_size for path in local_paths(files, tmp_path / "copies", 2, 1)] == [
