@@ -20,6 +20,8 @@ from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import Source, parquet, tfrecord
+from hopyard.data.sources.delta import DeltaVersion
+from hopyard.data.sources.iceberg import IcebergSnapshot
 from hopyard.data.sources.memory import Arrays, Table
 from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, is_pandas, refuse_text
 from hopyard.errors import SpecError
@@ -190,6 +192,40 @@ class Dataset:
         if is_pandas(source):
             return cls.pandas(source, **options)
         return cls._of(*from_arrow(source, options["transform"] is None), **options)
+
+    @classmethod
+    @takes(TableOptions)
+    def delta(cls, table: Any, *, version: int | None = None, **options: Unpack[TableOptions]) -> Dataset:
+        """A Delta table at one version, by the package `deltalake` (extra `delta`).
+
+        Args:
+            table: a path or URL, or a `deltalake.DeltaTable`, whose `storage_options` stay in this process.
+            version: default: the newest, or that of the DeltaTable. `hy.resume` keeps the version of the run.
+
+        Raises:
+            SpecError, DataError, UsageError: a value is not allowed; there is no such table or version, or it has
+                features that are not read, such as column mapping; a column is not there; the package is missing.
+        """
+        source = DeltaVersion(table, version)
+        return cls._of(source, source.schema, **options)
+
+    @classmethod
+    @takes(TableOptions)
+    def iceberg(cls, table: Any, *, snapshot: int | None = None, **options: Unpack[TableOptions]) -> Dataset:
+        """An Iceberg table at one snapshot, by the package `pyiceberg` (extra `iceberg`).
+
+        Args:
+            table: a table of `pyiceberg`, "catalog.namespace.table" with a catalog of its configuration, or the path or
+                URL of a metadata file. Credentials of a catalog stay in this process.
+            snapshot: the id. Default: the newest, with the columns that the table has now. `hy.resume` keeps the
+                snapshot of the run.
+
+        Raises:
+            SpecError, DataError, UsageError: a value is not allowed; there is no such table or snapshot; a column is
+                not there; the package is missing.
+        """
+        source = IcebergSnapshot(table, snapshot)
+        return cls._of(source, source.schema, **options)
 
     @classmethod
     @takes(TableOptions)
