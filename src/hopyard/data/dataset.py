@@ -20,10 +20,13 @@ from hopyard.data.options import Assign, BuildOptions, columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import Source, parquet, tfrecord
+from hopyard.data.sources.delta import DeltaVersion
+from hopyard.data.sources.iceberg import IcebergSnapshot
 from hopyard.data.sources.memory import Arrays, Table
-from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, refuse_text
+from hopyard.data.sources.of import from_arrow, from_items, from_numpy, from_pandas, is_pandas, refuse_text
 from hopyard.errors import SpecError
 from hopyard.filesystems import absolute
+from hopyard.formats.arrow import plain_schema
 from hopyard.sparkapi.dataframe import checked, is_frame
 from hopyard.text import html_table, shown
 
@@ -175,13 +178,54 @@ class Dataset:
     @classmethod
     @takes(TableOptions)
     def arrow(cls, source: Any, **options: Unpack[TableOptions]) -> Dataset:
-        """Rows from Arrow.
+        """Anything that speaks Arrow (`__arrow_c_stream__`). Equal rows are equal data, whatever library holds them:
+        views, large text and dictionaries are text. A transform is given text, or a dictionary.
 
         Args:
-            source: a pyarrow Table, RecordBatch or RecordBatchReader, or an iterable of record batches (read once,
-                never all in memory).
+            source: a table or data frame (PyArrow, Polars, pandas); a query or data set (DuckDB, Ibis, Daft,
+                `pyarrow.dataset`); a reader or an iterable of batches, which is read once. Only tables and frames
+                are in memory as a whole. A query that is run again must give the same rows in the same order.
+
+        Raises:
+            SpecError, DataError: a value is not allowed; it cannot be read as Arrow.
         """
-        return cls._of(*from_arrow(source), **options)
+        if is_pandas(source):
+            return cls.pandas(source, **options)
+        return cls._of(*from_arrow(source, options["transform"] is None), **options)
+
+    @classmethod
+    @takes(TableOptions)
+    def delta(cls, table: Any, *, version: int | None = None, **options: Unpack[TableOptions]) -> Dataset:
+        """A Delta table at one version, by the package `deltalake` (extra `delta`).
+
+        Args:
+            table: a path or URL, or a `deltalake.DeltaTable`, whose `storage_options` stay in this process.
+            version: default: the newest, or that of the DeltaTable. `hy.resume` keeps the version of the run.
+
+        Raises:
+            SpecError, DataError, UsageError: a value is not allowed; there is no such table or version, or it has
+                features that are not read, such as column mapping; a column is not there; the package is missing.
+        """
+        source = DeltaVersion(table, version)
+        return cls._of(source, source.schema, **options)
+
+    @classmethod
+    @takes(TableOptions)
+    def iceberg(cls, table: Any, *, snapshot: int | None = None, **options: Unpack[TableOptions]) -> Dataset:
+        """An Iceberg table at one snapshot, by the package `pyiceberg` (extra `iceberg`).
+
+        Args:
+            table: a table of `pyiceberg`, "catalog.namespace.table" with a catalog of its configuration, or the path or
+                URL of a metadata file. Credentials of a catalog stay in this process.
+            snapshot: the id. Default: the newest, with the columns that the table has now. `hy.resume` keeps the
+                snapshot of the run.
+
+        Raises:
+            SpecError, DataError, UsageError: a value is not allowed; there is no such table or snapshot; a column is
+                not there; the package is missing.
+        """
+        source = IcebergSnapshot(table, snapshot)
+        return cls._of(source, source.schema, **options)
 
     @classmethod
     @takes(TableOptions)
@@ -194,7 +238,8 @@ class Dataset:
         """
         build = _own_options(options, [str(name) for name in getattr(frame, "columns", ())])
         table = from_pandas(frame, build.spec.names if options["transform"] is None else None)
-        return cls._of(Table(table, "data frame in memory"), table.schema, **options)
+        source = Table(table, "data frame in memory", options["transform"] is None)
+        return cls._of(source, table.schema, **options)
 
     @classmethod
     @takes(ItemOptions)
@@ -273,7 +318,7 @@ class Dataset:
         second = _validating(validation.rows, build) if isinstance(validation, Dataset) else None
         fields = []
         if schema is not None and options["transform"] is None:
-            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=schema), build.spec, repr(source))
+            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=plain_schema(schema)), build.spec, repr(source))
         types = {column.name: _type_of(column) for field in fields for column in field.columns}
         rows = InputRows(source, options["transform"], types)
         return cls(LocalRows(rows, build, second), options["cache_bytes"])

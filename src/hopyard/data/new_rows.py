@@ -19,8 +19,8 @@ from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Field, Manifest
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources import Source, parquet
-from hopyard.data.sources.memory import Arrays, BatchReader, Table
-from hopyard.data.sources.of import as_array, is_pandas, table_of
+from hopyard.data.sources.memory import Arrays, Table
+from hopyard.data.sources.of import arrow_source, as_array, is_pandas, table_of
 from hopyard.errors import DataError
 from hopyard.formats.arrow import Array, require
 from hopyard.text import shown
@@ -59,7 +59,7 @@ def apply(
     Args:
         manifest: of the training data; its cache entry is not needed.
         data: a Dataset (its own transform, if any, is used instead of `transform`; its `validation` is not used), a
-            pandas DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, the path of Parquet files, a dict from
+            pandas DataFrame, whatever else Dataset.arrow takes but iterables, the path of Parquet files, a dict from
             column to array, a list of dicts, or one array: the single input, or, when that is a list of number columns,
             these side by side.
         transform: that of the training Dataset, if it had one. A RowTracker keeps its findings for the next call.
@@ -243,16 +243,16 @@ def _source(manifest: Manifest, data: Any, names: list[str] | None) -> Source:
     """Return the source of rows that are no Dataset. `names`: the columns that a model may read, if not all."""
     if isinstance(data, (str, os.PathLike)):
         return parquet.ParquetFiles(parquet.find(data))
-    if isinstance(data, pa.RecordBatchReader):
-        return BatchReader(data, "the record batch reader")
     if isinstance(data, Mapping) and data:  # a column that no model reads may be of any type, slice by slice
         return Arrays({str(name): as_array(array, repr(name)) for name, array in data.items()}, "the arrays")
     if is_pandas(data) and (array := _unnamed(manifest, data)) is not None:
         return Arrays(_split(manifest, array), "the data frame")
     if is_pandas(data) and names is not None and any(read := [name in names for name in data.columns]):
         data = data.loc[:, read]  # a column that no model reads may hold anything
+    if not is_pandas(data) and (known := arrow_source(data, names is not None)) is not None:
+        return known[0]
     if (table := table_of(data)) is not None:
-        return Table(table, "the data frame" if is_pandas(data) else "the table")
+        return Table(table, "the data frame" if is_pandas(data) else "the table", names is not None)
     try:
         array = as_array(data, "the data")
     except DataError as error:

@@ -266,7 +266,7 @@ class SavedModel:
         """The model's outputs, one for each row of `data`, in its order: as `Trial.predict`, from the folder alone.
 
         Args:
-            data: a Dataset, a pandas DataFrame, an Arrow table, the path of Parquet files, arrays, a dict of arrays, or
+            data: a Dataset, rows of pandas or Arrow, the path of Parquet files, arrays, a dict of arrays, or
                 a list of dicts.
 
         Returns:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hopyard.checks import no_such
 from hopyard.errors import DataError
@@ -93,6 +94,60 @@ def doubled(kind: Any) -> Any:
     return pa.float64() if kind == pa.float32() else kind
 
 
+def plain_type(kind: Any, decode: bool = True) -> Any:
+    """Return the one Arrow type that stands for all layouts of the same values: text, bytes and lists with offsets of
+    32 bits, text and bytes without views, no run ends, and with `decode` no dictionaries.
+    """
+    test = pa.types
+    if test.is_string_view(kind) or test.is_large_string(kind):
+        return pa.string()
+    if test.is_binary_view(kind) or test.is_large_binary(kind):
+        return pa.binary()
+    if test.is_dictionary(kind):
+        values = plain_type(kind.value_type, decode)
+        return values if decode else pa.dictionary(kind.index_type, values, kind.ordered)
+    if test.is_run_end_encoded(kind):
+        return plain_type(kind.value_type, decode)
+    if is_list(kind):
+        size = kind.list_size if test.is_fixed_size_list(kind) else -1
+        return pa.list_(plain_type(kind.value_type, decode), size)
+    if test.is_struct(kind):
+        return pa.struct([(field.name, plain_type(field.type, decode)) for field in kind])
+    return kind
+
+
+def plain_schema(schema: Any, decode: bool = True, keep: Collection[str] = ()) -> Any:
+    """Return a schema with the `plain_type` of each column; `keep`: columns that stay dictionaries."""
+    fields = [field.with_type(plain_type(field.type, decode and field.name not in keep)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def plain_batch(batch: Any, decode: bool = True, keep: Collection[str] = ()) -> Any:
+    """Return a record batch with the types of `plain_schema`.
+
+    Raises:
+        DataError: a column cannot be converted.
+    """
+    schema = plain_schema(batch.schema, decode, keep)
+    if list(map(str, schema.types)) == list(map(str, batch.schema.types)):  # equal types may name the values of lists
+        return batch
+    columns = list(map(_plain_array, batch.columns, schema.types, schema.names))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain_array(array: Any, kind: Any, name: str) -> Any:
+    try:
+        if pa.types.is_run_end_encoded(array.type):
+            array = pc.run_end_decode(array)
+        for each in (plain_type(array.type, decode=False), kind):  # Arrow decodes no dictionary of views
+            array = array if str(array.type) == str(each) else array.cast(each)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"column {name!r} has type {array.type}, which cannot be converted to {kind}: {error}; cast it first"
+        ) from error
+    return array
+
+
 def is_untyped(kind: Any) -> bool:
     """Return whether an Arrow type is null, or that of lists or dictionaries of nulls."""
     if pa.types.is_dictionary(kind) or is_list(kind):
@@ -117,7 +172,7 @@ def as_type(array: Any, kind: Any) -> Any:
     """
     if kind == array.type or (pa.types.is_dictionary(array.type) and kind == array.type.value_type):
         return array
-    return array.cast(kind) if is_list(array.type) else pa.nulls(len(array), kind)
+    return pa.nulls(len(array), kind) if is_untyped(array.type) and not is_list(array.type) else array.cast(kind)
 
 
 def null_rows(array: Any) -> Array | None:

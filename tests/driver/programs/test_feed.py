@@ -46,6 +46,13 @@ class TestFeed:
         assert program.wait(60).status == "completed"
         assert sum(programs.values(program, "total")) == 3 * sum(range(10_000))
 
+    def test_a_reader_is_read_once_and_sent_in_each_epoch(self, tmp_path: Path) -> None:
+        rows = pa.table({"a": range(10_000), "text": pa.array(["x" * 20] * 10_000, pa.string_view())})
+        program = launch(tmp_path)
+        assert program.feed(rows.to_reader(max_chunksize=3_000), epochs=2) == 20_000
+        assert program.wait(60).status == "completed"
+        assert sum(programs.values(program, "total")) == 2 * sum(range(10_000))
+
     @pytest.mark.parametrize("uneven", ["allow", "min", "cycle"])
     def test_how_uneven_feeds_end(self, tmp_path: Path, uneven: str) -> None:
         program = launch(tmp_path)

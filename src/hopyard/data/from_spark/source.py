@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -51,6 +51,8 @@ class MaterializedSource:
         what: names what it was made from, for messages; empty: not known.
         transform: the user's transform, through which they went, if it is known.
     """
+
+    is_streamed: ClassVar[bool] = False
 
     url: str
     cached: bool = False
@@ -129,6 +131,8 @@ class DataFrameSource:
         columns: for each frame, the types of the columns that are read, as Spark names them.
         name: the user's name, by which the rows are found again, or None.
     """
+
+    is_streamed: ClassVar[bool] = False
 
     frames: tuple[Any, ...]
     options: BuildOptions

@@ -62,6 +62,11 @@ class InputRows:
             self._digest, self._digest_while_reading = identity, identity is None
         return self._digest
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the rows are identified by reading them."""
+        return self._digest_while_reading
+
     def code(self) -> str:
         """Return the digest of the transform, as it was at the first call."""
         if self._code is None:
@@ -75,7 +80,7 @@ class InputRows:
             names: the columns that are needed; a transform sees all.
             encoded: those of them that are best read as Arrow dictionaries.
         """
-        content = Content() if self._digest_while_reading and self._digest is None else None
+        content = Content() if self._digest_while_reading else None
         transform, row = self.transform, 0
         pieces = self.source.pieces(names, encoded) if transform is None else self.source.pieces(None, [])
         for batch, name, first in pieces:
@@ -89,7 +94,13 @@ class InputRows:
                 yield batch, origin
             row += batch.num_rows
         if content is not None:
-            self._digest = content.hexdigest()
+            digest = content.hexdigest()
+            if self._digest not in (None, digest):
+                raise DataError(
+                    f"{self.source!r} gave other rows when it was read again: sort them, or write them to Parquet "
+                    "first; of a reader, which can be read once, make a new Dataset"
+                )
+            self._digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
         digest = None if self.source.volatile else self.identity()
@@ -126,6 +137,11 @@ class LocalRows:
     def transform(self) -> Transform | None:
         """The user's transform, if any."""
         return self.rows.transform
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the identity of the rows is known only once they were prepared."""
+        return any(rows.is_streamed for rows in (self.rows, self.second) if rows is not None)
 
     def prepare(self, limit: int, root: Path | None = None) -> Manifest:
         """Return the manifest of the entry for these rows, which is built unless the cache has it.

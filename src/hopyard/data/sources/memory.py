@@ -13,8 +13,9 @@ from hopyard.data.columns import batch_bytes
 from hopyard.data.manifest import SourceInfo
 from hopyard.data.rows.content import Content
 from hopyard.data.sources import Piece, Source
+from hopyard.data.sources.streams import as_table, has_rows
 from hopyard.errors import DataError, SpecError
-from hopyard.formats.arrow import Array, to_arrow
+from hopyard.formats.arrow import Array, plain_batch, plain_schema, to_arrow
 from hopyard.text import unwritable
 
 ROWS = 65_536
@@ -55,19 +56,20 @@ class DetachedSource:
 
 
 class Table:
-    """An Arrow table in memory."""
+    """An Arrow table in memory, whose layout does not matter. `decode`: dictionaries do not matter either, as no
+    transform sees their codes."""
 
     volatile = False
 
-    def __init__(self, table: Any, description: str) -> None:
-        self._table, self._description = table, description
+    def __init__(self, table: Any, description: str, decode: bool = True) -> None:
+        self._table, self._description, self._decode = table, description, decode
 
     def __repr__(self) -> str:
         return f"{self._description} of {self._table.num_rows} rows"
 
     def identity(self) -> str:
         """BLAKE3 of schema and rows, streamed."""
-        return digest_of(self, self._table.schema)
+        return digest_of(self, plain_schema(self._table.schema, self._decode))
 
     def pieces(self, names: list[str] | None, dictionaries: list[str]) -> Iterator[Piece]:
         """Slices of the table's chunks."""
@@ -76,7 +78,7 @@ class Table:
         rows = batch_rows(table.nbytes, table.num_rows, table.num_columns)
         first = 0
         for batch in table.to_batches(max_chunksize=rows):
-            yield batch, self._description, first
+            yield plain_batch(batch, self._decode, dictionaries), self._description, first
             first += batch.num_rows
 
     def provenance(self) -> list[SourceInfo]:
@@ -132,12 +134,13 @@ class Arrays:
 
 
 class BatchReader:
-    """Record batches that can be read once; or, `again`, as often as an iterator of them can be made."""
+    """Record batches that can be read once; or, `again`, as often as an iterator of them can be made. `decode`: as of
+    `Table`."""
 
     volatile = False
 
-    def __init__(self, batches: Iterable[Any], description: str, again: bool = False) -> None:
-        self._batches, self._description, self.again = batches, description, again
+    def __init__(self, batches: Iterable[Any], description: str, again: bool = False, decode: bool = True) -> None:
+        self._batches, self._description, self.again, self._decode = batches, description, again, decode
         self._read = False
         self._rows = 0
 
@@ -156,13 +159,13 @@ class BatchReader:
             )
         self._read, self._rows = True, 0
         for batch in self._batches:
-            parts = batch.to_batches() if isinstance(batch, pa.Table) else [batch]
-            for part in parts:
-                if not isinstance(part, pa.RecordBatch):
-                    raise DataError(f"{self._description} must give record batches, gave a {type(part).__name__}")
+            if not isinstance(batch, pa.RecordBatch) and not has_rows(batch):
+                raise DataError(f"{self._description} must give record batches, gave a {type(batch).__name__}")
+            for part in [batch] if isinstance(batch, pa.RecordBatch) else as_table(batch).to_batches():
                 step = batch_rows(part.nbytes, part.num_rows, part.num_columns)
                 for start in range(0, part.num_rows, step):
-                    yield part.slice(start, step), self._description, self._rows + start
+                    piece = plain_batch(part.slice(start, step), self._decode)
+                    yield piece, self._description, self._rows + start
                 self._rows += part.num_rows
 
     def provenance(self) -> list[SourceInfo]:

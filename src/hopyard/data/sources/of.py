@@ -11,6 +11,7 @@ import pyarrow as pa
 from hopyard.data.columns import batch_bytes
 from hopyard.data.sources import Source
 from hopyard.data.sources.memory import BYTES, ROWS, Arrays, BatchReader, Table
+from hopyard.data.sources.streams import Stream, as_table, has_rows, in_memory
 from hopyard.errors import DataError, SpecError
 from hopyard.formats.arrow import Array, is_text, masked_at, plain, to_arrow
 from hopyard.text import message_of, sendable, shown, unwritable
@@ -72,26 +73,41 @@ def named_parts(parts: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], d
     return values, names
 
 
-def from_arrow(source: Any) -> tuple[Source, pa.Schema | None]:
-    """Return a table, batches or a reader as (source, schema if it is known); SpecError for anything else."""
-    if isinstance(source, pa.RecordBatch):
-        source = pa.Table.from_batches([source])
-    if isinstance(source, pa.Table):
-        return Table(source, "table in memory"), source.schema
-    if isinstance(source, pa.RecordBatchReader):
-        return BatchReader(source, "record batch reader"), source.schema
-    if isinstance(source, (list, tuple)) and source and all(isinstance(batch, pa.RecordBatch) for batch in source):
+def from_arrow(source: Any, decode: bool = True) -> tuple[Source, pa.Schema | None]:
+    """Return tables, queries, batches or a reader as (source, schema if it is known); SpecError for anything else.
+
+    Args:
+        source: what the user gave.
+        decode: whether dictionaries are the same rows as their values: no transform sees their codes.
+    """
+    if (known := arrow_source(source, decode)) is not None:
+        return known
+    if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
+        return BatchReader(source, "iterable of record batches", decode=decode), None
+    raise SpecError(
+        "source must be rows of Arrow, such as a pyarrow Table, RecordBatchReader or Dataset, a Polars or pandas "
+        f"DataFrame, a DuckDB relation or an iterable of record batches, got {type(source).__name__}"
+    )
+
+
+def arrow_source(data: Any, decode: bool = True) -> tuple[Source, pa.Schema | None] | None:
+    """Return rows that speak Arrow as `from_arrow` does, but for iterables; None where they are anything else."""
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.RecordBatchReader):
+        return BatchReader(data, "record batch reader", decode=decode), data.schema
+    if isinstance(data, (list, tuple)) and data and all(isinstance(batch, pa.RecordBatch) for batch in data):
         try:
-            table = pa.Table.from_batches(source)
+            table = pa.Table.from_batches(data)
         except pa.ArrowException as error:
             raise DataError(f"the record batches differ in their schema: {error}") from error
-        return Table(table, "record batches in memory"), table.schema
-    if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
-        return BatchReader(source, "iterable of record batches"), None
-    raise SpecError(
-        "source must be a pyarrow Table, RecordBatch, RecordBatchReader or an iterable of record batches, got "
-        f"{type(source).__name__}"
-    )
+        return Table(table, "record batches in memory", decode), table.schema
+    if not has_rows(data):
+        return None
+    if in_memory(data):
+        table = as_table(data)
+        return Table(table, "table in memory", decode), table.schema
+    return BatchReader(Stream(data), type(data).__name__, again=True, decode=decode), None
 
 
 def from_pandas(frame: Any, used: Collection[str] | None = None) -> pa.Table:

@@ -25,7 +25,7 @@ from hopyard.data.sources.memory import BYTES, ROWS
 from hopyard.data.sources.paths import FoundFile, opened, read_ahead, reading, stamp
 from hopyard.errors import DataError
 from hopyard.filesystems import names_of
-from hopyard.formats.arrow import as_type, is_text, is_untyped, merged, require
+from hopyard.formats.arrow import as_type, is_text, is_untyped, merged, plain_batch, plain_type, require
 
 GROUP_BYTES = 64 << 20
 """Row groups up to this size are decoded whole, the fastest way; larger ones in batches, so memory stays bounded."""
@@ -100,6 +100,7 @@ class ParquetFiles:
                 row = 0
                 for group in range(file.num_row_groups):
                     for batch in _group(file, group, present):
+                        batch = plain_batch(batch, decode=False)  # noqa: PLW2901
                         yield _filled(batch, types, source_file.folders), source_file.path, row
                         row += batch.num_rows
                     self._provenance.append(
@@ -149,8 +150,8 @@ def _fields(schema: pa.Schema, dictionaries: Collection[str] = ()) -> Fields:
     """Return the fields of a schema, those of `dictionaries` with the type of their values, however they are stored."""
     fields: dict[str, list[pa.Field]] = {}
     for field in schema:
-        is_decoded = field.name in dictionaries and pa.types.is_dictionary(field.type)
-        fields.setdefault(field.name, []).append(field.with_type(field.type.value_type) if is_decoded else field)
+        kind = plain_type(field.type, decode=field.name in dictionaries)
+        fields.setdefault(field.name, []).append(field.with_type(kind))
     return fields
 
 

@@ -204,8 +204,9 @@ class Program:
         Where the program may be started again (`max_restarts`), what was fed is kept until it ends, to go again then.
 
         Args:
-            data: a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict from column to
-                array, or a list of rows (dicts become columns, others stay as they are).
+            data: a Spark DataFrame, an RDD, a hy.Dataset, rows of Arrow (as in Dataset.arrow; read as a whole), a
+                pandas DataFrame, a dict from column to array, or a list of rows (dicts become columns, others stay as
+                they are).
             epochs: number of times that all rows are sent.
             name: of the feed, as in `ctx.feed(name)`.
             uneven: when workers have unequal shares: "allow" (the feed of each ends with its own rows), "min" (all end

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from hopyard.data.sources.of import is_pandas
+from hopyard.data.sources.of import arrow_source, is_pandas
 from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.local_rows import blocks_of
 from hopyard.feeds.sender import Route, send_partition
@@ -138,7 +138,10 @@ def source_of(data: Any) -> FeedSource:
     allowed = isinstance(data, (list, tuple, Mapping, pa.Table, pa.RecordBatch))
     if allowed or hasattr(data, "prepare") or is_pandas(data):
         return DriverRows(data)
+    if (known := arrow_source(data, decode=False)) is not None:  # read as a whole, as a reader can be read once
+        batches = [batch for batch, _, _ in known[0].pieces(None, [])]
+        return DriverRows(pa.Table.from_batches(batches, None if batches else pa.schema([])))
     raise SpecError(
-        "feed(…) must be given a Spark DataFrame, an RDD, a hy.Dataset, a pandas DataFrame, a pyarrow Table, a dict "
-        f"from column to array or a list of rows, got {type(data).__name__}"
+        "feed(…) must be given a Spark DataFrame, an RDD, a hy.Dataset, rows of Arrow or pandas, a dict from column to "
+        f"array or a list of rows, got {type(data).__name__}"
     )

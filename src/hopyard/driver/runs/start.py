@@ -77,8 +77,12 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
     with claimed(request.directory) as (layout, lock):
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
-        copied = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         manifest = inputs.data.prepare()
+        if (
+            inputs.data.rows.is_streamed
+        ):  # only now the rows have the identity by which a resume finds them in the cache
+            pickle = _pickled(inputs)
+        copied = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         for metric in [each.metric for each in request.spec.objectives if each.metric.startswith("val_")]:
             if manifest.validate:
                 break

@@ -133,7 +133,7 @@ class Trial:
         and that the order is trusted; where it is seen to change the order, it is refused.
 
         Args:
-            data: a Dataset, a pandas DataFrame, an Arrow table, the path of Parquet files, arrays, or a dict of arrays.
+            data: a Dataset, rows of pandas or Arrow, the path of Parquet files, arrays, or a dict of arrays.
                 The transform and the encoding that the run's own data had are applied (a Dataset with a transform has
                 its own in its place); a label is not needed.
             checkpoint: whose weights: of the best epoch, or the last ones.
