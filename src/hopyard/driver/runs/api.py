@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from hopyard.checks import flag
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -28,6 +29,7 @@ from hopyard.spec import Config, Encrypt, Mode, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
+from hopyard.store.urls import working
 from hopyard.text import shown
 
 
@@ -180,6 +182,7 @@ def resume(
     trust: bool = False,
     timeouts: Timeouts | None = None,
     track: str | Sequence[str] | None = None,
+    take_over: bool = False,
 ) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. If
     the run has ended, States that are gone from its store, or were cut, are made again.
@@ -208,6 +211,8 @@ def resume(
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
         timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
         track: from now on, as for `select`; None: as it was, [] for nothing.
+        take_over: do not look for 30 s whether the driver of a run at a URL lives. One that does ends, and loses what
+            it has not copied there.
 
     Raises:
         SpecError: recipe= without failed=True, or it is no recipe; failed=True where the goal
@@ -228,7 +233,11 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=requested_trackers())
+        if layout.url:
+            working.fetch(layout.root, driving=True)
+        forced = flag("take_over", take_over)
+        follow = requested_trackers()
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=follow, forced=forced)
 
 
 def _begin(arguments: dict[str, Any]) -> Run:
