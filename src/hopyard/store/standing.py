@@ -41,18 +41,19 @@ def standing(layout: Layout, journal_status: str) -> str:
         journal_status: the status that its journal folds to.
     """
     live = held(layout.lock)
-    return status_of(journal_status, live, None if live else _last(layout.journal))
+    return status_of(journal_status, live, None if live else _last(layout.journal), bool(layout.url))
 
 
-def status_of(journal_status: str, live: bool, last: Line | None) -> str:
+def status_of(journal_status: str, live: bool, last: Line | None, shared: bool = False) -> str:
     """Return the same from what is known already.
 
     Args:
         journal_status: the status that the journal folds to.
         live: whether a driver held the lock before the journal was read.
         last: the journal's last line.
+        shared: whether the run is at a URL: it has ended once its driver has, which copies its end there.
     """
-    if journal_status in ENDED:
+    if journal_status in ENDED and not (live and shared):
         return journal_status
     if live:
         return "running"

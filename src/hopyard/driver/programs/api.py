@@ -20,7 +20,7 @@ from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import HostTasks
-from hopyard.driver.directory import claimed, freed_on_error, room
+from hopyard.driver.directory import claim_url, claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
@@ -34,6 +34,7 @@ from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 from hopyard.system.files import sweep_parts
 from hopyard.text import shown
 
@@ -144,7 +145,7 @@ def launch(
     own_slots = agent_engine.driver_workers if agent_engine.shared_places else None
     spec = fitted(spec, agent_engine.workers, own_slots=own_slots)
     with claimed(directory) as (layout, lock):
-        _prepare_directory(layout, resumes(resume))
+        _prepare_directory(layout, lock, resumes(resume))
     with freed_on_error(lock):
         token = secrets.token_hex(16)  # with it workers accept rows
         logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
@@ -255,7 +256,7 @@ def _role_counts(spec: ProgramSpec) -> str:
     return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
 
 
-def _prepare_directory(layout: Layout, resume: bool) -> None:
+def _prepare_directory(layout: Layout, lock: Lock, resume: bool) -> None:
     """Prepare the directory, whose lock is ours, for a program. An earlier program's journal is kept under another
     name."""
     if layout.exists:
@@ -265,6 +266,7 @@ def _prepare_directory(layout: Layout, resume: bool) -> None:
             f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
             "checkpoints"
         )
+    claim_url(layout, lock, layout.program)
     with room(layout.root):
         layout.logs.mkdir(parents=True, exist_ok=True)
         retire(layout.program)

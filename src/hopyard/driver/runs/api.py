@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import flag
 from hopyard.data.dataset import Dataset
 from hopyard.driver.directory import freed_on_error, room
 from hopyard.driver.pickling import RunInputs
@@ -91,11 +90,13 @@ def select(
             hy.Inline().
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
-        directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
+        directory: the run directory, a path or a URL of S3, HDFS and the like; default `runs/<time>-<word>`. An
+            existing one is refused unless `resume`. A run at a URL can go on from any host.
         store: where States are kept: a path, or any fsspec URL (memory:// with hy.Inline() only). In the URL of a file
             escapes such as %20 stand for characters. Each run has a folder there. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
-        trust: with `resume`: open the pickle of that run even where others than this user and root may write it.
+        trust: with `resume`: open the pickle of that run even where others than this user and root may write it, which
+            nobody can tell of a URL.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits. (Not with hy.Inline(), which trains in this process.)
         encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
@@ -188,7 +189,7 @@ def resume(
     the run has ended, States that are gone from its store, or were cut, are made again.
 
     Args:
-        directory: of the run, or its name under `runs/`.
+        directory: of the run, a path or a URL, or its name under `runs/`.
         engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
             this process has other values of these variables, or none.
         wait: as for `select`.
@@ -235,9 +236,8 @@ def resume(
     with freed_on_error(lock):
         if layout.url:
             working.fetch(layout.root, driving=True)
-        forced = flag("take_over", take_over)
-        follow = requested_trackers()
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=follow, forced=forced)
+        trust, forced, follow = given["trust"], given["take_over"], requested_trackers()
+        return go_on(layout, lock, engine, given["wait"], changes, trust=trust, follow=follow, forced=forced)
 
 
 def _begin(arguments: dict[str, Any]) -> Run:

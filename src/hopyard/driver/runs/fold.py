@@ -64,7 +64,7 @@ class Fold:
                 return
             live = held(self._layout.lock)  # asked first: of a driver that is gone, all lines are read
             machine = self._advanced()
-            self._moment = Moment(machine, status_of(machine.status, live, self._last))
+            self._moment = Moment(machine, status_of(machine.status, live, self._last, bool(self._layout.url)))
             try:
                 yield self._moment
             finally:

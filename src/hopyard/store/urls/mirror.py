@@ -24,7 +24,7 @@ from hopyard.errors import RunDirectoryError
 from hopyard.filesystems import Directory, line_of, reaching, why
 from hopyard.store.journal import write_whole
 from hopyard.store.urls import working
-from hopyard.store.urls.segments import Head, Segments, Writer, pace, segment
+from hopyard.store.urls.segments import Head, Segments, Writer, pace, patiently, segment
 from hopyard.store.urls.working import BEAT, DRIVER, LOGS, VIEWS, Beat, Copied, url_of
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ SECONDS = 600.0
 """The bytes of the journal that may wait for a segment, and how long: beyond, the loop waits."""
 LEASES = BYTES // 64
 """More leases than a lost end of the journal can have given out: a line that gives one out is longer."""
-LONGEST = 30.0
-"""The longest pause before a segment is tried again, in seconds."""
+FIRST_PAUSE, LONGEST = 1.0, 30.0
+"""The pause before a segment is tried again, in seconds, and the longest one."""
 FILES_SECONDS = 60.0
 """Time between two copies of logs, report and charts."""
 TAIL = 1 << 20
@@ -54,8 +54,8 @@ def publish(path: Path, data: bytes, private: bool = False) -> None:
     if url := url_of(path.parent):
         with reaching(url, "write to", RunDirectoryError, "directory"):
             directory = Directory(url)
-            directory.make()
-            directory.put(path.name, data)
+            patiently(directory.make)
+            patiently(lambda: directory.put(path.name, data))
     write_whole(path, data, private)
 
 
@@ -77,11 +77,12 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
         if not take_over:
             _refuse_live(url, writer)
         segments = Segments(url, journal)
-        segments.make()
+        patiently(segments.make)
         copied = working.copied(root, journal) or Copied(writer.id, 0, 0)
         if segments.count() != copied.count:
             raise _in_use(url, segments, copied.count)
-        if not segments.create(copied.count, segment(writer, copied.end, b"")):
+        data = segment(writer, copied.end, b"")
+        if not patiently(lambda: segments.create(copied.count, data)):
             raise _in_use(url, segments, copied.count)
         first = segments.get(0)
     assert first is not None
@@ -110,7 +111,7 @@ def _refuse_live(url: str, own: Writer) -> None:
 
 def _beat(directory: Directory) -> Beat | None:
     try:
-        return msgspec.json.decode(directory.get(DRIVER), type=Beat)
+        return msgspec.json.decode(patiently(lambda: directory.get(DRIVER)), type=Beat)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
@@ -238,7 +239,7 @@ class Mirror:
 
     def _created(self, data: bytes) -> bool:
         """Create the next segment, whatever it takes; False: it is another driver's."""
-        pause, away, created, over = 1.0, False, False, None
+        pause, away, created, over = FIRST_PAUSE, False, False, None
         while not self._abandoned.is_set():
             try:
                 created = self._segments.create(self._number, data)

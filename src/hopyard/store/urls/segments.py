@@ -7,8 +7,10 @@ others begins another journal: the earlier one is retired. Segment 0 is empty, a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +20,8 @@ from hopyard.filesystems import Directory
 AT_ONCE = 32
 """Segments that are read at once."""
 HOUR = 3600.0
+PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds before a request of a reader is made again."""
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -50,6 +54,21 @@ def pace(age: float) -> float:
     return max(1.0, age / HOUR)
 
 
+Answer = TypeVar("Answer")
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Return the answer of a store, which may fail a few times: to read a long journal takes thousands of requests."""
+    for pause in PAUSES:
+        try:
+            return ask()
+        except FileNotFoundError:
+            raise
+        except Exception:  # noqa: BLE001 - drivers raise anything
+            time.sleep(pause)
+    return ask()
+
+
 class Segments:
     """The segments of one journal. Raises whatever the driver of the file system raises: see `filesystems.reaching`.
 
@@ -72,7 +91,7 @@ class Segments:
         Raises:
             JournalError: one is missing.
         """
-        numbers = {int(name) for name in self._directory.sizes() if name.isdecimal()}
+        numbers = {int(name) for name in patiently(self._directory.sizes) if name.isdecimal()}
         if missing := set(range(len(numbers))) - numbers:
             raise JournalError(f"{self.url}: segment {min(missing)} of the journal is missing; restore it from a copy")
         return len(numbers)
@@ -88,7 +107,7 @@ class Segments:
             JournalError: it is damaged.
         """
         try:
-            segment = self._directory.get(_name(number))
+            segment = patiently(partial(self._directory.get, _name(number)))
         except FileNotFoundError:
             return None
         line, _, data = segment.partition(b"\n")

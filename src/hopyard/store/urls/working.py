@@ -12,9 +12,11 @@ import hashlib
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +26,7 @@ from hopyard.errors import JournalError, RunDirectoryError, SpecError
 from hopyard.filesystems import Directory, absolute, reaching
 from hopyard.folders import cache_folder
 from hopyard.store.journal import retire, write_whole
-from hopyard.store.urls.segments import Segments, Writer
+from hopyard.store.urls.segments import Segments, Writer, patiently
 from hopyard.text import shown
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ LOOK = 30.0
 """Seconds for which a new driver looks whether the file of another one changes."""
 FRESH = 60.0
 """Age, by the clocks of both hosts, from which on a reader takes a driver for dead."""
-AGAIN = 1.0
+AGAIN = 5.0
 """Seconds between two fetches for readers."""
 
 
@@ -124,12 +126,14 @@ def fetch(root: Path, driving: bool = False) -> None:
         firsts = {name: each.get(0) for name, each in segments.items()}
         here = {name: fetched.journals[name].first if name in fetched.journals else "" for name in JOURNALS}
         there = {name: first[0].writer.id if first else "" for name, first in firsts.items()}
-        if any((here[name] or (root / name).exists()) and there[name] != here[name] for name in JOURNALS):
+        if any(there[name] != here[name] and (here[name] or _alone(root / name, there[name])) for name in JOURNALS):
             _set_aside(root, url)
             fetched = Fetched()
+            write_whole(root / FETCHED, msgspec.json.encode(fetched))
         for name in filter(there.get, JOURNALS):
             start = fetched.journals.get(name, Copied(there[name], 0, 0))
             fetched.journals[name] = _fetch_journal(segments[name], root / name, start)
+            write_whole(root / FETCHED, msgspec.json.encode(fetched))
         _fetch_files(url, root, fetched.files)
         write_whole(root / FETCHED, msgspec.json.encode(fetched))
         os.utime(root / URL)
@@ -158,7 +162,19 @@ def alive(root: Path) -> bool:
         beat = msgspec.json.decode((root / DRIVER).read_bytes(), type=Beat)
     except (OSError, msgspec.MsgspecError):
         return False
-    return abs(time.time() - beat.at) < FRESH
+    here = (beat.writer.host, beat.writer.folder) == (socket.gethostname(), str(root))  # then its lock would be held
+    return not here and abs(time.time() - beat.at) < FRESH
+
+
+def runs(url: str) -> list[str]:
+    """Return the URLs of the runs and programs at a URL and directly below it.
+
+    Raises:
+        RunDirectoryError: it cannot be listed.
+    """
+    with reaching(url, "list", RunDirectoryError, "directory"):
+        candidates = [url, *(f"{url}/{name}" for name in Directory(url).folders())]
+        return [each for each in candidates if any(Segments(each, name).get(0) for name in JOURNALS)]
 
 
 @contextmanager
@@ -174,6 +190,11 @@ def _fetched(root: Path) -> Fetched:
         return msgspec.json.decode((root / FETCHED).read_bytes(), type=Fetched)
     except (OSError, msgspec.MsgspecError):
         return Fetched()
+
+
+def _alone(journal: Path, first: str) -> bool:
+    """Whether there is a journal here, and none at the URL."""
+    return journal.exists() and not first
 
 
 def _set_aside(root: Path, url: str) -> None:
@@ -235,7 +256,7 @@ def _fetch_files(url: str, root: Path, files: dict[str, tuple[int, float]]) -> N
     """Fetch the files that have changed. Logs of this host are whole, those at the URL have their last MiB."""
     for folder in ("", LOGS):
         directory = Directory(f"{url}/{folder}".rstrip("/"))
-        times, sizes = directory.times(), directory.sizes()
+        times, sizes = patiently(directory.times), patiently(directory.sizes)
         for name, size in sizes.items():
             path, state = root / folder / name, (size, times.get(name, -1.0))
             ours = not name.startswith(".") if folder else name in (*FILES, *VIEWS, DRIVER)
@@ -244,7 +265,7 @@ def _fetch_files(url: str, root: Path, files: dict[str, tuple[int, float]]) -> N
                 continue
             path.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # removed since, as `driver.json` is
-                write_whole(path, directory.get(name), private=True)
+                write_whole(path, patiently(partial(directory.get, name)), private=True)
                 files[f"{folder}/{name}"] = state
         if not folder and DRIVER not in sizes:
             (root / DRIVER).unlink(missing_ok=True)
