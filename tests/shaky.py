@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class Shaky(LocalFileSystem):
     cachable = False
     requests = 0
     dice = random.Random(0)
+    inside = threading.local()
+    """Whether a thread is in a request, which may call other methods: a store lists a folder by one request."""
 
     def _faults(self, path: str) -> dict[str, Any]:
         for folder in Path(path).parents:
@@ -41,12 +44,18 @@ def _request(name: str) -> Any:
     method = getattr(LocalFileSystem, name)
 
     def request(self: Shaky, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.inside, "request", False):
+            return method(self, path, *args, **kwargs)
         faults = self._faults(self._strip_protocol(path))
         Shaky.requests += 1
         time.sleep(faults.get("delay", 0.0))
         if faults.get("away") or Shaky.dice.random() < faults.get("fail", 0.0):
             raise ConnectionError(f"{name} of {path}: 503 Slow Down")
-        answer = method(self, path, *args, **kwargs)
+        self.inside.request = True
+        try:
+            answer = method(self, path, *args, **kwargs)
+        finally:
+            self.inside.request = False
         if Shaky.dice.random() < faults.get("lose", 0.0):
             raise TimeoutError(f"{name} of {path}: no answer")
         return answer

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 JOB = """
 import shaky
 run = hy.select(
-    slow, None, dataset(rows=800), search=hy.Configs(CONFIGS), epochs=int(sys.argv[2]), metric="val_loss", mode="min", seed=1,
-    engine=hy.Local(workers=2), directory=sys.argv[1], resume=True, trust=True,
+    slow, None, dataset(rows=800), search=hy.Configs(CONFIGS), epochs=int(sys.argv[2]), metric="val_loss", mode="min",
+    seed=1, engine=hy.Local(workers=2), directory=sys.argv[1], resume=True, trust=True,
 )
 print(run.status)
 """
