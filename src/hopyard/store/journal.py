@@ -12,16 +12,13 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import Generic, Protocol
 
 import msgspec
 
 from hopyard.core.facts import UNREADABLE, Codec, Line
 from hopyard.errors import JournalError, ResourceError, RunDirectoryError
 from hopyard.system.files import FULL, open_regular, replacing, sync_directory
-
-if TYPE_CHECKING:
-    from hopyard.store.urls.mirror import Mirror
 
 _CHUNK = 1 << 16
 
@@ -127,6 +124,30 @@ def _refuse_newer(path: Path, text: bytes, codec: Codec[Line]) -> None:
         )
 
 
+class Copier(Protocol):
+    """Copies a journal to where others read it (`urls.mirror.Mirror`)."""
+
+    def follow(self, size: int) -> None:
+        """Begin, with a journal of so many bytes."""
+        ...
+
+    def grown(self, size: int) -> None:
+        """Take note that it has so many bytes."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunDirectoryError if another driver has gone on with the run."""
+        ...
+
+    def stored(self, size: int, seconds: float) -> bool:
+        """Whether so many bytes are copied, after waiting up to `seconds` for it. Raises as `check`."""
+        ...
+
+    def keeps_up(self, seconds: float) -> bool:
+        """Whether few enough bytes wait, after waiting up to `seconds` for it. Raises as `check`."""
+        ...
+
+
 class Journal(Generic[Line]):
     """The journal of a live run or program. Owner of the file: the driver that holds the lock.
 
@@ -137,7 +158,7 @@ class Journal(Generic[Line]):
         mirror: copies it to the URL of the run directory; None: that is a path.
     """
 
-    def __init__(self, path: Path, codec: Codec[Line], resume: bool = False, mirror: Mirror | None = None) -> None:
+    def __init__(self, path: Path, codec: Codec[Line], resume: bool = False, mirror: Copier | None = None) -> None:
         self.path = path
         self._codec = codec
         self._mirror = mirror
