@@ -404,8 +404,8 @@ def test_replay_and_resume(monkeypatch):
         engines = []
         times = []
 
-        def resume(path, engine, failed, trust, epochs, workers, timeouts):
-            engines.append((engine, failed, trust))
+        def resume(path, engine, failed, trust, epochs, workers, take_over, timeouts):
+            engines.append((engine, failed, trust, take_over))
             times.append(timeouts)
             return run
 

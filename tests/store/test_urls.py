@@ -7,6 +7,9 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -328,7 +331,7 @@ def test_races_with_lost_answers_lose_and_double_no_line(machines: Any, bucket: 
     number = count()
     for _ in range(20):
         here, there = there, here
-        until(lambda here=here: begun(here))
+        until(partial(begun, here))
         for _ in range(dice.randrange(4)):
             here.append(next(number))
         if dice.random() < 0.7:
@@ -343,6 +346,21 @@ def test_races_with_lost_answers_lose_and_double_no_line(machines: Any, bucket: 
     shaky.faults(bucket)
     final = lines_at(machines())
     assert final[: len(known)] == known and final == sorted(set(final)) and len(known) > 10
+
+
+def test_of_drivers_that_begin_at_once_one_has_the_run(machines: Any) -> None:
+    hosts = [machines() for _ in range(4)]
+    for turn in range(5):
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            winners = [host for host, won in zip(hosts, pool.map(begun, hosts), strict=True) if won]
+        for host in winners:  # all but one were overtaken: the next one to begin had read what they created
+            with suppress(RunDirectoryError):
+                host.append(turn)
+                assert host.stored()
+        assert lines_at(machines())[-1] == turn
+        assert sum(line == turn for line in lines_at(machines())) == 1
+        for host in hosts:
+            host.crash()
 
 
 def begun(machine: Machine) -> bool:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.core.runs.events import Dispatch, Finished, Resumed
-from hopyard.driver.runs.fold import recover
-from hopyard.spec import Ref
+from hopyard.core.runs.events import Dispatch, Finished, Line, Resumed
+from hopyard.driver.runs.fold import dispatched_refs, recover
+from hopyard.spec import Ref, Unit
 from hopyard.store.layout import Layout, find
 from hopyard.store.states import open_store
 from hopyard.store.urls import working
@@ -93,6 +94,10 @@ def dispatched(stored: Path) -> int:
     return sum(path.read_bytes().count(b'"Dispatch"') for path in stored.glob("0*"))
 
 
+def grown(stored: Path, before: int) -> bool:
+    return dispatched(stored) > before
+
+
 def final(url: str) -> list[str]:
     """The digests of a run that completed."""
     run = hy.load(url)
@@ -108,7 +113,7 @@ def test_a_driver_that_loses_its_disk_goes_on_to_the_same_bits(
     stored = tmp_path / "bucket/run/journal.jsonl"
     for _ in range(kills):
         before, process = dispatched(stored), start(job, local, str(epochs))
-        until(lambda before=before: dispatched(stored) > before)
+        until(partial(grown, stored, before))
         time.sleep(1.5 * moments.random())
         pids = children(process)
         for pid in (process.pid, *pids):
@@ -126,6 +131,20 @@ def test_a_driver_that_loses_its_disk_goes_on_to_the_same_bits(
     assert final(local) == digests(hy.load(tmp_path / "here"))
     resumed = sum(isinstance(line, Resumed) for line in journal(find(local).root))
     assert resumed == kills
+
+
+def test_states_of_a_lost_end_belong_to_the_run_and_others_do_not() -> None:
+    """Of the States in a folder, a run may delete those that it made, and those that an end of its journal made."""
+
+    def dispatch(lease: int) -> Dispatch:
+        return Dispatch(at=1.0, slot=0, unit=Unit(lease, 0, "train", 0, (0,), None))
+
+    lines: list[Line] = [dispatch(5), Resumed(at=2.0, skipped=10), dispatch(16)]
+    own, lost, unknown, after = Ref(0, 1, 5), Ref(3, 2, 15), Ref(0, 1, 4), Ref(0, 2, 26)
+    refs = {own, lost, unknown, after, Ref(0, 1, 16)}
+    assert dispatched_refs(lines, refs) == {own, lost, Ref(0, 1, 16)}
+    assert dispatched_refs(lines, refs, lost=10) == {own, lost, Ref(0, 1, 16), after}
+    assert dispatched_refs([dispatch(5), Resumed(at=2.0), dispatch(6)], refs) == {own}
 
 
 # ------------------------------------------------------------------------------------------ who reads and goes on
