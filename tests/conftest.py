@@ -87,9 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """Return the xdist group of a test: its session of Spark, its file if that has module fixtures, or TensorFlow; ""
-    where it shares nothing that is slow to make."""
+    """Return the xdist group of a test: HDFS, its session of Spark, its file if that has module fixtures, or
+    TensorFlow; "" where it shares nothing that is slow to make."""
     names = getattr(item, "fixturenames", ())
+    if "hdfs_server" in names:
+        return "hdfs"
     if "sessions" in names:
         return "executors" if "executors" in names else "spark"
     if has_fixtures(item.path):
@@ -295,6 +297,58 @@ def spark(sessions: Callable[[str], Any]) -> Any:
 def executors(sessions: Callable[[str], Any]) -> Any:
     """A session with two real executors of one core each. A file whose tests ask for placement names it `spark`."""
     return sessions("local-cluster[2,1,1024]")
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stores.servers import hdfs
+
+    with hdfs(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stores.servers import s3
+
+    with s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stores.servers import s3
+
+    with s3(tmp_path_factory.mktemp("moto"), "moto") as server:
+        yield server
+
+
+@pytest.fixture
+def moto(moto_server: Any) -> Iterator[Any]:
+    """As `s3`, by moto."""
+    from stores.servers import client
+
+    with client(moto_server):
+        yield moto_server
+
+
+@pytest.fixture
+def hdfs(hdfs_server: Any) -> Iterator[Any]:
+    """A `stores.servers.Hdfs`, shared by all tests: a test takes a folder of its own. The environment has its user."""
+    from stores.servers import client
+
+    with client(hdfs_server):
+        yield hdfs_server
+
+
+@pytest.fixture
+def s3(s3_server: Any) -> Iterator[Any]:
+    """A `stores.servers.S3`, shared by all tests: a test takes a folder of its own. The environment has its endpoint
+    and keys."""
+    from stores.servers import client
+
+    with client(s3_server):
+        yield s3_server
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hopyard.data.partitions.cache import rows_in
 from hopyard.data.shared.storage import reaching as in_store
 from hopyard.data.shared.storage import shared_directory
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
-from hopyard.filesystems import Directory, absolute, is_there, matching, open_url, reaching
+from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
 from hopyard.formats.tfrecord import records
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.tfrecords import Target
@@ -46,6 +45,22 @@ FAULTS = {
     "silence": (wrapped(TimeoutError("timed out")), "nobody answered in time (TimeoutError: timed out); check host"),
     "broken": (ConnectionResetError(104, "reset by peer"), "the connection broke (ConnectionResetError"),
     "rights": (PermissionError(13, "denied"), "it was refused (PermissionError: [Errno 13] denied); check credentials"),
+    "hdfs native": (OSError("Connection refused (os error 111)"), "nobody listens there (ConnectionRefusedError"),
+    "hdfs rights": (
+        RuntimeError('RPCError("org.….AccessControlException", "Permission denied\\n\\tat")'),
+        "was refused",
+    ),
+    "hdfs safe mode": (
+        RuntimeError('RPCError("org.….SafeModeException", "…")'),
+        "the NameNode is in safe mode (Runtime",
+    ),
+    "webhdfs safe mode": (
+        RuntimeError("Cannot create file/x. Name node is in safe mode."),
+        "the NameNode is in safe mode",
+    ),
+    "hdfs data": (RuntimeError('DataTransferError("All DataNodes failed: []")'), "no DataNode answers (RuntimeError"),
+    "s3": (type("EndpointConnectionError", (Exception,), {})("Could not connect"), "nobody listens there (Endpoint"),
+    "s3 keys": (type("NoCredentialsError", (Exception,), {})("Unable to locate"), "it was refused (NoCredentialsError"),
     "other": (RuntimeError("the moon\nin the wrong house"), "RuntimeError: the moon; "),
 }
 
@@ -163,6 +178,8 @@ def test_there_or_not() -> None:
 def test_room_and_errors_of_our_own() -> None:
     with pytest.raises(ResourceError, match=r"store: no room .* x "), reaching("x", "open", SpecError, "store"):
         raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ResourceError, match="DSQuota"), reaching("x", "open", SpecError, "store"):
+        raise RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "…")')
     with pytest.raises(HopyardError, match="as it is"), reaching("x", "open", SpecError, "store"):
         raise HopyardError("as it is")
     with pytest.raises(KeyboardInterrupt), reaching("x", "open", SpecError, "store"):
@@ -228,13 +245,3 @@ def test_the_urls_of_files_that_spark_and_hadoop_print(tmp_path: Path, monkeypat
         assert run.directory == folder and hy.load(url).status == "completed"
         assert hy.load_model(run.best.save(f"{url}/model")).directory == folder / "model"
     assert {entry.name for entry in tmp_path.iterdir()} == {"run-0", "run-1"}
-
-
-@pytest.mark.parametrize("place", ["local", "memory"])
-def test_one_of_eight_threads_creates_a_file(place: str, tmp_path: Path) -> None:
-    directory = Directory(str(tmp_path) if place == "local" else f"memory://{tmp_path}")
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda number: directory.create("name", b"writer %d" % number), range(8)))
-    assert won.count(True) == 1 and directory.get("name") == b"writer %d" % won.index(True)
-    assert directory.create("name", directory.get("name")) and not directory.create("name", b"another")
-    assert list(directory.sizes()) == ["name"]

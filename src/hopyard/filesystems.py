@@ -2,22 +2,27 @@
 `Directory` writes the files of one directory whole, and lists them as they are now.
 
 Drivers raise errors of many kinds: an ImportError where a package is missing, Java's OSErrors, errors of `requests` or
-`botocore` around that of a socket. `exists`, `isdir` and `glob` treat any of these as "does not exist".
+`botocore` around that of a socket, hdfs-native's RuntimeErrors with the text of the NameNode. `exists`, `isdir` and
+`glob` treat any of these as "does not exist".
 """
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib import util
 from typing import Any
 
 from hopyard.checks import expanded, without_scheme
-from hopyard.errors import HopyardError, ResourceError
+from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.system.files import FULL
 from hopyard.text import escaped
 
@@ -25,8 +30,15 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", 
 """Protocols where an upload is visible only when it is complete."""
 PART = ".part-"
 """Prefix of the names of files that are being written, where an upload is visible before it is complete."""
-_MODIFIED_KEYS = ("mtime", "LastModified", "last_modified", "updated")
-"""Keys under which file systems give the time at which a file was written."""
+_MODIFIED_KEYS = {
+    **dict.fromkeys(("mtime", "LastModified", "last_modified", "updated"), 1),
+    **dict.fromkeys(("modification_time", "modificationTime"), 1000),
+}
+"""Keys under which file systems give the time at which a file was written → units in a second."""
+_HDFS = {"hdfs", "viewfs"}
+_HDFS_OPTIONS = {"dfs.client.failover.max.attempts": "3"}
+"""Where no NameNode listens, a call of hdfs-native fails after 10 s, and with its own 15 attempts after 180 s. Callers
+try again by themselves."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
@@ -46,8 +58,69 @@ def open_url(url: str) -> tuple[Any, str]:
     if "://" not in url:  # a path may contain "::", which is special in a URL
         system = fsspec.filesystem("file")
         return system, str(system._strip_protocol(url))
-    system, path = fsspec.core.url_to_fs(url)
+    options = _HDFS_OPTIONS if url.partition("://")[0] in _HDFS and util.find_spec("hdfs_native") else {}
+    system, path = fsspec.core.url_to_fs(url, **options)
     return system, str(path)
+
+
+def url_of(url: str, system: Any, path: str) -> str:
+    """Return the URL of another path in the file system of `url`."""
+    host = re.match("webhdfs://[^/]*", url)  # fsspec drops it
+    return f"{host[0]}{path}" if host else str(system.unstrip_protocol(path))
+
+
+def open_to_read(system: Any, path: str, size: int | None = None) -> Any:
+    """Open a file for reading bytes.
+
+    Args:
+        system: its file system.
+        path: the path in it.
+        size: the bytes that are asked for at once; None: what its driver takes.
+    """
+    file = system.open(path, "rb", block_size=None if _HDFS & _protocols(system) else size)
+    return io.BufferedReader(_HdfsReader(file), size or 1 << 20) if hasattr(file, "read_range_stream") else file
+
+
+class _HdfsReader(io.RawIOBase):
+    """A reader of hdfs-native, which has no buffer, no `readinto` and a `seek` without an answer."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return int(self._file.tell())
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+
+def rename(system: Any, source: str, target: str, overwrite: bool = False) -> None:
+    """Rename a file in its file system. Where a file of HDFS may not be overwritten, one that is there raises an error;
+    other file systems overwrite it."""
+    protocols = _protocols(system)
+    if "webhdfs" in protocols:  # without options a rename that fails answers "false", which `mv` does not look at
+        options = {"destination": target, "renameoptions": "OVERWRITE" if overwrite else "NONE"}
+        system._call("RENAME", method="put", path=source, **options)
+    elif _HDFS & protocols:
+        system.mv(source, target, overwrite=overwrite)
+    else:
+        system.mv(source, target)
+
+
+def _protocols(system: Any) -> set[str]:
+    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
 
 
 class Directory:
@@ -60,8 +133,9 @@ class Directory:
         self.url = url
         self.root = root.rstrip("/")
         """The directory's path in its file system."""
-        protocols: Any = self._system.protocol
-        self._uploads_whole = not _WHOLE.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        protocols = _protocols(self._system)
+        self._uploads_whole = bool(_WHOLE & protocols)
+        self._renames_exclusively = bool((_HDFS | {"webhdfs"}) & protocols)
 
     def make(self) -> None:
         """Makes the directory; no error when it exists."""
@@ -77,7 +151,7 @@ class Directory:
         try:
             self._system.pipe_file(self._path(temporary), data)
             if temporary != name:
-                self._system.mv(self._path(temporary), self._path(name))
+                rename(self._system, self._path(temporary), self._path(name), overwrite=True)
         except BaseException:
             if temporary != name:
                 with suppress(Exception):  # the first error says why
@@ -87,8 +161,8 @@ class Directory:
     def create(self, name: str, data: bytes) -> bool:
         """Write a file whole or not at all, and only if its name is free. Of several processes at most one succeeds.
 
-        A store may carry out a request whose answer is lost, and refuse the second try. So a name that is taken is
-        decided by its content: `data` must name its writer.
+        A store may carry out a request whose answer is lost, and refuse the second try. Nor do drivers agree on the
+        error of a name that is taken. So the content of the file decides after any error: `data` must name its writer.
 
         Returns:
             bool: whether the file has this content now.
@@ -99,14 +173,50 @@ class Directory:
                 self._system.pipe_file(self._path(name), data, mode="create")
             else:
                 self._system.pipe_file(self._path(temporary), data)
-                self._system.link(self._path(temporary), self._path(name))
-        except FileExistsError:
-            return self.get(name) == data
+                put = rename if self._renames_exclusively else _link
+                put(self._system, self._path(temporary), self._path(name))
+        except Exception:
+            with suppress(FileNotFoundError):
+                return self.get(name) == data
+            raise
         finally:
             if not self._uploads_whole:
                 with suppress(Exception):  # only a file too many
                     self.remove(temporary)
         return True
+
+    def check_create(self, argument: str = "directory") -> None:
+        """Check that `create` creates a file once: two calls one after the other, then eight at once.
+
+        Args:
+            argument: the argument that named the URL, for the message.
+
+        Raises:
+            SpecError: the file system lets two writers win, or has no such operation. States can still be kept there.
+        """
+        name, barrier = f"{PART}create-{secrets.token_hex(4)}", threading.Barrier(8)
+
+        def compete(number: int) -> bool:
+            barrier.wait()
+            return self.create(f"{name}-race", b"writer %d" % number)
+
+        try:
+            both = self.create(name, b"first") and self.create(name, b"second")
+            with ThreadPoolExecutor(barrier.parties) as pool:
+                winners = sum(pool.map(compete, range(barrier.parties)))
+            fault = "the second of two writers won" if both else "" if winners == 1 else f"{winners} of 8 writers won"
+        except (AttributeError, NotImplementedError) as error:
+            fault = line_of(error)
+        finally:
+            for each in (name, f"{name}-race"):
+                with suppress(Exception):  # only a file too many
+                    self.remove(each)
+        if fault:
+            raise SpecError(
+                f"{argument}: {self.url} cannot create a file only where there is none ({fault}), so two drivers could "
+                f"have one run; give {argument}= a local path, HDFS or an object store with conditional writes; store= "
+                "may be there"
+            )
 
     def get(self, name: str) -> bytes:
         """Return a whole file. Raises FileNotFoundError."""
@@ -115,7 +225,7 @@ class Directory:
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most `size` at once. Raises FileNotFoundError."""
         self._system.invalidate_cache()  # or a file younger than the last listing counts as missing
-        with self._system.open(self._path(name), "rb", block_size=size) as file:
+        with open_to_read(self._system, self._path(name), size) as file:
             while block := file.read(size):
                 yield block
 
@@ -139,10 +249,11 @@ class Directory:
         """
         times = {}
         for name, entry in self._entries().items():
-            modified: Any = next((entry[key] for key in _MODIFIED_KEYS if key in entry), None)
+            key = next((key for key in _MODIFIED_KEYS if key in entry), "")
+            modified: Any = entry.get(key)
             timestamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
             if isinstance(timestamp, (int, float)):
-                times[name] = float(timestamp)
+                times[name] = timestamp / _MODIFIED_KEYS[key]
         return times
 
     def has(self, name: str) -> bool:
@@ -170,7 +281,14 @@ class Directory:
             entries: list[Any] = self._system.ls(self.root, detail=True)
         except FileNotFoundError:  # object stores have no empty directories
             return {}
-        return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in entries}
+        names = [entry["name"].rstrip("/") for entry in entries]  # object stores may list the directory itself
+        return {
+            posixpath.basename(name): entry for name, entry in zip(names, entries, strict=True) if name != self.root
+        }
+
+
+def _link(system: Any, source: str, target: str) -> None:
+    system.link(source, target)
 
 
 def is_there(system: Any, path: str) -> bool:
@@ -215,13 +333,20 @@ def reaching(url: str, verb: str, raises: type[HopyardError], argument: str, oth
     except HopyardError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if detail := full(error):
             raise ResourceError(
-                f"{argument}: no room in {url} on host {socket.gethostname()} ({error.strerror}); what was written is "
-                f"removed; free some, or give {argument}= another place"
+                f"{argument}: no room in {url} on host {socket.gethostname()} ({detail}); what was written is removed; "
+                f"free some, or give {argument}= another place"
             ) from error
         cause, step = why(url, error) or (line_of(error), otherwise or "see whether it can be opened from this host")
         raise raises(f"{argument}: host {socket.gethostname()} cannot {verb} {url}: {cause}; {step}") from error
+
+
+def full(error: BaseException) -> str:
+    """Return in which words a file system says that it is full, or a quota used up; "" for any other error."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return error.strerror or line_of(error)
+    return line_of(error) if re.search("QuotaExceeded|StorageFull|InsufficientStorage", str(error)) else ""
 
 
 def why(url: str, error: BaseException) -> tuple[str, str] | None:
@@ -245,16 +370,38 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
         for kind, cause, step in _CAUSES:
             if isinstance(link, kind):
                 return f"{cause} ({line_of(link)})", step
+        for pattern, cause, step in _TEXTS:
+            if re.search(pattern, f"{type(link).__name__}: {link}"):
+                return f"{cause} ({line_of(link)})", step
     return None
 
 
+_NOBODY = ("nobody listens there", "check host and port of the URL, and that the service runs")
+_SILENCE = ("nobody answered in time", "check host and port of the URL and what is between, or try again")
+_REFUSED = ("it was refused", "check credentials and rights of the user that this process runs as")
 _CAUSES: tuple[tuple[type[OSError], str, str], ...] = (
     (socket.gaierror, "its host name is not known", "check the host of the URL, and the name service of this host"),
-    (ConnectionRefusedError, "nobody listens there", "check host and port of the URL, and that the service runs"),
-    (TimeoutError, "nobody answered in time", "check host and port of the URL and what is between, or try again"),
+    (ConnectionRefusedError, *_NOBODY),
+    (TimeoutError, *_SILENCE),
     (ConnectionError, "the connection broke", "check that the service runs, and try again"),
-    (PermissionError, "it was refused", "check credentials and rights of the user that this process runs as"),
+    (PermissionError, *_REFUSED),
 )
+_TEXTS = (
+    ("EndpointConnectionError", *_NOBODY),
+    ("ConnectTimeoutError|ReadTimeoutError", *_SILENCE),
+    (
+        "NoCredentials|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AccessControlException",
+        *_REFUSED,
+    ),
+    ("SafeMode|in safe mode", "the NameNode is in safe mode", "wait until its DataNodes have reported, and try again"),
+    ("StandbyException", "no NameNode is active", "wait for the failover, or check the configuration of HDFS here"),
+    (
+        "All DataNodes failed|Failed to find datanode|only be written to 0|No active nodes|Failed to complete file",
+        "no DataNode answers",
+        "check that the DataNodes run and can be reached from this host, and try again",
+    ),
+)
+"""What the errors of botocore, hdfs-native and WebHDFS say, whose classes do not tell them apart."""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -263,10 +410,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
+        if number := re.search(r"\(os error (\d+)\)", str(error)):  # Rust's text of an error that has no errno here
+            yield OSError(int(number[1]), str(error))
         error = error.__cause__ or error.__context__
 
 
 def line_of(error: BaseException) -> str:
     """Return the error in one line."""
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = re.split(r"\n|\\n", str(error).strip())[0]  # Java's traces come with newlines written as \n, too
     return escaped(f"{type(error).__name__}: {first}"[:500])

@@ -24,6 +24,7 @@ from hopyard.store.bulk.server import Server
 from hopyard.store.guard import Guarded, StateConflict
 from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, sign
+from stores import servers
 
 REF = Ref(3, 12, 1)
 
@@ -37,12 +38,19 @@ KINDS: dict[str, Callable[[Path], LocalStore | FsspecStore]] = {
     "memory": memory,
     "file": lambda path: FsspecStore(f"file://{path}/states"),
 }
+SERVED = [kind for kind in servers.KINDS if kind.values[0] not in KINDS]
 
 
-@pytest.fixture(params=[*KINDS, "remote", "encrypted"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def made(request: pytest.FixtureRequest, path: Path) -> LocalStore | FsspecStore:
     if request.param in KINDS:
-        yield KINDS[request.param](tmp_path)
+        return KINDS[request.param](path)
+    return FsspecStore(servers.URLS[request.param](request, path))
+
+
+@pytest.fixture(params=[*KINDS, *SERVED, "remote", "encrypted"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param not in ("remote", "encrypted"):
+        yield made(request, tmp_path)
         return
     depot = Depot(LocalStore(tmp_path / "there"))
     encrypt = request.param == "encrypted"
@@ -54,10 +62,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     server.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, *SERVED])
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore | FsspecStore:
     """Those that write themselves."""
-    return KINDS[request.param](tmp_path)
+    return made(request, tmp_path)
 
 
 def test_gives_back_what_was_put(store: Store) -> None:
@@ -165,7 +173,7 @@ def test_a_full_disk_is_a_resource_error_and_leaves_nothing(
         if isinstance(own, LocalStore):
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr(type(own._directory._system), "pipe_file", full)
+            patch.setattr(own._directory._system, "pipe_file", full)
         with pytest.raises(ResourceError, match=rf"State 3-12-1 \(5 bytes\) in .* \({re.escape(os.strerror(code))}\)$"):
             own.put(REF, memoryview(b"12345"))
     assert own.refs() == set()
@@ -179,7 +187,7 @@ def test_other_errors_come_through(own: LocalStore | FsspecStore, monkeypatch: p
     if isinstance(own, LocalStore):
         monkeypatch.setattr(os, "fsync", broken)
     else:
-        monkeypatch.setattr(type(own._directory._system), "pipe_file", broken)
+        monkeypatch.setattr(own._directory._system, "pipe_file", broken)
     with pytest.raises(OSError, match="broken") as caught:
         own.put(REF, memoryview(b"12345"))
     assert not isinstance(caught.value, ResourceError)

@@ -4,6 +4,9 @@
 one: this step alone decides which model is there. After it the other files move to their places. Until they have, or
 where the writer was killed, a reader finds them in `.part-…`, by their digests. So one of the two models is whole at
 any moment.
+
+At a URL the files are put one by one, `config.json` at last. A model that is there is not replaced, as that takes more
+than one step.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
+from hopyard.checks import path
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import read_trusted
 from hopyard.errors import ResourceError, RunDirectoryError
+from hopyard.filesystems import Directory, reaching
 from hopyard.spec import Config, RunSpec
 from hopyard.store.layout import Layout
 from hopyard.system.files import FULL, sync
@@ -56,6 +61,12 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """File → BLAKE3 of its content, in hexadecimal: all files of the model but this one."""
 
 
+def place(argument: str, value: str | Path) -> Path | str:
+    """Return the folder that an argument names: a path, or a URL as text. Raises SpecError where it is neither."""
+    text = path(argument, value, "a path or URL")
+    return text if "://" in text else Path(text)
+
+
 def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
     """Return the contents of a `config.json`.
 
@@ -73,13 +84,13 @@ def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
     return about
 
 
-def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tuple[Saved, dict[str, bytes]]:
+def read(root: Path | str, trust: bool = False, without: Collection[str] = ()) -> tuple[Saved, dict[str, bytes]]:
     """Return the contents of `config.json`, and name → content of all files of one model, also while another is saved
     there.
 
     Args:
-        root: the folder.
-        trust: read pickles even where others than this user and root may write them.
+        root: the folder, or its URL.
+        trust: read pickles even where others than this user and root may write them, which cannot be seen at a URL.
         without: names of files that are not read.
 
     Raises:
@@ -88,7 +99,7 @@ def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tupl
     """
     config = _config(root)
     while True:
-        about = parse(config, root / CONFIG)
+        about = parse(config, f"{root}/{CONFIG}")
         digests = {name: digest for name, digest in about.digests.items() if name not in without}
         try:
             return about, {CONFIG: config} | {
@@ -100,8 +111,10 @@ def read(root: Path, trust: bool = False, without: Collection[str] = ()) -> tupl
                 raise
 
 
-def _config(root: Path) -> bytes:
+def _config(root: Path | str) -> bytes:
     """Return the content of `config.json`."""
+    if isinstance(root, str):
+        return _fetched(root, CONFIG)
     try:
         return (root / CONFIG).read_bytes()
     except OSError as error:
@@ -113,13 +126,28 @@ def _config(root: Path) -> bytes:
         ) from error
 
 
-def _content(root: Path, name: str, digest: str, trust: bool) -> bytes:
+def _fetched(url: str, name: str) -> bytes:
+    with reaching(f"{url}/{name}", "read", RunDirectoryError, "directory", "see whether run.best.save(…) wrote it"):
+        return Directory(url).get(name)
+
+
+def _content(root: Path | str, name: str, digest: str, trust: bool) -> bytes:
     """Return the content of a file: the one with this digest, on its way to its place or there. (In this order: a file
     that moves meanwhile is seen in one of the two.)"""
+    if isinstance(root, str):
+        if name in (RECIPE, TRANSFORM) and not trust:
+            raise RunDirectoryError(
+                f"{root}/{name}: who may write there cannot be seen, and opening a pickle runs its code. If you trust "
+                "them, give trust=True, `--trust` on the command line; or give recipe= to hy.load_model"
+            )
+        content = _fetched(root, name)
+        if blake3(content).hexdigest() != digest:
+            raise RunDirectoryError(f"{root}/{name}: changed since run.best.save(…) wrote it; save it again")
+        return content
     fault = "No such file or directory"
-    for path in (*root.glob(f".part-*/{name}"), root / name):
+    for file in (*root.glob(f".part-*/{name}"), root / name):
         try:
-            content = read_trusted(path, trust) if name in (RECIPE, TRANSFORM) else path.read_bytes()
+            content = read_trusted(file, trust) if name in (RECIPE, TRANSFORM) else file.read_bytes()
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -129,6 +157,24 @@ def _content(root: Path, name: str, digest: str, trust: bool) -> bytes:
             return content
         fault = "changed since run.best.save(…) wrote it"
     raise RunDirectoryError(f"{root / name}: {fault}; copy or save the whole folder again")
+
+
+def upload(folder: Path, url: str) -> None:
+    """Copy a saved model to a URL.
+
+    Raises:
+        RunDirectoryError: a saved model is there already, or it cannot be written to.
+        ResourceError: there is no room.
+    """
+    with reaching(url, "save a model in", RunDirectoryError, "save", "give a URL that can be written to"):
+        directory = Directory(url)
+        directory.make()
+        if directory.has(CONFIG):
+            raise RunDirectoryError(
+                f"save({shown(url)}): a saved model is there, and one at a URL is not replaced; give another name"
+            )
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == CONFIG):
+            directory.put(file.name, file.read_bytes())
 
 
 @contextmanager
@@ -155,8 +201,8 @@ def replacing_files(directory: Path) -> Iterator[Path]:
                 part.chmod(0o755)
                 yield part
                 names = [file.name for file in part.iterdir() if file.name != CONFIG]
-                for path in (*part.iterdir(), part, directory):
-                    sync(path)
+                for entry in (*part.iterdir(), part, directory):
+                    sync(entry)
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise

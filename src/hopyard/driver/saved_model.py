@@ -4,6 +4,8 @@ had one, the pickled transform."""
 
 from __future__ import annotations
 
+import posixpath
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from hopyard.checks import flag, path
+from hopyard.checks import flag
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.encoding.transform import Transform
@@ -28,8 +30,10 @@ from hopyard.driver.saved_files import (
     WEIGHTS,
     Saved,
     parse,
+    place,
     read,
     replacing_files,
+    upload,
 )
 from hopyard.errors import HopyardError, RunDirectoryError, SpecError
 from hopyard.filesystems import line_of
@@ -56,11 +60,11 @@ OWN_FILE = ModelFile(
 """How a Trainable of the user's own is saved: its whole State."""
 
 
-def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Path:
+def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Any:
     """Write the folder; the files of another saved model there are replaced, all at once.
 
     Args:
-        directory: made when missing.
+        directory: its path or URL, made when missing.
         plan: recipe and data.
         record: the trial.
         epoch: the epoch at whose end the model had its weights, from 1; None: they are from the middle of one.
@@ -71,6 +75,12 @@ def save(directory: Path, plan: Plan, record: TrialRecord, epoch: int | None, pr
         RunDirectoryError: the folder is somebody else's, or cannot be written.
         ResourceError: there is no room. The folder is in all these cases as it was.
     """
+    if isinstance(directory, str):
+        with tempfile.TemporaryDirectory(prefix="hopyard-") as folder:
+            local = Path(folder, posixpath.basename(directory))
+            save(local, plan, record, epoch, predictor)
+            upload(local, directory)
+        return directory
     if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):
         raise SpecError(
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
@@ -179,7 +189,7 @@ def _restore(trainable: Any, framework: str, files: Mapping[str, bytes]) -> None
 
 def predictor_of(
     files: Mapping[str, bytes],
-    root: Path = Path("the saved model"),
+    root: Path | str = "the saved model",
     recipe: Callable[..., Any] | None = None,
     transform: Transform | None = None,
     threads: int = 0,
@@ -198,11 +208,11 @@ def predictor_of(
     """
     about = parse(files[CONFIG])
     if transform is None and TRANSFORM in files:
-        transform = unpickle(files[TRANSFORM], root / TRANSFORM, about.python, "the transform")
+        transform = unpickle(files[TRANSFORM], f"{root}/{TRANSFORM}", about.python, "the transform")
 
     def net() -> Built:
         quiet(about.backend)
-        function = unpickle(files[RECIPE], root / RECIPE, about.python) if recipe is None else recipe
+        function = unpickle(files[RECIPE], f"{root}/{RECIPE}", about.python) if recipe is None else recipe
         built = _built(Plan(function, about.manifest, about.spec, threads=threads), about.trial, about.config)
         try:
             _restore(built.trainable, about.framework, files)
@@ -220,19 +230,19 @@ class SavedModel:
     """A model that `run.best.save(directory)` wrote, with the encoding and the transform of its training data.
 
     Attributes:
-        directory: its folder.
+        directory: its folder, or the URL of it.
         trial: the number of its trial.
         config: the configuration of that trial.
         epoch: the epoch at whose end it had these weights, from 1; None: they are from the middle of one.
         metrics: those of that epoch.
     """
 
-    def __init__(self, directory: Path, about: Saved, predictor: Predictor, given: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path | str, about: Saved, predictor: Predictor, given: Mapping[str, Any]) -> None:
         self._about = about
         self._predictor = predictor
         self._given = given
         """Name of a pickle → what the user gave in its place."""
-        self.directory = directory.absolute()
+        self.directory: Any = directory if isinstance(directory, str) else directory.absolute()
         self.trial = about.trial
         self.config: Config = copied(about.config)
         self.epoch = about.epoch
@@ -298,7 +308,7 @@ class SavedModel:
     def _require_transform(self) -> None:
         if self._predictor.tracker is None and TRANSFORM in self._about.digests:
             raise RunDirectoryError(
-                f"{self.directory / TRANSFORM}: rows go through this pickled transform, which was not opened, as "
+                f"{self.directory}/{TRANSFORM}: rows go through this pickled transform, which was not opened, as "
                 "recipe= was given: give hy.load_model(…, transform=…) too"
             )
 
@@ -313,17 +323,17 @@ def load_model(
     """Open the model that `run.best.save(directory)` wrote, to predict, to evaluate, or to have the model itself.
 
     Args:
-        directory: the folder.
+        directory: the folder, or its URL.
         recipe: used in place of the pickled one; then no pickle of the folder is opened: opening a pickle runs code,
             so give it for folders from people you do not trust.
         transform: used in place of the pickled one, where the training data had one.
-        trust: open pickles even where others than this user and root may write them.
+        trust: open pickles even where others than this user and root may write them, which cannot be seen at a URL.
 
     Raises:
         RunDirectoryError: not such a folder, or of another Python version; others may write it.
         SpecError: the recipe raised; the cause of the SpecError is what it raised.
     """
-    root = Path(path("directory", directory))
+    root = place("directory", directory)
     trust = flag("trust", trust)
     if transform is not None and not callable(transform):
         raise SpecError(f"transform must be a function of a record batch, or None, got {shown(transform)}")

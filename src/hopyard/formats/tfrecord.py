@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from hopyard.errors import DataError, ResourceError, SpecError
-from hopyard.filesystems import open_url, reaching, why
+from hopyard.filesystems import open_to_read, open_url, reaching, why
 from hopyard.system.limits import remedy
 
 _HEADER = struct.Struct("<QI")
@@ -124,7 +124,7 @@ def _open(path: str) -> Iterator[Any]:
     else:
         with reaching(path, "open", DataError, "source"):
             system, inner = open_url(path)
-            raw = system.open(inner, "rb")
+            raw = open_to_read(system, inner)
     with raw as stream:
         if not path.endswith(".gz"):
             yield stream

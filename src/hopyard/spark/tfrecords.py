@@ -208,7 +208,7 @@ class Target:
             for entry in self._entries():
                 self._system.rm(entry, recursive=True)
             for hidden, final in names:
-                self._system.mv(f"{self._hidden}/{hidden}", f"{self._root}/{final}")
+                filesystems.rename(self._system, f"{self._hidden}/{hidden}", f"{self._root}/{final}")
             self._system.pipe_file(f"{self._root}/_SUCCESS", b"")
 
     def close(self) -> None:

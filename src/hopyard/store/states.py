@@ -21,12 +21,12 @@ from pathlib import Path
 from hopyard import meter
 from hopyard.checks import without_scheme
 from hopyard.errors import ResourceError, SpecError
-from hopyard.filesystems import PART, Directory, reaching
+from hopyard.filesystems import PART, Directory, full, reaching
 from hopyard.spec import Ref
 from hopyard.store.guard import StateConflict
 from hopyard.store.room import room
 from hopyard.store.tree import digest
-from hopyard.system.files import FULL, sync_directory
+from hopyard.system.files import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +160,10 @@ def _room(ref: Ref, size: int, location: str) -> Iterator[None]:
     """Turn "the disk is full" into a ResourceError. The driver, which knows the run, says what to do then."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        if not (detail := full(error)):
             raise
-        raise ResourceError(f"no room for State {ref} ({size} bytes) in {location} ({error.strerror})") from error
+        raise ResourceError(f"no room for State {ref} ({size} bytes) in {location} ({detail})") from error
 
 
 class LocalStore:

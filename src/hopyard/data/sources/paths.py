@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from hopyard.checks import expanded, path, sequence
 from hopyard.errors import DataError, ResourceError
-from hopyard.filesystems import is_there, matching, open_url, reaching, why
+from hopyard.filesystems import is_there, matching, open_to_read, open_url, reaching, url_of, why
 from hopyard.system.limits import remedy
 from hopyard.text import sendable
 
@@ -76,7 +76,7 @@ def find(source: Any, kind: str, endings: tuple[str, ...] = ("",)) -> list[Found
             raise DataError(f"{file.path!a}: the name has a character that UTF-8 lacks; rename the file")
     if "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
         return files
-    return [file._replace(path=str(system.unstrip_protocol(file.path))) for file in files]
+    return [file._replace(path=url_of(text, system, file.path)) for file in files]
 
 
 def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFile]:
@@ -136,7 +136,7 @@ def opened(path: str) -> Iterator[Any]:
         yield path
     else:
         system, inner = open_url(path)
-        with system.open(inner, "rb") as stream:
+        with open_to_read(system, inner) as stream:
             yield stream
 
 

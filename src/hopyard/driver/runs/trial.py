@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hopyard.checks import one_of, path
+from hopyard.checks import one_of
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
 from hopyard.data.new_rows import WITH_LABEL
 from hopyard.driver.export import export
+from hopyard.driver.saved_files import place
 from hopyard.driver.saved_model import save
 from hopyard.errors import Inexact, SpecError, TrialFailed, UsageError
 from hopyard.frameworks.tree import restore
@@ -156,16 +157,19 @@ class Trial:
             raise SpecError(f'checkpoint must be "best" or "last", got {shown(checkpoint)}; {WITH_LABEL}')
         return self._predictor(checkpoint).evaluate(data)
 
-    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
+    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Any:
         """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, what else the
         model's State has, the pickled recipe and, where the data had one, its pickled transform.
 
         A saved model that is there already is replaced in one step: at any moment, also where this process is killed or
         the disk is full, the old one or the new one is there. Other files are left as they are. A folder in which they
-        have names that a saved model needs is refused.
+        have names that a saved model needs is refused. At a URL a saved model is not replaced.
 
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.
+
+        Returns:
+            The folder: a Path, or the text of its URL.
 
         Raises:
             TrialFailed: there is no such model.
@@ -176,7 +180,7 @@ class Trial:
         predictor = self._predictor(checkpoint)
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
-        return save(Path(path("directory", directory)), self._plan, self._record.stored, epoch, predictor)
+        return save(place("directory", directory), self._plan, self._record.stored, epoch, predictor)
 
     def export(self, path: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
         """Write the model in a format that runs without the recipe, for any number of rows, with the encoding of its

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 
 from blake3 import blake3
 
-from hopyard.checks import path
-from hopyard.driver.saved_files import CONFIG, Saved, parse, read
+from hopyard.driver.saved_files import CONFIG, Saved, parse, place, read
 from hopyard.driver.saved_model import SavedModel
 from hopyard.errors import ResourceError, SpecError
 from hopyard.frameworks import quiet
@@ -107,14 +106,14 @@ def portable(model: Any, checkpoint: Literal["best", "last"] = "best", trust: bo
     if isinstance(model, SavedModel):
         return Portable(model.files())
     if isinstance(model, (str, Path)):
-        return Portable(_read(Path(path("model", model)), trust))
+        return Portable(_read(place("model", model), trust))
     raise SpecError(
         "model must be a Run, a Trial, a SavedModel or the directory that run.best.save(…) wrote, got "
         f"{type(model).__name__}; a bare model does not know how its data was encoded"
     )
 
 
-def _read(root: Path, trust: bool) -> dict[str, bytes]:
+def _read(root: Path | str, trust: bool) -> dict[str, bytes]:
     about, files = read(root, trust)
     quiet(about.backend)
     return files
