@@ -400,7 +400,7 @@ def test_replay_and_resume(monkeypatch):
         different.append("trial 3, step 8: 0123 here, 4567 in the journal")
         found = call("replay", "x")
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
-        run = types.SimpleNamespace(status="partial", directory="runs/x")
+        run = types.SimpleNamespace(url="", status="partial", directory="runs/x")
         engines = []
         times = []
 

@@ -129,7 +129,7 @@ def test_segments_come_each_second_and_later_one_in_each_3600th_of_the_age() -> 
 @pytest.mark.parametrize("number", [0, 1, 2, 33, 100])
 def test_segments_are_read_in_order_up_to_the_last(bucket: Path, number: int) -> None:
     it = Segments(f"shaky://{bucket}/run", "journal.jsonl")
-    it.make()
+    it.make(new=False)
     for each in range(number):
         assert it.create(each, segments.segment(WRITER, each, b"x"))
     assert [head.start for head, _ in it.read(0)] == list(range(number))
@@ -139,7 +139,7 @@ def test_segments_are_read_in_order_up_to_the_last(bucket: Path, number: int) ->
 
 def test_a_segment_is_created_once_and_names_its_writer(bucket: Path) -> None:
     it = Segments(f"shaky://{bucket}/run", "journal.jsonl")
-    it.make()
+    it.make(new=False)
     first, second = (segments.segment(Writer(name, "host", 1, "/"), 0, b"x") for name in "ab")
     assert it.create(0, first) and it.create(0, first) and not it.create(0, second)
     found = it.get(0)
@@ -327,8 +327,9 @@ def test_races_with_lost_answers_lose_and_double_no_line(machines: Any, bucket: 
     """Each driver goes on until another one has; what it knew to be stored is there, once and in order."""
     dice, known = random.Random(1), list[int]()
     here, there = machines(), machines()
-    shaky.faults(bucket, lose=0.3, delay=0.001)
     number = count()
+    there.begin()
+    shaky.faults(bucket, lose=0.3, delay=0.001)
     for _ in range(20):
         here, there = there, here
         until(partial(begun, here))

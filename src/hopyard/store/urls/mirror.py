@@ -69,6 +69,7 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
 
     Raises:
         RunDirectoryError: another driver lives, or was faster; the URL cannot be written to.
+        SpecError: the store lets two writers create one file, so it cannot tell who has the run.
         JournalError: a segment is missing.
     """
     url = url_of(root)
@@ -77,8 +78,8 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
         if not take_over:
             _refuse_live(url, writer)
         segments = Segments(url, journal)
-        patiently(segments.make)
         copied = working.copied(root, journal) or Copied(writer.id, 0, 0)
+        segments.make(new=not copied.count)
         if segments.count() != copied.count:
             raise _in_use(url, segments, copied.count)
         data = segment(writer, copied.end, b"")

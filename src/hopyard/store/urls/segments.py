@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hopyard.errors import JournalError
+from hopyard.errors import HopyardError, JournalError
 from hopyard.filesystems import Directory
 
 AT_ONCE = 32
@@ -62,7 +62,7 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
     for pause in PAUSES:
         try:
             return ask()
-        except FileNotFoundError:
+        except (FileNotFoundError, HopyardError):
             raise
         except Exception:  # noqa: BLE001 - drivers raise anything
             time.sleep(pause)
@@ -81,9 +81,15 @@ class Segments:
         self.url = f"{url}/{journal}"
         self._directory = Directory(self.url)
 
-    def make(self) -> None:
-        """Make the folder; no error when it exists."""
-        self._directory.make()
+    def make(self, new: bool) -> None:
+        """Make the folder; no error when it exists. Of a `new` run, check that the store creates a name once.
+
+        Raises:
+            SpecError: it does not.
+        """
+        patiently(self._directory.make)
+        if new:
+            patiently(self._directory.check_create)
 
     def count(self) -> int:
         """Return how many segments there are, from a listing.
