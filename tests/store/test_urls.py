@@ -406,6 +406,21 @@ def test_while_the_store_is_away_the_journal_goes_on_and_nothing_is_deleted(
     assert caplog.text.count("deletes nothing") == 1 and "can be written to again" in caplog.text
 
 
+def test_a_store_that_does_not_answer_is_told(
+    machines: Any, bucket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirror, "SILENCE", 0.2)
+    driver = machines().begin()
+    assert driver.stored()
+    shaky.faults(bucket, delay=1.5)
+    driver.append(0)
+    time.sleep(0.5)
+    driver.append(1)
+    assert "it has not answered for a while" in caplog.text
+    shaky.faults(bucket)
+    assert driver.stored() and "can be written to again" in caplog.text
+
+
 def test_a_driver_whose_run_another_one_has_deletes_nothing(machines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = list[Ref]()
 

@@ -69,10 +69,11 @@ def test_a_server_that_is_stopped_for_a_while_costs_nothing(
     thread = threading.Thread(target=lambda: outcome.append(select(url, slow, store=tmp_path / "states")))
     thread.start()
     until(lambda: dispatched(url))
-    s3.daemon.freeze()
+    s3.daemon.kill()
     until(lambda: "deletes nothing" in caplog.text, 120.0)
     s3.daemon.start()
     thread.join(120)
+    assert not thread.is_alive()
     lose_disk(url)
     assert final(url) == digests(outcome[0]) == digests(select(tmp_path / "here"))
     assert caplog.text.count("deletes nothing") == 1

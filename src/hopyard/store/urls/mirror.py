@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -36,6 +37,8 @@ LEASES = BYTES // 64
 """More leases than a lost end of the journal can have given out: a line that gives one out is longer."""
 FIRST_PAUSE, LONGEST = 1.0, 30.0
 """The pause before a segment is tried again, in seconds, and the longest one."""
+SILENCE = 30.0
+"""Seconds for which a segment may wait before people are told."""
 FILES_SECONDS = 60.0
 """Time between two copies of logs, report and charts."""
 TAIL = 1 << 20
@@ -153,6 +156,8 @@ class Mirror:
         self._over: RunDirectoryError | None = None
         self._lags_since = 0.0
         """When the oldest byte began to wait; counts while `_stored` is not `_size`."""
+        self._away = False
+        """Whether people were told that the URL cannot be written to."""
         self._files: dict[Path, tuple[int, int]] = {}
         """File → its size and time when it was copied."""
         working.note(root, journal, copied)
@@ -170,11 +175,14 @@ class Mirror:
 
     def grown(self, size: int) -> None:
         """Take note that the journal has so many bytes."""
+        now = time.monotonic()
         with self._changed:
             if self._stored == self._size:
-                self._lags_since = time.monotonic()
+                self._lags_since = now
             self._size = size
             self._changed.notify_all()
+        if now - self._lags_since > max(SILENCE, 2 * pace(time.time() - self._began)):
+            self._warn_away("it has not answered for a while")
 
     def check(self) -> None:
         """Raise RunDirectoryError if another driver has gone on with the run."""
@@ -220,46 +228,59 @@ class Mirror:
     # ---------------------------------------------------------------- the journal
 
     def _copy(self) -> None:
-        """Create the next segment whenever there is something for it, until the driver ends."""
+        """Copy the journal until the driver ends."""
+        try:
+            with self._path.open("rb") as journal:
+                self._copy_lines(journal)
+        except OSError as error:
+            with self._changed:
+                self._over = RunDirectoryError(f"{self._path} cannot be read: {error.strerror}; the run ends")
+                self._changed.notify_all()
+
+    def _copy_lines(self, journal: BinaryIO) -> None:
+        """Create the next segment whenever there is something for it."""
         begun = 0.0
-        with self._path.open("rb") as journal:
-            while self._over is None and not self._abandoned.is_set():
+        while self._over is None and not self._abandoned.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._size > self._stored or self._closing.is_set())
+                if self._size == self._stored:
+                    return
+            self._closing.wait(begun + pace(time.time() - self._began) - time.monotonic())
+            begun = time.monotonic()
+            size = self._size
+            journal.seek(self._stored)
+            data = journal.read(size - self._stored)
+            if self._created(segment(self._writer, self._stored, data)):
                 with self._changed:
-                    self._changed.wait_for(lambda: self._size > self._stored or self._closing.is_set())
-                    if self._size == self._stored:
-                        return
-                self._closing.wait(begun + pace(time.time() - self._began) - time.monotonic())
-                begun = time.monotonic()
-                size = self._size
-                journal.seek(self._stored)
-                data = journal.read(size - self._stored)
-                if self._created(segment(self._writer, self._stored, data)):
-                    with self._changed:
-                        self._number, self._stored, self._lags_since = self._number + 1, size, begun
-                        self._changed.notify_all()
+                    self._number, self._stored, self._lags_since = self._number + 1, size, begun
+                    self._changed.notify_all()
 
     def _created(self, data: bytes) -> bool:
         """Create the next segment, whatever it takes; False: it is another driver's."""
-        pause, away, created, over = FIRST_PAUSE, False, False, None
+        pause, created, over = FIRST_PAUSE, False, None
         while not self._abandoned.is_set():
             try:
                 created = self._segments.create(self._number, data)
                 over = None if created else _in_use(self.url, self._segments, self._number)
                 break
             except Exception as error:  # noqa: BLE001 - drivers raise anything, and the next try may succeed
-                if not away:
-                    cause = why(self.url, error)
-                    text = f"{cause[0]}; {cause[1]}" if cause else line_of(error)
-                    log.warning("%s cannot be written to; the run goes on and deletes nothing: %s", self.url, text)
-                away = True
+                cause = why(self.url, error)
+                self._warn_away(f"{cause[0]}; {cause[1]}" if cause else line_of(error))
                 self._abandoned.wait(pause)
                 pause = min(2 * pause, LONGEST)
-        if away and not self._abandoned.is_set():
+        if self._away and not self._abandoned.is_set():
             log.warning("%s can be written to again", self.url)
+            self._away = False
         with self._changed:
             self._over = over
             self._changed.notify_all()
         return created
+
+    def _warn_away(self, cause: str) -> None:
+        """Warn once that the URL cannot be written to."""
+        if not self._away:
+            log.warning("%s cannot be written to; the run goes on and deletes nothing: %s", self.url, cause)
+        self._away = True
 
     # ---------------------------------------------------------------- the other files
 
