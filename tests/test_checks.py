@@ -23,6 +23,7 @@ from hopyard.checks import (
     no_such,
     number,
     one_of,
+    path,
     scalar,
     seconds,
     sequence,
@@ -403,3 +404,39 @@ def test_names_that_do_not_exist_are_listed_together() -> None:
     assert no_such("column", ["a", "b"], map(str, range(50))).endswith("'39' and 10 more")
     many = no_such("column", [f"lable{at}" for at in range(50)], [f"label{at}" for at in range(50)])
     assert (many.count("'lable"), many.count("did you mean")) == (50, 20)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://me:SECRET@bucket/states",
+        "s3://me:SEC/RET@bucket/states",
+        "ftp://me:1234@host/rows",
+        "webhdfs://me:SECRET@host:9870/rows",
+        "simplecache::s3://me:SECRET@bucket/rows",
+        "zip://rows.csv::sftp://me:SECRET@host/rows.zip",
+        "webhdfs://host:9870/rows?delegation=SECRET",
+        "https://host/rows?X-Amz-Date=1&X-Amz-Signature=SECRET",
+        "https://host/rows?sv=1&sig=SECRET",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_without_it(url: str) -> None:
+    with pytest.raises(SpecError, match=r"store is a URL .* with a password, token or signature") as caught:
+        path("store", url)
+    assert "SEC" not in str(caught.value) and "1234" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hdfs://namenode:8020/user/a:b@c",
+        "hdfs://namenode:8020",
+        "hdfs://[::1]:8020/a@b",
+        "webhdfs://me@namenode:9870/a:b@c",
+        "s3://bucket/a:b@c?versionId=1",
+        "abfs://container@account.dfs.core.windows.net/a:b@c",
+        "/a:b@c?token=1",
+    ],
+)
+def test_a_url_without_a_secret_is_not(url: str) -> None:
+    assert path("store", url) == url

@@ -4,6 +4,8 @@ of them is left: no process, and no port."""
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -138,7 +140,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_example_is_run_here() -> None:
     here = Path(__file__).read_text()
-    missing = [path.stem for path in PROGRAMS.glob("*.py") if f'"{path.stem}' not in here]
+    missing = [path.stem for path in PROGRAMS.glob("*.py") if not re.search(rf'["/]{path.stem}', here)]
     assert not missing, f"examples without a test: {missing}"
 
 
@@ -201,6 +203,70 @@ def test_in_graph_replication(asynchronous: bool, tmp_path: Path, watch: Watch, 
     )
     assert told["steps"] == (200 if asynchronous else 100) and told["accuracy"] > 0.8
     assert len(told["devices"]) == 2
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+@needs("tensorflow", "sklearn")
+def test_files_at_urls_goes_on_from_its_checkpoint(tmp_path: Path, watch: Watch, quiet: None) -> None:
+    module, place = example("programs/files_at_urls"), str(tmp_path / "digits")
+    module.write_shards(place)
+    first, second = module.launch(place, steps=60, directory=tmp_path / "first")
+    assert first == second and first["began"] == 0
+    first, second = module.launch(place, steps=120, directory=tmp_path / "second")
+    assert first == second, "replicas differ"
+    assert first["began"] == 60 and first["accuracy"] > 0.8
+
+
+def own_tasks(before: set[int]) -> list[int]:
+    """Return the processes of tasks that were started since."""
+    started = {pid for pid in processes() if pid not in before}
+    return [pid for pid in started if "hopyard.agent.programs.task" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+@needs("tensorflow", "sklearn", "hdfs_native")
+def test_files_at_urls_on_hdfs_whatever_is_killed(tmp_path: Path, hdfs: Any, quiet: None) -> None:
+    """A task is killed, then the driver, and a new driver goes on elsewhere."""
+    import fsspec
+
+    module, place = example("programs/files_at_urls"), f"{hdfs.url}/digits"
+    module.write_shards(place)
+    system, root = fsspec.core.url_to_fs(f"{place}/checkpoints/worker-0")
+
+    def await_checkpoint(number: int) -> None:
+        until = time.monotonic() + 240
+        while not system.exists(root) or max(system.ls(root, detail=False), default="") < f"{root}/{number:09d}":
+            assert time.monotonic() < until, Path(tmp_path, "driver.log").read_text()
+            time.sleep(0.05)
+
+    script = (
+        f"import sys; sys.path[:0] = {[str(PROGRAMS.parents[1] / 'tests')]!r}\n"
+        "from example_modules import example\n"
+        f"example('programs/files_at_urls').launch({place!r}, steps=100000, directory={str(tmp_path / 'first')!r})"
+    )
+    before = set(processes())
+    with (tmp_path / "driver.log").open("wb") as log:
+        driver = subprocess.Popen([sys.executable, "-c", script], stdout=log, stderr=log, cwd=tmp_path)
+    try:
+        await_checkpoint(2)
+        os.kill(own_tasks(before)[0], signal.SIGKILL)
+        stored = int(max(system.ls(root, detail=False)).rpartition("/")[2].partition("-")[0])
+        await_checkpoint(stored + 3)  # by the second attempt
+        assert (tmp_path / "first" / "program.jsonl").read_text().count('"type":"Restarting"') == 1
+    finally:
+        driver.kill()
+        driver.wait()
+    until = time.monotonic() + GONE_SECONDS
+    while own_tasks(before) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not own_tasks(before)
+    last = max(system.ls(root, detail=False)).rpartition("/")[2]
+    step = int(last.partition("-")[2].removesuffix(".zip"))
+    first, second = module.launch(place, steps=step + 40, directory=tmp_path / "second")
+    assert first == second, "replicas differ"
+    assert first["began"] == step and first["accuracy"] > 0.8
 
 
 @pytest.mark.campaign

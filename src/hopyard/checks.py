@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hopyard.errors import SpecError
-from hopyard.text import sendable, shown, unwritable
+from hopyard.text import sendable, shown, unwritable, without_secrets
 
 LONGEST = 1e9
 """Seconds that stand for more: 31 years. No lock can wait for 300."""
@@ -22,6 +22,8 @@ GUESSES = 20
 
 _ADDRESS = re.compile(r"[^\s/:@\[\]]+|[0-9A-Fa-f.%\w]*:[0-9A-Fa-f:.%\w]*:[0-9A-Fa-f:.%\w]*")
 """A name or an IPv4 address; an IPv6 address."""
+_PASSWORD = re.compile(r"://[^/@?#\[\s]*:(?!\d+(?:[/?#]|$))[^@]*@")
+"""user:password@ in a URL. What follows the colon of host:port is digits and the path."""
 LONGEST_VARIABLE = 128 * 1024
 """Bytes of an environment variable and its name, of Linux (MAX_ARG_STRLEN)."""
 
@@ -225,7 +227,7 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
         kind: "a path" or what else the caller takes, such as "a path or URL", for the message.
 
     Raises:
-        SpecError: it is no such path, is empty, or has a NUL, which no file system takes.
+        SpecError: it is no such path, is empty, has a NUL, which no file system takes, or is a URL with a secret.
     """
     try:
         text = os.fspath(value)
@@ -235,6 +237,13 @@ def path(name: str, value: Any, kind: str = "a path") -> str:
     text = without_scheme(str.__str__(text)) if isinstance(text, str) else ""
     if not text or "\0" in text:
         raise SpecError(f"{name} must be {kind}, of at least one character and without NUL, got {shown(value)}")
+    if "://" in text and (_PASSWORD.search(text) or without_secrets(text) != text):
+        scheme = text.partition("://")[0]
+        raise SpecError(
+            f"{name} is a URL {scheme}://… with a password, token or signature in it, and URLs are written to files "
+            "and logs: leave it out, and let the file system's driver find it in the environment of each process, as "
+            "fsspec finds FSSPEC_FTP_PASSWORD"
+        )
     return text
 
 

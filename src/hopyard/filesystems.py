@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 from hopyard.checks import expanded, without_scheme
 from hopyard.errors import HopyardError, ResourceError, SpecError
 from hopyard.system.files import FULL
-from hopyard.text import escaped
+from hopyard.text import escaped, without_secrets
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
 """Protocols where an upload is visible only when it is complete."""
@@ -145,11 +146,15 @@ class Directory:
         """Opens a new file for writing bytes. Others may see it before it is closed: nobody else may know its name."""
         return self._system.open(self._path(name), "wb")
 
-    def put(self, name: str, data: bytes) -> None:
-        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind."""
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind. A Path is a file of
+        this host, which is copied."""
         temporary = name if self._uploads_whole else f"{PART}{name}-{secrets.token_hex(4)}"
         try:
-            self._system.pipe_file(self._path(temporary), data)
+            if isinstance(data, Path):
+                self._system.put_file(str(data), self._path(temporary))
+            else:
+                self._system.pipe_file(self._path(temporary), data)
             if temporary != name:
                 rename(self._system, self._path(temporary), self._path(name), overwrite=True)
         except BaseException:
@@ -418,4 +423,4 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def line_of(error: BaseException) -> str:
     """Return the error in one line."""
     first = re.split(r"\n|\\n", str(error).strip())[0]  # Java's traces come with newlines written as \n, too
-    return escaped(f"{type(error).__name__}: {first}"[:500])
+    return escaped(without_secrets(f"{type(error).__name__}: {first}")[:500])

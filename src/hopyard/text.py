@@ -21,6 +21,11 @@ LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """The range of integers in MessagePack."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras colours some of its errors for a terminal."""
+_SECRETS = re.compile(
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|signature|credential|delegation|odbc_connect)|sig)=)[^&#\s]+",
+    re.IGNORECASE,
+)
+"""Parameters of URLs by which their bearer is let in, such as those of WebHDFS, Azure and presigned URLs of S3."""
 LINE = 4_000
 """Characters of a line in the text of an error."""
 SHOWN = 200
@@ -84,6 +89,11 @@ def readable(text: str) -> str:
     """Return text as `escaped` does, with its lines cut after `LINE` characters."""
     lines = escaped(text).split("\n")
     return "\n".join(f"{line[:LINE]} … ({len(line) - LINE:,} more)" if len(line) > LINE else line for line in lines)
+
+
+def without_secrets(text: str) -> str:
+    """Return text without the values of the parameters of URLs that are secrets: drivers print URLs in their errors."""
+    return _SECRETS.sub(r"\1", text)
 
 
 def message_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from hopyard.checks import expanded, path
 from hopyard.errors import SpecError
-from hopyard.text import shown
+from hopyard.text import shown, without_secrets
 
 MODULES = {
     "kubeflow": "hopyard.tracking.kubeflow",
@@ -26,7 +26,6 @@ CHOICES = '"tensorboard", "tensorboard=DIR", "mlflow" or "mlflow=URI"'
 KUBEFLOW, MLFLOW, REGISTER = "KUBEFLOW_TRAINER_SERVER_URL", "MLFLOW_TRACKING_URI", "HOPYARD_MLFLOW_REGISTER"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 _DATABASE = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+"
-_SECRETS = re.compile(r"([?&](?:password|passwd|pwd|token|odbc_connect)=)[^&#]*", re.IGNORECASE)
 
 
 def resolved(name: str, value: Any, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -82,7 +81,7 @@ def without_password(track: str) -> str:
     is_port = scheme.endswith(("http", "https")) and re.match(r"\d+(?:[/?#]|$)", behind)
     if colon and "@" in behind and not is_port and not set("/@?#") & set(user):
         rest = f"{user}@{behind.rpartition('@')[2]}"
-    return _SECRETS.sub(r"\1", f"{scheme}{separator}{rest}")
+    return without_secrets(f"{scheme}{separator}{rest}")
 
 
 def with_password(track: str, environ: Mapping[str, str]) -> str:

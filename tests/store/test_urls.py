@@ -265,11 +265,10 @@ def test_a_journal_that_begins_anew_retires_the_one_before(machines: Any) -> Non
     assert len(retired(reader.root / "journal.jsonl")) == len(retired(first.root / "journal.jsonl")) == 1
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3://bucket/a?b", "s3://key:secret@bucket/run"])
-def test_urls_that_name_no_folder_or_hold_a_password_are_refused(url: str) -> None:
-    with pytest.raises(SpecError) as refused:
+@pytest.mark.parametrize("url", ["s3://", "s3://bucket/a?b", "s3://bucket/a#b"])
+def test_urls_that_name_no_folder_are_refused(url: str) -> None:
+    with pytest.raises(SpecError, match="must be the URL of a folder"):
         working.folder_of(url)
-    assert "secret" not in str(refused.value)
 
 
 # ------------------------------------------------------------------------------------------ drivers

@@ -49,6 +49,9 @@ def launch(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
     tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
     directory: Annotated[str | None, typer.Option(help="Path or URL. Default: a fresh one under runs/.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where ctx.checkpoint keeps. Default: the directory.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the checkpoints of the program that the directory has.")
     ] = False,
@@ -92,6 +95,7 @@ def launch(
             tensorboard=tensorboard,
             tensorflow1=tensorflow1,
             directory=directory,
+            store=store,
             resume=resume,
         ) as program,
     ):

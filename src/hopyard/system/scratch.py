@@ -37,17 +37,17 @@ def scratch(kind: str) -> Path:
 
 
 @contextlib.contextmanager
-def scratch_folder(kind: str) -> Iterator[Path]:
-    """Yield the same, and remove it at the end of the block."""
-    folder = _scratch(kind)
+def scratch_folder(kind: str, root: Path | None = None) -> Iterator[Path]:
+    """Yield the same, in `root` where it is given, and remove it at the end of the block."""
+    folder = _scratch(kind, root)
     try:
         yield folder.path
     finally:
         folder.close()
 
 
-def _scratch(kind: str) -> Folder:
-    root = Path(tempfile.gettempdir())
+def _scratch(kind: str, root: Path | None = None) -> Folder:
+    root = root or Path(tempfile.gettempdir())
     sweep(root)
     return Folder(root, f"{kind}-{secrets.token_hex(4)}")
 

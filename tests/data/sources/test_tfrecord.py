@@ -269,6 +269,8 @@ class TestFind:
     def test_a_glob(self, folder: Path) -> None:
         assert find(f"{folder}/part*") == [str(folder / name) for name in ("part-r-00000", "part-r-00001")]
         assert find(f"{folder}/*") == find(folder)
+        (folder / "below" / "x.gz").rename(folder / "part.gz")
+        assert find(f"{folder}/part*") == [str(folder / name) for name in ("part-r-00000", "part-r-00001", "part.gz")]
 
     def test_a_list(self, folder: Path) -> None:
         names = [folder / "part-r-00001", str(folder / "_SUCCESS")]  # who names a file means it

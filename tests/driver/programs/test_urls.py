@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.store.urls import mirror, working
-from programs import values, who
+from programs import values
 
 pytestmark = [pytest.mark.programs, pytest.mark.slow]
 
@@ -29,13 +29,20 @@ def shown(url: str) -> Any:
 
 def test_a_program_at_a_url_is_read_and_begun_again_from_there(tmp_path: Path) -> None:
     url = f"local://{tmp_path}/bucket/program"
-    program = hy.launch(who, roles={"worker": 2}, directory=url).wait()
-    assert values(program, "world") == [2, 2]
+
+    def counts(args: Any, ctx: Any) -> None:
+        tree, step = ctx.restored() or ({"count": 0}, 0)
+        ctx.checkpoint({"count": tree["count"] + 1}, step + 1)
+        ctx.report({"count": tree["count"] + 1})
+
+    program = hy.launch(counts, roles={"worker": 2}, directory=url).wait()
+    assert values(program, "count") == [1, 1]
     shutil.rmtree(program.directory)
     assert shown(url)["status"] == "completed" and len(shown(url)["tasks"]) == 2
-    with pytest.raises(hy.RunDirectoryError, match="holds a program already"):
-        hy.launch(who, roles={"worker": 1}, directory=url)
-    again = hy.launch(who, roles={"worker": 1}, directory=url, resume=True).wait()
+    with pytest.raises(hy.RunDirectoryError, match="resume=True"):
+        hy.launch(counts, roles={"worker": 1}, directory=url)
+    again = hy.launch(counts, roles={"worker": 1}, directory=url, resume=True).wait()
+    assert values(again, "count") == [2]
     shutil.rmtree(again.directory)
     assert len(shown(url)["tasks"]) == 1
     assert (working.folder_of(url) / "program-1.jsonl").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import glob
+import io
 import operator
 import os
 import socket
@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopyard.checks import scalar, sequence, whole, without_scheme
+from hopyard.checks import flag, one_of, path, scalar, sequence, whole, without_scheme
 from hopyard.core.programs.events import Reported
 from hopyard.core.programs.feeding import feed_named
-from hopyard.errors import SpecError
+from hopyard.errors import DataError, SpecError
 from hopyard.store.layout import Layout
 
 if TYPE_CHECKING:
+    from hopyard.agent.programs.checkpoints import Checkpoints
     from hopyard.agent.programs.session import TaskSession
     from hopyard.feeds.reader import Feed
 
@@ -122,32 +123,92 @@ class ProgramContext:
             return text
         return str(self.directory / text)
 
+    def open(self, uri: str | os.PathLike[str], mode: str = "rb", **options: Any) -> Any:
+        """Open a file at a path or URL as Python's `open` does; relative paths are relative to the program's directory.
+
+        Args:
+            uri: `ctx.open("s3://bucket/labels.txt", "r")`.
+            mode: of Python's `open`.
+            options: "encoding", "newline" and the like.
+
+        Raises:
+            DataError: it cannot be opened; names the cause.
+        """
+        from hopyard.filesystems import open_to_read, open_url, reaching
+
+        url = self.path(path("uri", uri, "a path or URL"))
+        with reaching(url, "open", DataError, "ctx.open"):
+            system, inner = open_url(url)
+            if "r" not in mode or "+" in mode:
+                return system.open(inner, mode, **options)
+            file = open_to_read(system, inner)
+            return file if "b" in mode else io.TextIOWrapper(file, **options)
+
     def shard(self, data: Any, size: int = 0) -> Any:
         """Return this task's share of data that all tasks read by themselves, without Spark.
 
         Args:
-            data: a glob pattern or a list (of files, for example): every `world_size`-th of it, in sorted order; or a
+            data: a path, glob pattern, directory or URL: every `world_size`-th of its files, in sorted order, without
+                those below it whose names begin with "_" or "."; a list: every `world_size`-th of it; or a
                 hy.Dataset: every `world_size`-th of its training partitions, as stored.
             size: rows of a batch, for a Dataset.
 
         Returns:
             list, or for a Dataset an iterator of hy.Batch.
+
+        Raises:
+            DataError: no file matches, or the file system cannot be reached.
         """
         if self.rank < 0:
             raise SpecError(f"{self.role} {self.index} has no shard: it is no worker")
         data = scalar(data) if isinstance(data, str) else data
         if getattr(data, "ndim", None) == 1:
             data = sequence(data)
-        if isinstance(data, str):
-            files: Sequence[Any] = sorted(glob.glob(self.path(data)))  # noqa: PTH207 - an absolute pattern
-            if not files:
-                raise SpecError(f"ctx.shard({data!r}): no file matches")
-            return list(files[self.rank :: self.world_size])
+        if isinstance(data, (str, os.PathLike)):
+            return self._files(data)[self.rank :: self.world_size]
         if isinstance(data, Sequence):
             return list(data[self.rank :: self.world_size])
         if hasattr(data, "prepare"):
             return self._batches(data, whole("ctx.shard(size=)", size, 1))
-        raise SpecError(f"ctx.shard(…) must be given a glob pattern, a list or a hy.Dataset, got {type(data).__name__}")
+        raise SpecError(
+            f"ctx.shard(…) must be given a path, glob pattern, URL, list or hy.Dataset, got {type(data).__name__}"
+        )
+
+    def files(self, source: Any, *, ahead: int = 2, keep: int = 1, shard: bool = True) -> Iterator[str]:
+        """Return local paths of this task's share of files, for frameworks that open no URLs, such as TensorFlow.
+
+        Files at URLs are copied into the agent's temporary directory (TMPDIR), a few ahead, and removed behind the
+        reader, so that at most `ahead + keep` of them are there. Files of this host are not copied.
+
+        Args:
+            source: a path, glob pattern, directory or URL, or a list of these. Order and shares are those of `shard`.
+            ahead: number of files that are copied ahead of the reader, at the same time.
+            keep: number of paths that stay valid: more than 1 where several files are read at once, for example by
+                `tf.data`'s `interleave(cycle_length=4)`.
+            shard: False: all files, for an evaluator for example.
+
+        Returns:
+            Iterator of paths. An iteration is one pass over the files.
+
+        Raises:
+            DataError: no file matches, or one cannot be read; names the cause.
+            ResourceError: no room for a copy.
+        """
+        from hopyard.agent.programs.local_files import local_paths
+
+        ahead, keep = whole("ctx.files(ahead=)", ahead, 1), whole("ctx.files(keep=)", keep, 1)
+        if flag("ctx.files(shard=)", shard) and self.rank < 0:
+            raise SpecError(f"{self.role} {self.index} has no shard: it is no worker; shard=False gives all files")
+        files = self._files(source)
+        return local_paths(files[self.rank :: self.world_size] if shard else files, self._session.folder, ahead, keep)
+
+    def _files(self, source: Any) -> list[str]:
+        from hopyard.data.sources.paths import find
+
+        sources = sequence(source)
+        listed = sources if isinstance(sources, list) and sources else [source]
+        paths = [self.path(path("source", one, "a path, glob, directory or URL")) for one in listed]
+        return [file.path for file in find(paths, "input")]
 
     def _batches(self, data: Any, size: int) -> Iterator[Any]:
         from hopyard.data.partitions.loader import PartitionLoader
@@ -157,54 +218,49 @@ class ProgramContext:
         for partition in range(self.rank, len(manifest.train), self.world_size):
             yield from PartitionLoader(open_partition(manifest, "train", partition), size)
 
-    def checkpoint(self, tree: Any, step: int) -> None:
-        """Store a tree of tensors, numbers and strings, so that a program that is started again can go on from it.
+    def checkpoint(self, content: Any, step: int) -> None:
+        """Store what a program that is started again goes on from: in `hy.launch(store=)`, else in its directory.
 
-        It is written under a temporary name, synced and renamed; the two that were written last are kept, whatever
-        their steps. Call it on one task, or where each task has its own tree: trees are kept per role and index.
+        It is there whole or not at all. The two that were written last are kept, whatever their steps. Call it on one
+        task, or where each task has a state of its own: they are kept per role and index.
+
+        Args:
+            content: a tree of tensors, numbers and strings, or a folder as a `pathlib.Path`, such as the one that
+                `tf.train.Checkpoint` has written to.
+            step: of the training.
 
         Raises:
             SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
+            ResourceError: no room there, or it cannot be reached.
         """
-        from hopyard.store.journal import write_whole
-        from hopyard.store.tree import encode
-        from hopyard.system.files import sweep_parts
+        self._checkpoints(self.role, self.index).put(content, operator.index(step))
 
-        folder = self._checkpoints
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep_parts(folder)  # nobody else writes here: an attempt ends before the next begins
-        checkpoints = _checkpoint_files(folder)
-        number = 1 + max(checkpoints, default=0)
-        write_whole(folder / f"{number:09d}-{operator.index(step)}.safetensors", bytes(encode(tree)))
-        for old in sorted(checkpoints)[:-1]:
-            checkpoints[old].unlink(missing_ok=True)
+    def restored(self, role: str | None = None, index: int = 0) -> tuple[Any, int] | None:
+        """Return (content, step) of the last `checkpoint` of this task; None when there is none. A folder is returned
+        as the path of a copy on this host, which stays until the next call.
 
-    def restored(self) -> tuple[Any, int] | None:
-        """Return (tree, step) of the last `checkpoint` of this role and index; None when there is none.
+        Args:
+            role: another task's checkpoint, where one task stores for all, or an evaluator reads: "worker", 0.
+            index: of that task within its role.
 
         Raises:
-            SpecError: this host does not see the program's directory.
+            SpecError: this host does not see the program's directory; the program has no such role.
+            ResourceError: it cannot be reached, or there is no room for a copy.
         """
-        from hopyard.store.tree import decode
+        if role is None:
+            return self._checkpoints(self.role, self.index).last()
+        role = one_of("ctx.restored(role=)", role, tuple(self.peers))
+        return self._checkpoints(role, whole("ctx.restored(index=)", index, 0)).last()
 
-        checkpoints = _checkpoint_files(self._checkpoints)
-        if not checkpoints:
-            return None
-        last = checkpoints[max(checkpoints)]
-        return decode(last.read_bytes()), int(last.stem.partition("-")[2])
+    def _checkpoints(self, role: str, index: int) -> Checkpoints:
+        from hopyard.agent.programs.checkpoints import Checkpoints
 
-    @property
-    def _checkpoints(self) -> Path:
-        if not Layout(self.directory).program.exists():  # its driver has written there before any task began
+        store = self._session.host.store
+        if not store and not Layout(self.directory).program.exists():  # its driver wrote it before any task began
             raise SpecError(
                 f"ctx.checkpoint, ctx.restored: {socket.gethostname()} does not see the program's directory "
-                f"{self.directory}, so what is kept here would be lost to the next attempt; give hy.launch(directory=) "
-                "a folder that driver and executors share, or keep checkpoints in a store of your own"
+                f"{self.directory}, so what is kept here would be lost to the next attempt; give hy.launch(store=) a "
+                "URL or path, or directory= a folder, that driver and executors share"
             )
-        return self.directory / "checkpoints" / f"{self.role}-{self.index}"
-
-
-def _checkpoint_files(folder: Path) -> dict[int, Path]:
-    """Return checkpoints by the number of their writing: a program may count its steps from 1 again, and clocks of
-    hosts differ."""
-    return {int(path.stem.partition("-")[0]): path for path in folder.glob("[0-9]*-*.safetensors")}
+        root = store or self.directory / "checkpoints"
+        return Checkpoints(f"{root}/{role}-{index}", self._session.folder)

@@ -30,7 +30,7 @@ from hopyard.core.programs.events import Begin, Ended, Running
 from hopyard.core.programs.messages import HostTasks
 from hopyard.errors import HopyardError
 from hopyard.system.network import interface_of, without_proxy
-from hopyard.text import escaped, message_of
+from hopyard.text import escaped, message_of, without_secrets
 
 EXIT_SECONDS = 5.0
 """Time for what the user registered with `atexit`; after that the end of `main` is reported all the same."""
@@ -171,7 +171,7 @@ def _user_traceback(error: BaseException) -> list[str]:
         told = traceback.TracebackException(type(error), error, user_trace or trace)
         if isinstance(error, HopyardError) and (count := places.before_hopyard(user_trace)):
             del told.stack[count:]
-        lines = "".join(told.format()).splitlines(keepends=True)
+        lines = without_secrets("".join(told.format())).splitlines(keepends=True)
     except Exception:  # noqa: BLE001 - the user's own __str__
         lines = [*traceback.format_tb(user_trace or trace), type(error).__name__]
     if len(lines) > TRACE_LINES:
@@ -183,7 +183,7 @@ def plain(text: str, limit: int = TEXT) -> str:
     """Return text that can be sent and shown: cut in its middle, and `escaped`."""
     if len(text) > limit:
         text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
-    return escaped(text)
+    return escaped(without_secrets(text))
 
 
 def explained(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hopyard.code import places
 from hopyard.errors import HopyardError
-from hopyard.text import escaped, message_of
+from hopyard.text import escaped, message_of, without_secrets
 from hopyard.training.steps import NotFinite
 
 HEAD, TAIL = 2000, 6000
@@ -33,7 +33,7 @@ def summary(error: BaseException, recipe: Callable[..., Any] | None = None) -> s
     message = _NO_CONSOLE if isinstance(error, BdbQuit) else message_of(error)
     if isinstance(error, SystemExit) and (parser := _of_parser(error)):
         message += f": {parser}; {_NO_COMMAND_LINE}"
-    return escaped(f"{kind}{message}" + (f" ({place})" if place else ""))
+    return escaped(without_secrets(f"{kind}{message}") + (f" ({place})" if place else ""))
 
 
 def _of_parser(error: SystemExit) -> str:
@@ -59,7 +59,7 @@ def trace(error: BaseException) -> str:
     """Return the traceback, cut in the middle where it is long; "" where a loss is not finite: no line is to blame."""
     if isinstance(error, NotFinite):
         return ""
-    text = escaped("".join(traceback.format_exception(error)))
+    text = escaped(without_secrets("".join(traceback.format_exception(error))))
     if len(text) <= HEAD + TAIL:
         return text
     return f"{text[:HEAD]}\n  … {len(text) - HEAD - TAIL:,} characters are left out here …\n{text[-TAIL:]}"

@@ -38,6 +38,8 @@ class HostTasks(HostMessage, frozen=True):
     environment: dict[str, str] = {}
     interface: bool = True
     """Whether collectives are told which network interface leads to the peers."""
+    store: str = ""
+    """Path or URL of the checkpoints; "": they are in the directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def _below(system: Any, root: str, endings: tuple[str, ...]) -> Iterator[FoundFi
         return
     start = re.split(r"[*?\[]", root, maxsplit=1)[0]
     for name in matching(system, root):
-        if not _hidden(name[len(start) :]):
+        behind = name[len(start) :]
+        if not _hidden(behind if start.endswith("/") else behind.partition("/")[2]):
             yield from _files(system, name, posixpath.dirname(start), endings)
 
 

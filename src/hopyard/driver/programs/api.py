@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -29,12 +30,14 @@ from hopyard.driver.resuming import resumes
 from hopyard.engines.default import chosen
 from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.filesystems import absolute, names_of, open_url, reaching
 from hopyard.frameworks.keras import strategies
 from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
+from hopyard.store.states import private
 from hopyard.system.files import sweep_parts
 from hopyard.text import shown
 
@@ -53,6 +56,7 @@ def launch(
     max_time: float | None = None,
     tensorboard: bool | str | Path = False,
     directory: str | Path | None = None,
+    store: str | Path | None = None,
     resume: bool = False,
     env: Mapping[str, str] | None = None,
     tensorflow1: bool = False,
@@ -84,8 +88,10 @@ def launch(
         max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
             all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
         tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url()`.
-        directory: for its journal, logs and checkpoints; default `runs/<time>-<word>`.
-        resume: True: a directory that has a program's journal may be used again, its checkpoints are kept.
+        directory: for its journal, logs and checkpoints, a path or a URL; default `runs/<time>-<word>`.
+        store: path or URL for what `ctx.checkpoint` keeps, which all hosts reach; default: in `directory`.
+        resume: True: a directory that has a program's journal, and a store that has checkpoints, may be used again;
+            its checkpoints are kept.
         env: more environment for the tasks.
         tensorflow1: present `tf.compat.v1` as `tensorflow` to the program, for code written for TensorFlow 1.
         transport: "auto": gloo and NCCL get the network interface that leads to the peers (GLOO_SOCKET_IFNAME,
@@ -133,6 +139,9 @@ def launch(
         tensorboard = path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
         directory = path("directory", directory)
+    if store is None and directory is not None and "://" in str(directory):
+        store = f"{absolute(directory)}/checkpoints"  # where all hosts see them
+    store = None if store is None else _store(store)
     pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
     transport = one_of("transport", transport, ("auto", None))
@@ -144,6 +153,8 @@ def launch(
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     own_slots = agent_engine.driver_workers if agent_engine.shared_places else None
     spec = fitted(spec, agent_engine.workers, own_slots=own_slots)
+    if store:
+        _prepare_store(store, resumes(resume))
     with claimed(directory) as (layout, lock):
         _prepare_directory(layout, lock, resumes(resume))
     with freed_on_error(lock):
@@ -161,6 +172,7 @@ def launch(
             tensorflow1=tensorflow1,
             environment=variables,
             interface=transport == "auto",
+            store=store or "",
         )
         about = {"hopyard": __version__, "python": PYTHON, "engine": agent_engine.name, "threads": agent_engine.threads}
         with room(layout.root):
@@ -254,6 +266,32 @@ def _engine(engine: AgentEngine | None, spec: ProgramSpec) -> AgentEngine:
 
 def _role_counts(spec: ProgramSpec) -> str:
     return ", ".join(f"{count} {name}" for name, (count, _, _) in spec.roles.items())
+
+
+def _store(value: str | Path) -> str:
+    url = absolute(path("store", value, "a path or URL"))
+    if private(url):
+        raise SpecError(
+            f"store = {shown(url)}: what is there lives in the memory of one process, and each task has a process of "
+            "its own; give a path or URL that all of them reach"
+        )
+    return url
+
+
+def _prepare_store(url: str, resume: bool) -> None:
+    """Make the folder of checkpoints. From those of an earlier program a new one goes on only where it is told to."""
+    names: list[str] = []
+    with reaching(url, "open", SpecError, "store", "it must be a path or a URL where folders can be made"):
+        system, root = open_url(url)
+        system.makedirs(root, exist_ok=True)
+        system.invalidate_cache()
+        with suppress(FileNotFoundError):  # object stores have no empty folders
+            names = system.ls(root, detail=False)
+    if names and not resume:
+        raise RunDirectoryError(
+            f"store = {shown(url)}: is not empty ({names_of(names)}); give another store=, or resume=True to go on "
+            "from the checkpoints there"
+        )
 
 
 def _prepare_directory(layout: Layout, lock: Lock, resume: bool) -> None:

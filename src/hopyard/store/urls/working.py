@@ -84,8 +84,6 @@ def folder_of(url: str) -> Path:
     name = url.partition("://")[2].rpartition("/")[2]
     if not name or "?" in url or "#" in url:
         raise SpecError(f"directory = {shown(url)} must be the URL of a folder in a bucket or file system")
-    if ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
-        raise SpecError("directory: its URL has a password; credentials come from the environment, not from the URL")
     return cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
