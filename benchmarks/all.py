@@ -32,6 +32,7 @@ ALL = (
     "follower",
     "tracking",
     "tracked",
+    "urls",
     "samplers",
     "exact",
     "sparknet",
