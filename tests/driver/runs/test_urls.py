@@ -160,8 +160,11 @@ def test_a_run_whose_end_is_not_copied_yet_has_not_ended(url: str, tmp_path: Pat
 def test_a_slow_store_that_fails_and_loses_answers_changes_no_bit(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults(tmp_path / "bucket", delay=0.005, fail=0.15, lose=0.15)
-    run = select(url, store=tmp_path / "states")
+    def gets_worse(config: dict[str, Any]) -> Any:
+        faults(tmp_path / "bucket", delay=0.005, fail=0.15, lose=0.15)
+        return linear(config)
+
+    run = select(url, gets_worse, store=tmp_path / "states")
     faults(tmp_path / "bucket")
     lose_disk(url)
     assert final(url) == digests(run) == digests(select(tmp_path / "run"))
