@@ -135,8 +135,9 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
         assert not out and f"process {second.pid} on host" in err and "has gone on with this run" in err
         out, err = second.communicate(timeout=120)
         assert out == "completed\n", err
-    assert not missing(url)
     lines = journal(find(url).root)
+    assert isinstance(lines[-1], Finished)
+    assert not missing(url)
     assert [type(line) for line in lines if isinstance(line, (Resumed, Finished))] == [Resumed, Finished]
     leases = [line.unit.lease for line in lines if isinstance(line, Dispatch)]
     assert leases == sorted(set(leases))
