@@ -33,6 +33,7 @@ ALL = (
     "follower",
     "tracking",
     "tracked",
+    "urls",
     "samplers",
     "exact",
     "sparknet",

@@ -164,7 +164,7 @@ def above(program: str) -> int:
     return process
 
 
-def select(directory: Path | None, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
+def select(directory: Path | str | None, recipe: Any = linear, configs: Any = None, **more: Any) -> Run:
     """`hy.select` with all that most tests have in common."""
     arguments: dict[str, Any] = {
         "search": hy.Configs(CONFIGS if configs is None else configs),

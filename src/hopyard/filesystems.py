@@ -244,6 +244,10 @@ class Directory:
         """Return the bytes of each file, by name, from one fresh listing."""
         return {name: int(entry["size"] or 0) for name, entry in self._entries().items() if entry["type"] == "file"}
 
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it, sorted, from one fresh listing."""
+        return sorted(name for name, entry in self._entries().items() if entry["type"] == "directory")
+
     def times(self) -> dict[str, float]:
         """Return when each file was written, by name, in seconds since the epoch of Unix. Files for which the file
         system gives no time are left out.

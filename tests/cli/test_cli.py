@@ -402,12 +402,12 @@ def test_replay_and_resume(monkeypatch):
         different.append("trial 3, step 8: 0123 here, 4567 in the journal")
         found = call("replay", "x")
         assert found.exit_code == 1 and "1 of 9 States differ" in found.stderr and "trial 3" in found.stderr
-        run = types.SimpleNamespace(status="partial", directory="runs/x")
+        run = types.SimpleNamespace(url="", status="partial", directory="runs/x")
         engines = []
         times = []
 
-        def resume(path, engine, failed, trust, epochs, workers, timeouts):
-            engines.append((engine, failed, trust))
+        def resume(path, engine, failed, trust, epochs, workers, take_over, timeouts):
+            engines.append((engine, failed, trust, take_over))
             times.append(timeouts)
             return run
 

@@ -20,7 +20,7 @@ GOOD, FAILED, USAGE, SOME, RESOURCES, CTRL_C, TERM = 0, 1, 2, 3, 4, 130, 143
 STATUS = {"completed": GOOD, "partial": SOME, "failed": FAILED}
 """How a run ended → exit code."""
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name under runs/.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or URL, or its name under runs/.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Open the run's pickle even where other users may write it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Plain values, for programs.")]
 

@@ -28,22 +28,19 @@ if TYPE_CHECKING:
 
 @verb
 def list_runs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the runs.")] = Path("runs"),
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Folder of the runs, or its URL.")] = "runs",
     as_json: AsJson = False,
     driver: DriverName = None,
 ) -> int:
     """List runs."""
-    from hopyard.store.layout import Layout
+    from hopyard.filesystems import absolute
+    from hopyard.store.layout import find
+    from hopyard.store.urls.working import runs
 
     if driver is not None:
-        return forward(driver, "ls", str(directory), *(["--json"] if as_json else []))
+        return forward(driver, "ls", directory, *(["--json"] if as_json else []))
 
-    directory = Path(without_scheme(str(directory)))
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: no such directory; `hopyard ls DIR` lists the runs in DIR")
-    layouts = [Layout(path) for path in sorted(directory.iterdir()) if path.is_dir() and _exists(Layout(path))]
-    if _exists(Layout(directory)):
-        layouts.insert(0, Layout(directory))
+    layouts = [find(url, programs=True) for url in runs(absolute(directory))] if "://" in directory else _in(directory)
     rows = [_row(layout) for layout in layouts]
     if as_json:
         echo(as_text(rows))
@@ -65,6 +62,17 @@ def list_runs(
         lines.append([row["name"], row["status"], trials, str(row.get("epochs", "")), best, started, duration])
     columns(lines)
     return GOOD
+
+
+def _in(directory: str) -> list[Layout]:
+    """Return the runs and programs in a folder of this host."""
+    from hopyard.store.layout import Layout
+
+    folder = Path(without_scheme(directory))
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such directory; `hopyard ls DIR` lists the runs in DIR")
+    layouts = [Layout(folder), *(Layout(path) for path in sorted(folder.iterdir()) if path.is_dir())]
+    return [layout for layout in layouts if _exists(layout)]
 
 
 def _exists(layout: Layout) -> bool:
@@ -97,7 +105,7 @@ def _run_row(layout: Layout) -> dict[str, Any]:
             return {"name": layout.root.name, "status": "damaged", "error": str(error)}
         facts = brief(timeline, machine)
     status = standing(layout, facts.pop("folded"))
-    return {"name": layout.root.name, "directory": str(layout.root), "status": status, **facts}
+    return {"name": layout.root.name, "directory": layout.url or str(layout.root), "status": status, **facts}
 
 
 def _program_row(layout: Layout) -> dict[str, Any]:
@@ -112,7 +120,7 @@ def _program_row(layout: Layout) -> dict[str, Any]:
         return {"name": layout.root.name, "status": "damaged", "error": str(error)}
     return {
         "name": layout.root.name,
-        "directory": str(layout.root),
+        "directory": layout.url or str(layout.root),
         "status": standing(layout, summary.status),
         "program": summary.name,
         "tasks": len(summary.tasks),
@@ -163,7 +171,10 @@ def show(
     sizes = sizes_in(layout.manifest)
     trackers = progress_of(layout, about.get("track", ()))
     if as_json:
-        state = {"directory": str(layout.root), **facts(read(layout.journal, CODEC), machine, status, sizes)}
+        state = {
+            "directory": layout.url or str(layout.root),
+            **facts(read(layout.journal, CODEC), machine, status, sizes),
+        }
         state["trackers"] = trackers
         echo(as_text({**state, "about": about, "spec": machine.spec, "trials": summary(machine, status)}))
         return GOOD
@@ -226,7 +237,7 @@ def logs(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN", help="A run's directory, or its name under runs/. With --driver it may be left out."
+            metavar="RUN", help="A run's directory or URL, or its name under runs/. With --driver it may be left out."
         ),
     ] = None,
     slot: Annotated[int | None, typer.Option(help="Show only the log of this slot.")] = None,

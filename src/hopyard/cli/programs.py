@@ -48,7 +48,7 @@ def launch(
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each chief and worker.")] = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Start TensorBoard on its directory.")] = False,
     tensorflow1: Annotated[bool, typer.Option("--tensorflow1", help="Give it tf.compat.v1 as tensorflow.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="Default: a fresh one under runs/.")] = None,
+    directory: Annotated[str | None, typer.Option(help="Path or URL. Default: a fresh one under runs/.")] = None,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Where ctx.checkpoint keeps. Default: the directory.")
     ] = None,

@@ -124,6 +124,10 @@ def resume(
         int | None, typer.Option(metavar="WORKERS", help="Workers that train one net together from now on.")
     ] = None,
     trust: Trust = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Do not look for 30 s whether the driver of a run at a URL lives; it ends."),
+    ] = False,
     hosts: HostNames = None,
     python: HostPython = None,
     ssh: HostSsh = "ssh",
@@ -166,9 +170,10 @@ def resume(
         epochs=epochs,
         workers=gang,
         trust=trust,
+        take_over=take_over,
         timeouts=replace(load(run).timeouts, **times) if times else None,
     )
-    echo(f"{result.directory}: {result.status}")
+    echo(f"{result.url or result.directory}: {result.status}")
     return STATUS.get(result.status, GOOD)
 
 

@@ -1,4 +1,5 @@
-"""The directory of a run or a program: locked before it is read; a driver that is refused leaves it as it is."""
+"""The directory of a run or a program: locked before it is read, and, at a URL, claimed before it is changed. A driver
+that is refused leaves it as it is."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hopyard.checks import path
-from hopyard.errors import ResourceError, RunDirectoryError, SpecError
+from hopyard.errors import ResourceError, RunDirectoryError
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
+from hopyard.store.urls import working
+from hopyard.store.urls.mirror import claim
 from hopyard.system.files import FULL
-from hopyard.text import shown
 
 
 @contextlib.contextmanager
@@ -20,19 +22,21 @@ def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
     is freed, and the directories that were made here are removed.
 
     Args:
-        directory: its path; None: one under `runs/` that nobody has.
+        directory: its path or URL; None: one under `runs/` that nobody has.
 
     Raises:
-        SpecError: it is a URL.
-        RunDirectoryError: another driver holds the lock; no directory can be made there.
+        SpecError: it is no path, and no URL of a folder.
+        RunDirectoryError: another driver holds the lock; no directory can be made there; the URL cannot be read.
         ResourceError: there is no room.
     """
     if directory is not None:
         directory = path("directory", directory)
         if "://" in directory:
-            raise SpecError(f"directory = {shown(directory)} is a URL, and must be a path of this host")
+            directory = working.made(directory)
     layout, lock, made = _claim(directory)
     try:
+        if layout.url:
+            working.fetch(layout.root, driving=True)
         yield layout, lock
     except BaseException:
         with contextlib.suppress(OSError):
@@ -40,6 +44,16 @@ def claimed(directory: str | Path | None) -> Iterator[tuple[Layout, Lock]]:
             for folder in made:
                 folder.rmdir()  # unless something was written there
         raise
+
+
+def claim_url(layout: Layout, lock: Lock, journal: Path, take_over: bool = False) -> None:
+    """Claim a run or a program at a URL, whose journal was fetched under this lock, before anything there is changed.
+
+    Raises:
+        RunDirectoryError: another driver lives, or was faster; the URL cannot be written to.
+    """
+    if layout.url and lock.mirror is None:
+        lock.mirror = claim(layout.root, journal.name, take_over)
 
 
 def _claim(directory: str | Path | None) -> tuple[Layout, Lock, list[Path]]:

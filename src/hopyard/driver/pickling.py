@@ -14,6 +14,7 @@ from typing import Any
 from hopyard.code.pickling import culprit, dumps, loads
 from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
+from hopyard.store.urls.working import url_of
 from hopyard.system.owners import other_writers
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -71,7 +72,7 @@ def read_trusted(path: Path, trust: bool) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            writers = "" if trust else other_writers(path, file.fileno())
+            writers = "" if trust else _url_writers(path) or other_writers(path, file.fileno())
             data = file.read()
     except PermissionError as error:
         raise RunDirectoryError(
@@ -84,6 +85,12 @@ def read_trusted(path: Path, trust: bool) -> bytes:
             "else may write; or, if you trust them, give trust=True, `--trust` on the command line"
         )
     return data
+
+
+def _url_writers(path: Path) -> str:
+    """Return that nobody can see who may write to a URL; "": the file is at none."""
+    url = url_of(path.parent)
+    return f"it is from {url}, and who may write there cannot be seen" if url else ""
 
 
 def unpickle(data: bytes, path: Path | str, python: str, name: str = "the recipe") -> Any:

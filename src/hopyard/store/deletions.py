@@ -10,10 +10,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import Any
 
+from hopyard.errors import RunDirectoryError
 from hopyard.ports.states import Store
 from hopyard.spec import Ref
 from hopyard.store.guard import StoreUnreachable
+from hopyard.store.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,9 @@ AGAIN_SECONDS = 30.0
 DRAIN_SECONDS = 10.0
 """Seconds for the deletions that still wait at the end of a run."""
 
+SHARED_SECONDS = 1.0
+"""Seconds for which one look waits for the journal at a URL."""
+
 Choice = Callable[[set[Ref]], Collection[Ref]]
 """Stored States → those of them that are to be deleted."""
 
@@ -33,11 +39,14 @@ class Deletions:
 
     Args:
         store: where the States are.
+        journal: of the run. Nothing is deleted before those who read the run at a URL know why: else a State that the
+            journal there names could be gone.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._waiting: deque[Ref | Choice] = deque()
+    def __init__(self, store: Store, journal: Journal[Any]) -> None:
+        self._store, self._journal = store, journal
+        self._waiting: deque[tuple[int, Ref | Choice]] = deque()
+        """With each job the length of the journal that led to it."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -76,7 +85,7 @@ class Deletions:
         return True
 
     def _put(self, job: Ref | Choice) -> None:
-        self._waiting.append(job)
+        self._waiting.append((self._journal.size, job))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hopyard-deletions", daemon=True)
             self._thread.start()
@@ -88,14 +97,21 @@ class Deletions:
                 self._changed.wait_for(lambda: self._closing or len(self._waiting) > 0)
                 if not self._waiting:
                     return
-                job = self._waiting[0]
+                size, job = self._waiting[0]
+            try:
+                if not self._journal.shared(size, SHARED_SECONDS):
+                    continue
+            except RunDirectoryError:  # another driver has gone on with the run: nothing here is ours
+                with self._changed:
+                    self._waiting.clear()
+                return
             next_jobs = self._do(job)
             with self._changed:
                 if not self._waiting:
                     return  # it took too long: the run is over
                 if next_jobs is not None:
                     self._waiting.popleft()
-                    self._waiting.extend(next_jobs)
+                    self._waiting.extend((size, ref) for ref in next_jobs)
                 elif self._closing:
                     return
                 else:

@@ -12,7 +12,7 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Generic
+from typing import Generic, Protocol
 
 import msgspec
 
@@ -124,6 +124,30 @@ def _refuse_newer(path: Path, text: bytes, codec: Codec[Line]) -> None:
         )
 
 
+class Copier(Protocol):
+    """Copies a journal to where others read it (`urls.mirror.Mirror`)."""
+
+    def follow(self, size: int) -> None:
+        """Begin, with a journal of so many bytes."""
+        ...
+
+    def grown(self, size: int) -> None:
+        """Take note that it has so many bytes."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunDirectoryError if another driver has gone on with the run."""
+        ...
+
+    def stored(self, size: int, seconds: float) -> bool:
+        """Whether so many bytes are copied, after waiting up to `seconds` for it. Raises as `check`."""
+        ...
+
+    def keeps_up(self, seconds: float) -> bool:
+        """Whether few enough bytes wait, after waiting up to `seconds` for it. Raises as `check`."""
+        ...
+
+
 class Journal(Generic[Line]):
     """The journal of a live run or program. Owner of the file: the driver that holds the lock.
 
@@ -131,11 +155,13 @@ class Journal(Generic[Line]):
         path: the path of the file.
         codec: of the run's or the program's facts.
         resume: go on with a journal that has been read (so it is known to be sound): a torn line is cut off.
+        mirror: copies it to the URL of the run directory; None: that is a path.
     """
 
-    def __init__(self, path: Path, codec: Codec[Line], resume: bool = False) -> None:
+    def __init__(self, path: Path, codec: Codec[Line], resume: bool = False, mirror: Copier | None = None) -> None:
         self.path = path
         self._codec = codec
+        self._mirror = mirror
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         if resume:
             self._size = whole_bytes(path)
@@ -145,14 +171,18 @@ class Journal(Generic[Line]):
             self._file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
             self._size = 0
             sync_directory(path.parent)
+        if mirror is not None:
+            mirror.follow(self._size)
 
     def append(self, lines: Iterable[Line]) -> None:
         """Append all of them; they are on disk when this returns.
 
         Raises:
             ResourceError: there is no room. None of them is there then, whatever is raised.
-            RunDirectoryError: the file was removed.
+            RunDirectoryError: the file was removed, or another driver has gone on with the run at its URL.
         """
+        if self._mirror is not None:
+            self._mirror.check()
         data = b"".join([self._codec.encode(line) + b"\n" for line in lines])
         if not data:
             return
@@ -175,6 +205,23 @@ class Journal(Generic[Line]):
             raise RunDirectoryError(
                 f"{self.path} was removed while its driver lives, so nothing is kept from now on; start the run again"
             )
+
+        if self._mirror is not None:
+            self._mirror.grown(self._size)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return self._size
+
+    def shared(self, size: int, seconds: float) -> bool:
+        """Whether all who read the run have its first `size` bytes, after waiting up to `seconds` for it. Raises
+        RunDirectoryError if another driver has gone on with the run."""
+        return self._mirror is None or self._mirror.stored(size, seconds)
+
+    def keeps_up(self, seconds: float) -> bool:
+        """Whether few enough bytes wait to be copied, after waiting up to `seconds` for it. Raises as `shared`."""
+        return self._mirror is None or self._mirror.keeps_up(seconds)
 
     @property
     def begun(self) -> bool:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from hopyard import checks
 from hopyard.errors import RunDirectoryError
+from hopyard.store.urls import working
 from hopyard.text import SHOWN, shown
 
 _WORDS = (  # noqa: SIM905 - as a list they fill a page
@@ -57,8 +58,15 @@ class Layout:
         object.__setattr__(self, "root", self.root.absolute())
 
     @property
+    def url(self) -> str:
+        """The URL of the run directory, whose working folder this is; "": it is at no URL."""
+        return working.url_of(self.root)
+
+    @property
     def shown(self) -> str:
-        """The root for people: relative, if it is below the working directory."""
+        """The root for people: its URL, or relative, if it is below the working directory."""
+        if url := self.url:
+            return url
         try:
             return str(self.root.relative_to(Path.cwd()))
         except (ValueError, OSError):  # it is elsewhere; the working directory is gone
@@ -92,6 +100,11 @@ class Layout:
     """The same as a Chrome trace."""
     tensorboard = _Below("tensorboard")
     """Directory of event files for TensorBoard."""
+
+    @property
+    def copying(self) -> tuple[Path, ...]:
+        """The files that only the working folder of a URL has."""
+        return self.root / working.URL, self.root / working.FETCHED
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""
@@ -133,7 +146,11 @@ def find(path: str | Path, programs: bool = False) -> Layout:
         RunDirectoryError: there is no run, or none that this user may read.
     """
     path = checks.path("directory", path)
-    for candidate in (Path(path), Path("runs") / path):
+    candidates = [Path(path), Path("runs") / path]
+    if "://" in path:
+        candidates = [working.made(path)]
+        working.fetch(candidates[0])
+    for candidate in candidates:
         layout = Layout(candidate)
         try:
             run, program = layout.exists, layout.program.exists()

@@ -7,9 +7,13 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hopyard.errors import RunDirectoryError
 from hopyard.system.files import still_there
+
+if TYPE_CHECKING:
+    from hopyard.store.urls.mirror import Mirror
 
 PATIENCE = 2.0
 """How many seconds to wait for those who only ask whether the lock is held."""
@@ -20,6 +24,7 @@ class Lock:
 
     Attributes:
         made: whether this made the lock file, so that nothing of ours was here before.
+        mirror: the claim of the run at a URL, whose working folder this is; ends with the lock.
 
     Raises:
         RunDirectoryError: another driver holds it; says which.
@@ -28,6 +33,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.mirror: Mirror | None = None
         while True:
             self.made = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -65,6 +71,9 @@ class Lock:
 
     def free(self) -> None:
         """Release it. This may be called twice: by then its descriptor may be another file's."""
+        if self.mirror is not None:
+            self.mirror.close()
+            self.mirror = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -9,7 +9,6 @@ valid only while the journal has the length and the end that it had. Else, or wh
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -22,6 +21,7 @@ from hopyard.core.runs.events import Finished, Interrupted, Line
 from hopyard.errors import JournalError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
+from hopyard.store.urls.working import alive, locked, url_of
 from hopyard.system.files import open_regular
 
 ENDED = ("completed", "partial", "failed", "stopped")
@@ -41,18 +41,19 @@ def standing(layout: Layout, journal_status: str) -> str:
         journal_status: the status that its journal folds to.
     """
     live = held(layout.lock)
-    return status_of(journal_status, live, None if live else _last(layout.journal))
+    return status_of(journal_status, live, None if live else _last(layout.journal), bool(layout.url))
 
 
-def status_of(journal_status: str, live: bool, last: Line | None) -> str:
+def status_of(journal_status: str, live: bool, last: Line | None, shared: bool = False) -> str:
     """Return the same from what is known already.
 
     Args:
         journal_status: the status that the journal folds to.
         live: whether a driver held the lock before the journal was read.
         last: the journal's last line.
+        shared: whether the run is at a URL: it has ended once its driver has, which copies its end there.
     """
-    if journal_status in ENDED:
+    if journal_status in ENDED and not (live and shared):
         return journal_status
     if live:
         return "running"
@@ -66,18 +67,9 @@ def status_of(journal_status: str, live: bool, last: Line | None) -> str:
 
 
 def held(lock: Path) -> bool:
-    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written. Of a
+    run at a URL that nobody drives on this host, fetch what is new, and look whether a driver on another one lives."""
+    return locked(lock) or (bool(url_of(lock.parent)) and alive(lock.parent))
 
 
 def _last(journal: Path) -> Line | None:

@@ -227,7 +227,7 @@ def _follow(layout: Layout, sender: Sender, pace: Pace, once: bool) -> None:
             elif not over:
                 over = True
                 sender.hurry()
-            status = status_of(machine.status, live, last) if reading.whole else "running"
+            status = status_of(machine.status, live, last, bool(layout.url)) if reading.whole else "running"
             sender.send(machine, status, last.at, reading.count, reading.whole)
             late = time.monotonic() > max(alive, sender.since) + pace.grace
             # A driver that holds the lock may be about to go on with an ended run.

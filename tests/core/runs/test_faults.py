@@ -500,6 +500,17 @@ def test_states_are_kept_of_a_trial_that_fails_again_before_it_has_one():
     assert run.machine.kept() == {max(stored, key=str)}  # those of the first attempt
 
 
+def test_leases_that_a_lost_end_of_the_journal_may_have_used_are_never_given_out():
+    run = Run(slots=1, trials=1, epochs=3, metric="loss")
+    lease = [run.unit(0).lease, run.done(0)][0]
+    run.durable(0, 0, 1, lease)
+    last = run.machine.leases.last
+    run.give(Resumed(at=run.at, skipped=1000))
+    assert run.machine.leases.last == last + 1000
+    run.join(1)
+    assert run.unit(1).lease > last + 1000 and run.unit(1).start == Ref(0, 1, lease)
+
+
 def uploading():
     """A trial whose State at the end of its first epoch is on its way to the store; its second epoch is under way."""
     run = Run(partitions=2, epochs=3, metric="loss", mode="min")

@@ -5,7 +5,7 @@ the format grows; never change an old one. (Until the first release they may be 
 `WORLDS` are of `faults.world`: slots lost and replaced, system and user failures, folds, drivers killed and
 resumed, more epochs, searches with and without rules, gangs, hosts with homes. `journal-6` has what worlds lack: a gang
 that shrinks, a driver that is interrupted, and every field of the first line; `journal-7` has workers that are too few
-for a gang and are given back; `journal-8` what a recipe logged.
+for a gang and are given back; `journal-8` what a recipe logged; `journal-9` a driver that goes on behind a lost end.
 """
 
 import json
@@ -143,6 +143,16 @@ def of_a_recipe_that_logs() -> list[bytes]:
     return [encode(line) for line in run.lines]
 
 
+def of_a_lost_end() -> list[bytes]:
+    run = Run(slots=1, trials=1, epochs=2, metric="loss")
+    lease = [run.unit(0).lease, run.done(0)][0]
+    run.durable(0, 0, 1, lease)
+    run.give(Resumed(at=run.at, skipped=1000, directory="s3://bucket/run"))
+    run.join(1)
+    run.done(1)
+    return [encode(line) for line in run.lines]
+
+
 def test_what_a_recipe_logged_is_read_as_it_was_meant():
     lines = [decode(line) for line in (HERE / "journal-8.jsonl").read_bytes().splitlines()]
     logged = [points for line in lines if isinstance(line, Done) for points in line.logged.values()]
@@ -164,3 +174,4 @@ if __name__ == "__main__":
     freeze("journal-6", of_a_gang_that_shrinks())
     freeze("journal-7", of_workers_that_are_too_few())
     freeze("journal-8", of_a_recipe_that_logs())
+    freeze("journal-9", of_a_lost_end())

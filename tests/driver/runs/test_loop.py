@@ -852,7 +852,7 @@ def test_states_of_this_driver_are_not_swept_at_the_start(
     assert kept == [Ref(0, 1, 1)]
 
 
-def test_deletions_keep_their_order_and_are_done_by_the_end() -> None:
+def test_deletions_keep_their_order_and_are_done_by_the_end(tmp_path: Path) -> None:
     asked: list[Ref] = []
 
     class Slow:
@@ -860,14 +860,14 @@ def test_deletions_keep_their_order_and_are_done_by_the_end() -> None:
             time.sleep(0.002)
             asked.append(ref)
 
-    it = deletions.Deletions(Slow())  # type: ignore[arg-type]
+    it = deletions.Deletions(Slow(), Journal(tmp_path / "journal.jsonl", CODEC))  # type: ignore[arg-type]
     refs = [Ref(0, step, 1) for step in range(100)]
     for ref in refs:
         it.add(ref)
     assert it.close(30.0) and asked == refs
 
 
-def test_deletions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions, "WAITING", 3)
     let_go = threading.Event()
 
@@ -875,7 +875,7 @@ def test_deletions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         def delete(self, ref: Ref) -> None:
             let_go.wait(60.0)
 
-    it = deletions.Deletions(Stalled())  # type: ignore[arg-type]
+    it = deletions.Deletions(Stalled(), Journal(tmp_path / "journal.jsonl", CODEC))  # type: ignore[arg-type]
     for step in range(10):
         it.add(Ref(0, step, 1))
     assert len(it) == 3

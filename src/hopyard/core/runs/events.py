@@ -251,6 +251,9 @@ class Resumed(Fact, frozen=True, omit_defaults=True):
     """As in Began."""
     copies: int = -1
     """Homes of each partition from now on; 0: rows go everywhere; -1: as before."""
+    skipped: int = 0
+    """Leases that are never given out: an end of the journal that was lost on its way to a URL may have used them, and
+    the name of a State has its lease."""
 
 
 class Retried(Fact, frozen=True):

@@ -48,6 +48,7 @@ class Slots:
             run.spec = msgspec.structs.replace(run.spec, timeouts=event.timeouts)
         units = [unit for _, unit in run.leases.standing().values()]
         run.leases.clear()
+        run.leases.last += event.skipped
         run.slots.clear()
         run.mark = event.mark
         self._workers.clear()

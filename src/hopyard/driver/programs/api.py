@@ -21,7 +21,7 @@ from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import HostTasks
-from hopyard.driver.directory import claimed, freed_on_error, room
+from hopyard.driver.directory import claim_url, claimed, freed_on_error, room
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
@@ -36,6 +36,7 @@ from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
 from hopyard.store.journal import retire
 from hopyard.store.layout import Layout
+from hopyard.store.lock import Lock
 from hopyard.store.states import private
 from hopyard.system.files import sweep_parts
 from hopyard.text import shown
@@ -87,7 +88,7 @@ def launch(
         max_time: seconds after which the program is ended, and has failed: from the launch on, the wait for slots and
             all restarts included. Its tasks have `grace` seconds to end by themselves, as in `program.stop`.
         tensorboard: True: TensorBoard on the program's directory, or on this one; `program.tensorboard_url()`.
-        directory: for its journal, logs and checkpoints; default `runs/<time>-<word>`.
+        directory: for its journal, logs and checkpoints, a path or a URL; default `runs/<time>-<word>`.
         store: path or URL for what `ctx.checkpoint` keeps, which all hosts reach; default: in `directory`.
         resume: True: a directory that has a program's journal, and a store that has checkpoints, may be used again;
             its checkpoints are kept.
@@ -138,6 +139,8 @@ def launch(
         tensorboard = path("tensorboard", tensorboard, "True, False or a path")
     if directory is not None:
         directory = path("directory", directory)
+    if store is None and directory is not None and "://" in str(directory):
+        store = f"{absolute(directory)}/checkpoints"  # where all hosts see them
     store = None if store is None else _store(store)
     pickled = _script(Path(str(main)), args) if script else _function(main, args)
     variables = environment("env", {} if env is None else env)
@@ -153,7 +156,7 @@ def launch(
     if store:
         _prepare_store(store, resumes(resume))
     with claimed(directory) as (layout, lock):
-        _prepare_directory(layout, resumes(resume))
+        _prepare_directory(layout, lock, resumes(resume))
     with freed_on_error(lock):
         token = secrets.token_hex(16)  # with it workers accept rows
         logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
@@ -291,7 +294,7 @@ def _prepare_store(url: str, resume: bool) -> None:
         )
 
 
-def _prepare_directory(layout: Layout, resume: bool) -> None:
+def _prepare_directory(layout: Layout, lock: Lock, resume: bool) -> None:
     """Prepare the directory, whose lock is ours, for a program. An earlier program's journal is kept under another
     name."""
     if layout.exists:
@@ -301,6 +304,7 @@ def _prepare_directory(layout: Layout, resume: bool) -> None:
             f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
             "checkpoints"
         )
+    claim_url(layout, lock, layout.program)
     with room(layout.root):
         layout.logs.mkdir(parents=True, exist_ok=True)
         retire(layout.program)

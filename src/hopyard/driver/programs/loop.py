@@ -70,6 +70,9 @@ log = logging.getLogger(__name__)
 LATE_SECONDS = 0.001
 """After the end of a time-out, so that it is over however times are rounded."""
 
+BEHIND_SECONDS = 1.0
+"""Seconds for which a turn waits for the journal at a URL that is far behind, and between two looks at it."""
+
 TAIL = 40
 """Lines of a task's log that an error shows."""
 PREFIX = "  | "
@@ -126,7 +129,7 @@ class ProgramLoop:
         self._setup = msgspec.structs.replace(setup, home=engine.endpoint[0], apart=engine.apart)
         self._about = about
         self._clock = Clock()
-        self._journal = Journal(layout.program, CODEC)
+        self._journal = Journal(layout.program, CODEC, mirror=lock.mirror)
         self._orders: queue.SimpleQueue[Stop | SendMessage] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -246,7 +249,8 @@ class ProgramLoop:
         facts: list[ProgramEvent] = []
         other_messages: list[Any] = []
         try:
-            messages = self._link.receive(self._wait(), self._wake_reader)
+            keeps_up = self._journal.keeps_up(BEHIND_SECONDS)
+            messages = self._link.receive(self._wait(), self._wake_reader) if keeps_up else []
         except ResourceError as error:  # there will be no (more) slots
             if not self._machine.tasks:
                 raise
@@ -292,7 +296,9 @@ class ProgramLoop:
     def _wait(self) -> float:
         """Return the seconds until there is something to do, if no message comes."""
         due = self._machine.due(self._decided_at)  # a time-out may have ended since: it was not decided upon
-        return 0.0 if self._slots_to_start else math.inf if due is None else due - self._clock.now() + LATE_SECONDS
+        longest = math.inf if self._lock.mirror is None else BEHIND_SECONDS  # another driver may have gone on
+        left = longest if due is None else min(longest, due - self._clock.now() + LATE_SECONDS)
+        return 0.0 if self._slots_to_start else left
 
     def _pending_orders(self) -> list[Stop | SendMessage]:
         """Return the orders that came since the last turn."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from hopyard.data.dataset import Dataset
@@ -74,7 +76,10 @@ def manifest_of(layout: Layout) -> Manifest:
 
 def states_url(layout: Layout, about: About) -> str:
     """Return where the States are. Those inside the run directory go along with it: a copy of a run has its own."""
-    return about.store if "://" in about.store else str(layout.root / (about.store or layout.states.name))
+    folder = about.store or layout.states.name
+    if "://" in folder or Path(folder).is_absolute():
+        return folder
+    return f"{layout.url or layout.root}/{folder}"
 
 
 def same_data(layout: Layout, data: Dataset) -> Manifest:

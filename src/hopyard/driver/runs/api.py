@@ -28,6 +28,7 @@ from hopyard.spec import Config, Encrypt, Mode, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
+from hopyard.store.urls import working
 from hopyard.text import shown
 
 
@@ -89,11 +90,13 @@ def select(
             hy.Inline().
         parallel: hy.Hopper() (the default); hy.AllReduce() or hy.LocalSGD(every=…): several workers train one model.
         seed: of everything random. Equal seeds give equal bits, whatever the number of workers.
-        directory: the run directory; default `runs/<time>-<word>`. An existing one is refused unless `resume`.
+        directory: the run directory, a path or a URL of S3, HDFS and the like; default `runs/<time>-<word>`. An
+            existing one is refused unless `resume`. A run at a URL can go on from any host.
         store: where States are kept: a path, or any fsspec URL (memory:// with hy.Inline() only). In the URL of a file
             escapes such as %20 stand for characters. Each run has a folder there. Default: inside the directory.
         resume: go on with what is in `directory`, if there is a run.
-        trust: with `resume`: open the pickle of that run even where others than this user and root may write it.
+        trust: with `resume`: open the pickle of that run even where others than this user and root may write it, which
+            nobody can tell of a URL.
         exact: True: fail on what cannot be exact; "warn": say it once; False: be silent.
         wait: False: return at once; `run.wait()` waits. (Not with hy.Inline(), which trains in this process.)
         encrypt: whether States are encrypted on the network (TLS 1.3); messages always are. "between hosts":
@@ -180,12 +183,13 @@ def resume(
     trust: bool = False,
     timeouts: Timeouts | None = None,
     track: str | Sequence[str] | None = None,
+    take_over: bool = False,
 ) -> Run:
     """Go on with a run whose driver ended, from its last durable States, with the recipe that it was started with. If
     the run has ended, States that are gone from its store, or were cut, are made again.
 
     Args:
-        directory: of the run, or its name under `runs/`.
+        directory: of the run, a path or a URL, or its name under `runs/`.
         engine: another than it was started with. Give one where its engine had env=, whose values are in no file, and
             this process has other values of these variables, or none.
         wait: as for `select`.
@@ -208,6 +212,8 @@ def resume(
         trust: open the pickle of the run even where others than this user and root may write it: that runs its code.
         timeouts: from now on, all four of them; None: as they were. (`run.timeouts` has them.)
         track: from now on, as for `select`; None: as it was, [] for nothing.
+        take_over: do not look for 30 s whether the driver of a run at a URL lives. One that does ends, and loses what
+            it has not copied there.
 
     Raises:
         SpecError: recipe= without failed=True, or it is no recipe; failed=True where the goal
@@ -228,7 +234,10 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=requested_trackers())
+        if layout.url:
+            working.fetch(layout.root, driving=True)
+        trust, forced, follow = given["trust"], given["take_over"], requested_trackers()
+        return go_on(layout, lock, engine, given["wait"], changes, trust=trust, follow=follow, forced=forced)
 
 
 def _begin(arguments: dict[str, Any]) -> Run:

@@ -31,8 +31,8 @@ from hopyard.errors import SpecError
 from hopyard.ports.searches import LearningSampler
 from hopyard.search.kinds import Enqueued, Search, after_the_same, learns, open_sampler
 from hopyard.spec import RunSpec, Timeouts
-from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
+from hopyard.store.urls.mirror import publish
 from hopyard.text import shown
 from hopyard.training.recipes import assigned, joined, wants_context
 
@@ -171,8 +171,8 @@ def with_search(layout: Layout, about: About, inputs: RunInputs, search: Search)
     rest of what the run needs from now on. Until the journal has the `Extended`, it proposes nothing."""
     inputs = replace(inputs, search=after_the_same(search, inputs.search))
     about = msgspec.structs.replace(about, digests={**about.digests, "search": value_digest(inputs.search)})
-    write_whole(layout.recipe, dump(inputs, "the run with its other search"), private=True)
-    write_whole(layout.about, msgspec.json.encode(about))
+    publish(layout.recipe, dump(inputs, "the run with its other search"), private=True)
+    publish(layout.about, msgspec.json.encode(about))
     return about, inputs
 
 
@@ -250,8 +250,8 @@ def with_recipe(
     inputs = replace(inputs, recipe=joined(inputs.recipe, restarted[0].recipe, recipe))
     for_workers(inputs.recipe, machine, retries)
     about = msgspec.structs.replace(about, recipes={**about.recipes, restarted[0].recipe: _name(recipe)})
-    write_whole(layout.recipe, dump(inputs, "the run with its other recipe"), private=True)
-    write_whole(layout.about, msgspec.json.encode(about))
+    publish(layout.recipe, dump(inputs, "the run with its other recipe"), private=True)
+    publish(layout.about, msgspec.json.encode(about))
     return about, inputs
 
 

@@ -64,7 +64,7 @@ class Fold:
                 return
             live = held(self._layout.lock)  # asked first: of a driver that is gone, all lines are read
             machine = self._advanced()
-            self._moment = Moment(machine, status_of(machine.status, live, self._last))
+            self._moment = Moment(machine, status_of(machine.status, live, self._last, bool(self._layout.url)))
             try:
                 yield self._moment
             finally:
@@ -150,12 +150,25 @@ def _not_begun(layout: Layout) -> RunDirectoryError:
     )
 
 
-def dispatched_refs(lines: Iterable[Line], refs: Collection[Ref]) -> set[Ref]:
-    """Return those of `refs` that a worker of this run was asked to make: it may delete nothing else in a folder."""
-    dispatched = set()
+def dispatched_refs(lines: Iterable[Line], refs: Collection[Ref], lost: int = 0) -> set[Ref]:
+    """Return those of `refs` that a worker of this run was asked to make, also by an end of the journal that was lost
+    on its way to a URL: the run may delete nothing else in a folder.
+
+    Args:
+        lines: the journal.
+        refs: what is stored.
+        lost: how many leases behind the last line a lost end may have used.
+    """
+    dispatched, last, skipped = set[Ref](), 0, list[tuple[int, int]]()
     for line in lines:
+        if isinstance(line, Dispatch):
+            last = line.unit.lease
+        elif isinstance(line, Resumed) and line.skipped:
+            skipped.append((last, last + line.skipped))
+            last += line.skipped
         if isinstance(line, Dispatch) and line.unit.kind == "train":
             ref = Ref(line.unit.trial, line.unit.step + len(line.unit.partitions), line.unit.lease)
             if ref in refs:
                 dispatched.add(ref)
-    return dispatched
+    skipped.append((last, last + lost))
+    return dispatched | {ref for ref in refs if any(first < ref.attempt <= end for first, end in skipped)}

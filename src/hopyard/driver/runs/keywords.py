@@ -88,7 +88,8 @@ def _writable(kind: str, name: str, value: Any) -> str:
 
 
 def _directory(name: str, value: Any) -> Any:
-    _writable("a path", name, str(Path("" if value is None else path(name, value)).absolute()))
+    text = "" if value is None else path(name, value)
+    _writable("a path or URL", name, text if "://" in text else str(Path(text).absolute()))
     return value
 
 
@@ -141,6 +142,7 @@ RESUME = {name: KEYWORDS[name] for name in ("engine", "wait", "trust")} | {
     "epochs": Keyword(None, later),
     "search": Keyword(None, optional(_search)),
     "workers": Keyword(None, later),
+    "take_over": Keyword(False, flag),
     "timeouts": Keyword(None, optional(_timeouts)),
     "track": Keyword(None, optional(followers.resolved)),
 }

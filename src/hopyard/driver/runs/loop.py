@@ -143,7 +143,7 @@ class RunLoop:
         self._opening = opening
         self._early: dict[int, list[Durable]] = {}
         """Lease → States that became durable before the answer to their unit came."""
-        self._deletions = Deletions(store)
+        self._deletions = Deletions(store, journal)
         self._logged_waits: set[tuple[str, str]] = set()
         self._finish: Finish | None = None
         self._clock = clock or Clock()
@@ -178,12 +178,21 @@ class RunLoop:
             raise
         finally:
             self._link.close()
-            if completed:
-                self._sweep()
-            self._deletions.close(DRAIN_SECONDS)
-            self._show(lambda view: view.close(self.machine))
+            try:
+                if completed:
+                    self._share()
+                    self._sweep()
+            finally:
+                self._deletions.close(DRAIN_SECONDS)
+                self._show(lambda view: view.close(self.machine))
         if self.machine.status == "failed" and self.machine.faults and not self.machine.names:
             raise PreflightError(self.machine.faults)
+
+    def _share(self) -> None:
+        """Wait until all who read the run at a URL have its end."""
+        while not self._journal.shared(self._journal.size, GLANCE):
+            if self._handle.request is not None:
+                raise KeyboardInterrupt(self._handle.request[0])
 
     def _interrupted(self, error: BaseException) -> None:
         """Journal the interruption, without the machine: interrupted in the middle of a commit, it is ahead of the
@@ -214,7 +223,7 @@ class RunLoop:
         now = self._clock.now()
         deadline = self.machine.earliest()
         wait = GLANCE if deadline is None else min(GLANCE, max(0.0, deadline - now))
-        messages = self._link.receive(wait)
+        messages = self._link.receive(wait) if self._journal.keeps_up(GLANCE) else []
         self._clock.skip(self._link.paused())
         self._commit(self._facts(messages))
         self._propose()

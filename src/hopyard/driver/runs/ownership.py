@@ -25,10 +25,11 @@ from hopyard.driver.runs.fold import EarlierDrivers, dispatched_refs
 from hopyard.errors import ResourceError, SpecError
 from hopyard.filesystems import absolute, reaching
 from hopyard.spec import Ref
-from hopyard.store.journal import read, write_whole
+from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, private
 from hopyard.store.tree import digest
+from hopyard.store.urls.mirror import LEASES, publish
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +138,12 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: EarlierDr
     with store_errors(url):
         sizes = store.sizes()
     stored = set(sizes)
-    if stored == dispatched_refs(read(layout.journal, CODEC), stored) and not _is_copy(
+    lost = LEASES if layout.url else 0
+    if stored == dispatched_refs(read(layout.journal, CODEC), stored, lost) and not _is_copy(
         layout, about, earlier.directories, marks
     ):
         about = msgspec.structs.replace(about, marks={**marks, mark: location(layout)})
-        write_whole(layout.about, msgspec.json.encode(about))
+        publish(layout.about, msgspec.json.encode(about))
         with store_errors(url):
             if claim(store, journaled | marks.keys(), mark):
                 damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}
@@ -163,7 +165,7 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: EarlierDr
             new_store.put(ref, data)
     with store_errors(new_url):
         claim(new_store, (), mark)
-    write_whole(layout.about, msgspec.json.encode(about))
+    publish(layout.about, msgspec.json.encode(about))
     log.warning(
         "%s: the folder of its States is another run's by now; %d of the %d that it needs were copied to %s%s",
         *(layout.root, len(seals) - len(gone), len(seals), new_url),
@@ -213,15 +215,15 @@ def store_errors(url: str) -> Iterator[None]:
 
 
 def location(layout: Layout) -> str:
-    """Return the run directory as the journal names it: with its host."""
-    return f"{socket.gethostname()}:{layout.root.resolve()}"
+    """Return the run directory as the journal names it: its URL, or its path with its host."""
+    return layout.url or f"{socket.gethostname()}:{layout.root.resolve()}"
 
 
 def _is_copy(layout: Layout, about: About, directories: list[str], marks: Mapping[str, str]) -> bool:
     """Whether the run of the last driver may still exist somewhere else: then that one owns the folder."""
     last = [*directories, *marks.values()][-1]
     host, _, path = last.partition(":")
-    if not last or _is_inside(about.store) or path == str(layout.root.resolve()):
+    if not last or _is_inside(about.store) or last == location(layout) or path == str(layout.root.resolve()):
         return False
     return host != socket.gethostname() or _first_line(Layout(Path(path))) == _first_line(layout)
 

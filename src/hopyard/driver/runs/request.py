@@ -61,7 +61,7 @@ class RunRequest:
                 "data must be a hy.Dataset, for example hy.Dataset.numpy(x, y) or "
                 f"hy.Dataset.parquet(path, features=[…], label=…), got {type(self.inputs.data).__name__}"
             )
-        check_shared(str(self.store or ""), self.inputs.engine)
+        check_shared(str(self.store or self.directory or ""), self.inputs.engine)
         check_workers(self.spec.members, self.inputs.engine)
 
 

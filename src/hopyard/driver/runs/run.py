@@ -50,7 +50,7 @@ def load(directory: str | Path, *, trust: bool = False) -> Run:
     """Read a run from its journal; changes nothing.
 
     Args:
-        directory: of the run, or its name under `runs/`.
+        directory: of the run, a path or a URL, or its name under `runs/`.
         trust: let its models be built though others than this user and root may write the pickle of their recipe.
 
     Raises:
@@ -71,7 +71,8 @@ class Run:
     called from any thread. A Trial stays as it was when it was returned.
 
     Attributes:
-        directory: its directory.
+        directory: its directory; of a run at a URL the folder on this host that has its files.
+        url: its URL; "": it is at none.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Run:
         self._trust = trust
         self._driver = Handle() if driver is None else driver
         self._source: ModelSource | None = None
-        self.directory = layout.root
+        self.directory, self.url = layout.root, layout.url
 
     def __repr__(self) -> str:
         with self._now() as (machine, status):

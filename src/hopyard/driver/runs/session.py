@@ -57,6 +57,7 @@ from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot
 from hopyard.store.standing import standing, write_summary
 from hopyard.store.states import open_store, sign, unsign
+from hopyard.store.urls.mirror import LEASES
 from hopyard.system.scratch import Folder, sweep
 from hopyard.text import shell_command
 from hopyard.training.build import needed, required
@@ -130,7 +131,7 @@ def drive(job: Drive, wait: bool) -> Run:
         )
     display = _display()
     with room(job.layout.root):
-        journal = Journal(job.layout.journal, CODEC, resume=job.earlier is not None)
+        journal = Journal(job.layout.journal, CODEC, job.earlier is not None, job.lock.mirror)
     handle = Handle()
     run = Run(job.layout, Machine(job.machine.spec), job.inputs, handle, live=job.live)
     DRIVEN.append(run)
@@ -168,11 +169,29 @@ def drive(job: Drive, wait: bool) -> Run:
 def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], display: Any) -> None:
     """Start the agents, run the loop to its end, leave nothing behind but the run directory. `display`: the notebook's,
     if any."""
+    layout, machine = job.layout, job.machine
+    try:
+        link = _train(job, run, handle, journal, display)
+        try:
+            write_whole(layout.report, run.report().encode())
+            run.gantt()
+            write_summary(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
+        except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
+            log.warning("%s: no report was written: %s", layout.root, error)
+    finally:
+        job.lock.free()
+    if machine.status == "failed":
+        failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
+        _explain(failure, machine, link)
+        raise failure
+
+
+def _train(job: Drive, run: Run, handle: Handle, journal: Journal[Line], display: Any) -> Link:
+    """Do all but the last files; returns the link, which is closed."""
     layout, machine, inputs = job.layout, job.machine, job.inputs
     engine = inputs.engine
     spec, earlier = _changed(job), job.earlier or EarlierDrivers()
     with contextlib.ExitStack() as stack:
-        stack.callback(job.lock.free)
         stack.callback(journal.close)
         token = memory_name(layout.root)
         root = memory_root(layout.root / ".memory")
@@ -202,7 +221,14 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], di
         began = (
             Began(spec=spec, **facts)
             if job.earlier is None
-            else Resumed(timeouts=job.timeouts, gone=job.states.gone, members=job.members, copies=job.copies, **facts)
+            else Resumed(
+                timeouts=job.timeouts,
+                gone=job.states.gone,
+                members=job.members,
+                copies=job.copies,
+                skipped=LEASES if layout.url else 0,
+                **facts,
+            )
         )
 
         sampler = open_sampler(inputs.search, inputs.space, spec.seed, spec.modes)
@@ -252,16 +278,7 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], di
                 *(layout.shown, ", engine=…" if engine.apart else "", resume),
             )
             raise without_frames(error) from None
-    try:
-        write_whole(layout.report, run.report().encode())
-        run.gantt()
-        write_summary(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
-    except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
-        log.warning("%s: no report was written: %s", layout.root, error)
-    if machine.status == "failed":
-        failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
-        _explain(failure, machine, link)
-        raise failure
+    return link
 
 
 def _workers_apart(engine: Engine, spec: RunSpec, new: bool) -> int:

@@ -16,7 +16,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.directory import claimed, freed_on_error, refused, room
+from hopyard.driver.directory import claim_url, claimed, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
@@ -45,9 +45,10 @@ from hopyard.ports.searches import LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
 from hopyard.stopping import ASHA, Asked
-from hopyard.store.journal import read, retire, retired, write_whole
+from hopyard.store.journal import read, retire, retired
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
+from hopyard.store.urls.mirror import publish
 from hopyard.system.files import sweep_parts
 from hopyard.system.owners import other_writers
 from hopyard.trackers import without_password
@@ -94,17 +95,18 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         spec = for_table(request.parallel, msgspec.structs.replace(request.spec, **sizes), manifest.bytes)
         if isinstance(spec.stop, ASHA):
             spec.stop.check_partitions(spec.epochs, spec.partitions)
+        claim_url(layout, lock, layout.journal)
         with room(layout.root):
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
         if retire(layout.journal) is not None:
             log.warning("%s: the run here had trained nothing, so it begins anew, with what is given now", layout.root)
         sweep_parts(layout.root)
-        write_whole(layout.recipe, pickle, private=True)
-        if writers := other_writers(layout.recipe):
+        publish(layout.recipe, pickle, private=True)
+        if not layout.url and (writers := other_writers(layout.recipe)):
             log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
-        write_whole(layout.manifest, msgspec.json.encode(manifest))
-        write_whole(layout.about, msgspec.json.encode(about))
+        publish(layout.manifest, msgspec.json.encode(manifest))
+        publish(layout.about, msgspec.json.encode(about))
         job = Drive(
             layout,
             lock,
@@ -151,6 +153,7 @@ def go_on(
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     trust: bool = False,
     follow: tuple[str, ...] = (),
+    forced: bool = False,
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -161,6 +164,7 @@ def go_on(
         recovered: what `recover` returned, where the journal was read already.
         trust: as for `resume`.
         follow: as in RunRequest.
+        forced: take a run at a URL over from a driver that may live.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
@@ -191,6 +195,7 @@ def go_on(
     check_workers(members or machine.spec.members, selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
+    claim_url(layout, lock, layout.journal, forced)
     with room(layout.root):
         sweep_parts(layout.root)
         if data is not None:
@@ -201,7 +206,7 @@ def go_on(
             about, inputs = with_search(layout, about, inputs, changes.search)
         if changes.track is not None:
             about = msgspec.structs.replace(about, track=tuple(map(without_password, changes.track)))
-            write_whole(layout.about, msgspec.json.encode(about))
+            publish(layout.about, msgspec.json.encode(about))
         states = take_over(layout, about, machine, earlier)
     return drive(
         Drive(
@@ -246,9 +251,9 @@ def _with_data(layout: Layout, inputs: RunInputs, data: Dataset, manifest: Manif
     old_url, inputs = inputs.data.url, replace(inputs, data=data)
     if data.url != old_url:
         need(manifest, layout.root)
-        write_whole(layout.recipe, dump(inputs, WHOLE_RUN), private=True)
+        publish(layout.recipe, dump(inputs, WHOLE_RUN), private=True)
         spare(manifest_of(layout), layout.root)
-        write_whole(layout.manifest, msgspec.json.encode(manifest))
+        publish(layout.manifest, msgspec.json.encode(manifest))
     return inputs
 
 
@@ -266,7 +271,7 @@ def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
         if resume:
             return True
         raise refused(layout)
-    others = [path for path in layout.root.iterdir() if path != layout.lock]
+    others = [path for path in layout.root.iterdir() if path not in (layout.lock, *layout.copying)]
     earlier = retired(layout.journal).values()  # of runs that trained nothing; the driver of the next was killed
     own_paths = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
     free = [path in own_paths or path.name.startswith((".", layout.states.name)) for path in others]

@@ -1,0 +1,348 @@
+"""The driver's side of a run directory at a URL: claims it, copies the journal, and shows that the driver lives.
+
+There are two threads, so that neither a slow segment nor a long log keeps the other waiting. One copies the journal.
+The other one writes `driver.json` again every 10 s, and copies logs, report and charts every minute and at the end.
+Errors of the store are tried again without end, and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from hopyard.errors import RunDirectoryError
+from hopyard.filesystems import Directory, line_of, reaching, why
+from hopyard.store.journal import write_whole
+from hopyard.store.urls import working
+from hopyard.store.urls.segments import Head, Segments, Writer, pace, patiently, segment
+from hopyard.store.urls.working import BEAT, DRIVER, LOGS, VIEWS, Beat, Copied, url_of
+
+log = logging.getLogger(__name__)
+
+BYTES = 64 << 20
+SECONDS = 600.0
+"""The bytes of the journal that may wait for a segment, and how long: beyond, the loop waits."""
+LEASES = BYTES // 64
+"""More leases than a lost end of the journal can have given out: a line that gives one out is longer."""
+FIRST_PAUSE, LONGEST = 1.0, 30.0
+"""The pause before a segment is tried again, in seconds, and the longest one."""
+SILENCE = 30.0
+"""Seconds for which a segment may wait before people are told."""
+FILES_SECONDS = 60.0
+"""Time between two copies of logs, report and charts."""
+TAIL = 1 << 20
+"""Bytes at the end of a log that are copied."""
+CLOSE_SECONDS = 10.0
+"""Seconds for what still waits when a driver ends."""
+
+
+def publish(path: Path, data: bytes, private: bool = False) -> None:
+    """Write a file of a run directory whole; of one at a URL, there too.
+
+    Raises:
+        ResourceError: there is no room.
+        RunDirectoryError: the URL cannot be written to.
+    """
+    if url := url_of(path.parent):
+        with reaching(url, "write to", RunDirectoryError, "directory"):
+            directory = Directory(url)
+            patiently(directory.make)
+            patiently(lambda: directory.put(path.name, data))
+    write_whole(path, data, private)
+
+
+def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
+    """Claim a run directory at a URL: create the segment behind those that were fetched.
+
+    Args:
+        root: its working folder, whose driver's lock the caller holds.
+        journal: the name of the journal.
+        take_over: do not look whether another driver lives.
+
+    Raises:
+        RunDirectoryError: another driver lives, or was faster; the URL cannot be written to.
+        SpecError: the store lets two writers create one file, so it cannot tell who has the run.
+        JournalError: a segment is missing.
+    """
+    url = url_of(root)
+    writer = Writer(secrets.token_hex(8), socket.gethostname(), os.getpid(), str(root))
+    with reaching(url, "write to", RunDirectoryError, "directory"):
+        if not take_over:
+            _refuse_live(url, writer)
+        segments = Segments(url, journal)
+        copied = working.copied(root, journal) or Copied(writer.id, 0, 0)
+        segments.make(new=not copied.count)
+        if segments.count() != copied.count:
+            raise _in_use(url, segments, copied.count)
+        data = segment(writer, copied.end, b"")
+        if not patiently(lambda: segments.create(copied.count, data)):
+            raise _in_use(url, segments, copied.count)
+        first = segments.get(0)
+    assert first is not None
+    return Mirror(root, journal, segments, writer, msgspec.structs.replace(copied, count=copied.count + 1), first[0])
+
+
+def _refuse_live(url: str, own: Writer) -> None:
+    """Raise RunDirectoryError if the file of a driver there changes. One whose lock this process holds is dead."""
+    directory = Directory(url)
+    if (before := _beat(directory)) is None or (before.writer.host, before.writer.folder) == (own.host, own.folder):
+        return
+    log.warning("%s: looking for %.0f s whether its driver lives (%s)", url, working.LOOK, before.writer)
+    deadline = time.monotonic() + working.LOOK
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, working.LOOK))
+        if (now := _beat(directory)) is None:
+            return
+        if now != before:
+            error = RunDirectoryError(
+                f"{url} is in use by a live driver ({now.writer}): wait for it, stop it, or take the run over, with "
+                "--take-over or hy.resume(…, take_over=True)"
+            )
+            error.exit_code = 4
+            raise error
+
+
+def _beat(directory: Directory) -> Beat | None:
+    try:
+        return msgspec.json.decode(patiently(lambda: directory.get(DRIVER)), type=Beat)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def _in_use(url: str, segments: Segments, number: int) -> RunDirectoryError:
+    """Return the error for a run that another driver has gone on with; `number`: of its segment."""
+    other = segments.get(number)
+    error = RunDirectoryError(
+        f"{url}: {'another driver' if other is None else other[0].writer} has gone on with this run; this driver ends, "
+        "and deletes nothing"
+    )
+    error.exit_code = 4
+    return error
+
+
+class Mirror:
+    """Copies the journal of a live driver to its URL. Owner of its segments until another driver creates one.
+
+    Args:
+        root: the working folder.
+        journal: name of the journal.
+        segments: of the journal.
+        writer: this driver.
+        copied: what is there, with the segment of the claim.
+        first: head of the first segment.
+    """
+
+    def __init__(
+        self, root: Path, journal: str, segments: Segments, writer: Writer, copied: Copied, first: Head
+    ) -> None:
+        self._root, self._path, self._segments, self._writer = root, root / journal, segments, writer
+        self._number, self._stored, self._size = copied.count, copied.end, copied.end
+        self._first, self._began = copied.first, first.at
+        self.url = url_of(root)
+        self._directory = Directory(self.url)
+        self._changed = threading.Condition()
+        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self._over: RunDirectoryError | None = None
+        self._lags_since = 0.0
+        """When the oldest byte began to wait; counts while `_stored` is not `_size`."""
+        self._away = False
+        """Whether people were told that the URL cannot be written to."""
+        self._files: dict[Path, tuple[int, int]] = {}
+        """File → its size and time when it was copied."""
+        working.note(root, journal, copied)
+        self._beats = threading.Thread(target=self._beat, name="hopyard-beats", daemon=True)
+        self._copies = threading.Thread(target=self._copy, name="hopyard-segments", daemon=True)
+        self._beats.start()
+
+    def follow(self, size: int) -> None:
+        """Begin to copy: the journal is open, and has so many bytes. A new one has none."""
+        if size < self._stored:
+            self._stored = self._size = 0
+            working.note(self._root, self._path.name, Copied(self._first, self._number, 0))
+        self._copies.start()
+        self.grown(size)
+
+    def grown(self, size: int) -> None:
+        """Take note that the journal has so many bytes."""
+        now = time.monotonic()
+        with self._changed:
+            if self._stored == self._size:
+                self._lags_since = now
+            self._size = size
+            self._changed.notify_all()
+        if now - self._lags_since > max(SILENCE, 2 * pace(time.time() - self._began)):
+            self._warn_away("it has not answered for a while")
+
+    def check(self) -> None:
+        """Raise RunDirectoryError if another driver has gone on with the run."""
+        if self._over is not None:
+            raise self._over
+
+    def stored(self, size: int, seconds: float) -> bool:
+        """Whether so many bytes of the journal are at the URL, after waiting up to `seconds` for it. Raises as
+        `check`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stored >= size or self._over is not None, seconds)
+            self.check()
+            return self._stored >= size
+
+    def keeps_up(self, seconds: float) -> bool:
+        """Whether few enough bytes wait, after waiting up to `seconds` for it. Raises as `check`."""
+
+        def few() -> bool:
+            lag = self._size - self._stored
+            return lag == 0 or (lag <= BYTES and time.monotonic() - self._lags_since <= SECONDS)
+
+        with self._changed:
+            self._changed.wait_for(lambda: few() or self._over is not None, seconds)
+            self.check()
+            return few()
+
+    def close(self) -> None:
+        """Copy what still waits, for at most ten seconds, and end."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in (self._copies, self._beats):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._abandoned.set()
+        if self._over is None and (self._stored < self._size or self._beats.is_alive()):
+            log.warning(
+                "%s: not all was copied there; the rest is in %s, and `hopyard resume` on this host copies it",
+                *(self.url, self._root),
+            )
+
+    # ---------------------------------------------------------------- the journal
+
+    def _copy(self) -> None:
+        """Copy the journal until the driver ends."""
+        try:
+            with self._path.open("rb") as journal:
+                self._copy_lines(journal)
+        except OSError as error:
+            with self._changed:
+                self._over = RunDirectoryError(f"{self._path} cannot be read: {error.strerror}; the run ends")
+                self._changed.notify_all()
+
+    def _copy_lines(self, journal: BinaryIO) -> None:
+        """Create the next segment whenever there is something for it."""
+        begun = 0.0
+        while self._over is None and not self._abandoned.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._size > self._stored or self._closing.is_set())
+                if self._size == self._stored:
+                    return
+            self._closing.wait(begun + pace(time.time() - self._began) - time.monotonic())
+            begun = time.monotonic()
+            size = self._size
+            journal.seek(self._stored)
+            data = journal.read(size - self._stored)
+            if self._created(segment(self._writer, self._stored, data)):
+                with self._changed:
+                    self._number, self._stored, self._lags_since = self._number + 1, size, begun
+                    self._changed.notify_all()
+
+    def _created(self, data: bytes) -> bool:
+        """Create the next segment, whatever it takes; False: it is another driver's."""
+        pause, created, over = FIRST_PAUSE, False, None
+        while not self._abandoned.is_set():
+            try:
+                created = self._segments.create(self._number, data)
+                over = None if created else _in_use(self.url, self._segments, self._number)
+                break
+            except Exception as error:  # noqa: BLE001 - drivers raise anything, and the next try may succeed
+                cause = why(self.url, error)
+                self._warn_away(f"{cause[0]}; {cause[1]}" if cause else line_of(error))
+                self._abandoned.wait(pause)
+                pause = min(2 * pause, LONGEST)
+        if self._away and not self._abandoned.is_set():
+            log.warning("%s can be written to again", self.url)
+            self._away = False
+        with self._changed:
+            self._over = over
+            self._changed.notify_all()
+        return created
+
+    def _warn_away(self, cause: str) -> None:
+        """Warn once that the URL cannot be written to."""
+        if not self._away:
+            log.warning("%s cannot be written to; the run goes on and deletes nothing: %s", self.url, cause)
+        self._away = True
+
+    # ---------------------------------------------------------------- the other files
+
+    def _beat(self) -> None:
+        """Show that the driver lives, and copy what people read, until it ends."""
+        files_at = time.monotonic() + FILES_SECONDS
+        while self._over is None:
+            self._quietly(self._put_beat)
+            if self._closing.wait(BEAT):
+                break
+            if time.monotonic() >= files_at:
+                self._copy_files()
+                files_at = time.monotonic() + FILES_SECONDS
+        if self._copies.ident is not None:
+            self._copies.join()
+        if self._over is None:
+            self._copy_files()
+            self._quietly(lambda: self._directory.remove(DRIVER))
+
+    def _put_beat(self) -> None:
+        """Write `driver.json`. Where another driver's is there, see whether that one has gone on with the run: a driver
+        that was stopped may have nothing to journal for hours."""
+        beat = _beat(self._directory)
+        if beat is not None and beat.writer.id != self._writer.id:
+            number = self._number
+            other = self._segments.get(number)
+            if other is not None and other[0].writer.id != self._writer.id:
+                with self._changed:
+                    self._over = _in_use(self.url, self._segments, number)
+                    self._changed.notify_all()
+                return
+        self._directory.put(DRIVER, msgspec.json.encode(Beat(self._writer, time.time())))
+
+    def _copy_files(self) -> None:
+        """Copy logs, report and charts that have changed. The driver shows that it lives between two of them."""
+        beaten = time.monotonic()
+        logs = self._root / LOGS
+        for path in (*(self._root / name for name in VIEWS), *(sorted(logs.iterdir()) if logs.is_dir() else ())):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                state = status.st_size, status.st_mtime_ns
+                if self._files.get(path) != state and self._quietly(partial(self._copy_file, path)):
+                    self._files[path] = state
+            if not self._closing.is_set() and time.monotonic() > beaten + BEAT:
+                self._quietly(self._put_beat)
+                beaten = time.monotonic()
+
+    def _copy_file(self, path: Path) -> None:
+        """Copy a file, of a log its end."""
+        log = path.parent != self._root
+        directory = Directory(f"{self.url}/{LOGS}") if log else self._directory
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL) if log else 0)
+            directory.make()
+            directory.put(path.name, file.read())
+
+    def _quietly(self, act: Callable[[], object]) -> bool:
+        """Do what is tried again later, whatever it raises; returns whether it worked. The thread of the journal says
+        that the store is away."""
+        try:
+            act()
+            return True
+        except Exception as error:  # noqa: BLE001 - drivers raise anything
+            log.debug("%s: %s", self.url, line_of(error))
+            return False

@@ -1,0 +1,284 @@
+"""The working folder of a run directory at a URL: a folder below this user's folder for caches, with the same files. A
+driver works there, readers fetch what is new. Its file `.url` names the URL.
+
+The URL decides: a journal here that is ahead is kept, and copied on by the next driver; one whose URL went another way
+meanwhile gets another name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from hopyard.errors import JournalError, RunDirectoryError, SpecError
+from hopyard.filesystems import Directory, absolute, reaching
+from hopyard.folders import cache_folder
+from hopyard.store.journal import retire, write_whole
+from hopyard.store.urls.segments import Segments, Writer, patiently
+from hopyard.text import shown
+
+log = logging.getLogger(__name__)
+
+URL = ".url"
+"""The file of a working folder that names its URL; locked while somebody fetches."""
+FETCHED = ".fetched"
+"""The file that says what was fetched."""
+JOURNALS = ("journal.jsonl", "program.jsonl")
+FILES = ("run.json", "recipe.pkl", "manifest.json")
+"""The files that are at the URL before the journal says so (`mirror.publish`)."""
+VIEWS = ("report.txt", "summary.json", "gantt.html", "plot.html", "trace.json")
+"""The files that people read, which are copied now and then, as logs are."""
+LOGS = "logs"
+DRIVER = "driver.json"
+"""The file at the URL that a live driver writes again every `BEAT` seconds."""
+BEAT = 10.0
+LOOK = 30.0
+"""Seconds for which a new driver looks whether the file of another one changes."""
+FRESH = 60.0
+"""Age, by the clocks of both hosts, from which on a reader takes a driver for dead."""
+AGAIN = 5.0
+"""Seconds between two fetches for readers."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The content of `driver.json`."""
+
+    writer: Writer
+    at: float
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """How far the journal in a working folder is known to be that at the URL."""
+
+    first: str
+    """Id of the writer of segment 0, which no other run has."""
+    count: int
+    """Number of segments."""
+    end: int
+    """The byte of the present journal at which they end."""
+
+
+class Fetched(msgspec.Struct):
+    """What is in a working folder of what is at its URL."""
+
+    journals: dict[str, Copied] = {}
+    files: dict[str, tuple[int, float]] = {}
+    """Name → size and time at the URL."""
+
+
+def folder_of(url: str) -> Path:
+    """Return the working folder for a URL; its name is the last one of the URL."""
+    url = absolute(url)
+    name = url.partition("://")[2].rpartition("/")[2]
+    if not name or "?" in url or "#" in url:
+        raise SpecError(f"directory = {shown(url)} must be the URL of a folder in a bucket or file system")
+    return cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
+
+
+def url_of(root: Path) -> str:
+    """Return the URL of which this is a working folder; "": of none."""
+    try:
+        return (root / URL).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def made(url: str) -> Path:
+    """Return the working folder for a URL, which is made where there is none."""
+    root = folder_of(url)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (root / URL).exists():
+        write_whole(root / URL, absolute(url).encode())
+    return root
+
+
+def fetch(root: Path, driving: bool = False) -> None:
+    """Bring a working folder up to date. A folder in which a driver is at work is left as it is.
+
+    Args:
+        root: the folder.
+        driving: the caller holds the driver's lock of this folder.
+
+    Raises:
+        RunDirectoryError: the URL cannot be reached.
+        JournalError: the journal there is damaged.
+    """
+    url = url_of(root)
+    with reaching(url, "read", RunDirectoryError, "directory"), _fetching(root):
+        if not driving and locked(root / "lock"):
+            return
+        fetched = _fetched(root)
+        segments = {name: Segments(url, name) for name in JOURNALS}
+        firsts = {name: each.get(0) for name, each in segments.items()}
+        here = {name: fetched.journals[name].first if name in fetched.journals else "" for name in JOURNALS}
+        there = {name: first[0].writer.id if first else "" for name, first in firsts.items()}
+        if any(there[name] != here[name] and (here[name] or _alone(root / name, there[name])) for name in JOURNALS):
+            _set_aside(root, url)
+            fetched = Fetched()
+            write_whole(root / FETCHED, msgspec.json.encode(fetched))
+        for name in filter(there.get, JOURNALS):
+            start = fetched.journals.get(name, Copied(there[name], 0, 0))
+            fetched.journals[name] = _fetch_journal(segments[name], root / name, start)
+            write_whole(root / FETCHED, msgspec.json.encode(fetched))
+        _fetch_files(url, root, fetched.files)
+        write_whole(root / FETCHED, msgspec.json.encode(fetched))
+        os.utime(root / URL)
+
+
+def copied(root: Path, journal: str) -> Copied | None:
+    """Return how far a journal here is known to be that at the URL; None: there is none at the URL."""
+    return _fetched(root).journals.get(journal)
+
+
+def note(root: Path, journal: str, copied: Copied) -> None:
+    """Record it."""
+    fetched = _fetched(root)
+    fetched.journals[journal] = copied
+    write_whole(root / FETCHED, msgspec.json.encode(fetched))
+
+
+def alive(root: Path) -> bool:
+    """Whether a driver on another host is at work on the run at the URL. Fetches what is new first."""
+    try:
+        if time.time() - (root / URL).stat().st_mtime >= AGAIN:
+            fetch(root)
+    except RunDirectoryError as error:  # what is here is shown; the next look may succeed
+        log.warning("%s", error)
+    try:
+        beat = msgspec.json.decode((root / DRIVER).read_bytes(), type=Beat)
+    except (OSError, msgspec.MsgspecError):
+        return False
+    here = (beat.writer.host, beat.writer.folder) == (socket.gethostname(), str(root))  # then its lock would be held
+    return not here and abs(time.time() - beat.at) < FRESH
+
+
+def runs(url: str) -> list[str]:
+    """Return the URLs of the runs and programs at a URL and directly below it.
+
+    Raises:
+        RunDirectoryError: it cannot be listed.
+    """
+    with reaching(url, "list", RunDirectoryError, "directory"):
+        candidates = [url, *(f"{url}/{name}" for name in Directory(url).folders())]
+        return [each for each in candidates if any(Segments(each, name).get(0) for name in JOURNALS)]
+
+
+@contextmanager
+def _fetching(root: Path) -> Iterator[None]:
+    """Let one process at a time change what was fetched."""
+    with (root / URL).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetched(root: Path) -> Fetched:
+    try:
+        return msgspec.json.decode((root / FETCHED).read_bytes(), type=Fetched)
+    except (OSError, msgspec.MsgspecError):
+        return Fetched()
+
+
+def _alone(journal: Path, first: str) -> bool:
+    """Whether there is a journal here, and none at the URL."""
+    return journal.exists() and not first
+
+
+def _set_aside(root: Path, url: str) -> None:
+    """Move what is here into a folder of its own: the URL has another run by now, or none."""
+    aside = root / f".earlier-{secrets.token_hex(4)}"
+    aside.mkdir()
+    for path in root.iterdir():
+        if not path.name.startswith(".") and path.name != "lock":
+            path.rename(aside / path.name)
+    log.warning("%s: the run that was here is there no longer; its copy on this host is in %s", url, aside)
+
+
+def _fetch_journal(segments: Segments, path: Path, copied: Copied) -> Copied:
+    """Append the segments that are not in a journal; returns how far it is."""
+    path.touch()
+    count, end = copied.count, copied.end
+    if path.stat().st_size < end:
+        count, end = 0, 0
+    file: IO[bytes] = path.open("r+b")
+    try:
+        for head, data in segments.read(count):
+            if head.start == 0 and end and data:
+                file.close()
+                retire(path)
+                file, end = path.open("x+b"), 0
+            if head.start != end and data:
+                raise JournalError(
+                    f"{segments.url}: segment {count} begins at byte {head.start} of the journal, and the one before "
+                    f"it ends at {end}; restore them from a copy"
+                )
+            file.seek(end)
+            here = file.read(len(data))
+            if here != data[: len(here)]:
+                file.close()
+                file = _renamed(segments, path, end)
+                here = b""
+            file.seek(end + len(here))
+            file.write(data[len(here) :])
+            count, end = count + 1, end + len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    finally:
+        file.close()
+    return Copied(copied.first, count, end)
+
+
+def _renamed(segments: Segments, path: Path, end: int) -> IO[bytes]:
+    """Give a journal that went another way from byte `end` on another name; returns a new one, open, up to there."""
+    other = retire(path)
+    assert other is not None
+    log.warning("%s: another driver went on with the run; what this host had beyond is in %s", segments.url, other)
+    file = path.open("x+b")
+    with other.open("rb") as old:
+        file.write(old.read(end))
+    return file
+
+
+def _fetch_files(url: str, root: Path, files: dict[str, tuple[int, float]]) -> None:
+    """Fetch the files that have changed. Logs of this host are whole, those at the URL have their last MiB."""
+    for folder in ("", LOGS):
+        directory = Directory(f"{url}/{folder}".rstrip("/"))
+        times, sizes = patiently(directory.times), patiently(directory.sizes)
+        for name, size in sizes.items():
+            path, state = root / folder / name, (size, times.get(name, -1.0))
+            ours = not name.startswith(".") if folder else name in (*FILES, *VIEWS, DRIVER)
+            fetched = path.exists() and state[1] >= 0 and state == files.get(f"{folder}/{name}")
+            if not ours or fetched or (folder and path.exists() and path.stat().st_size > size):
+                continue
+            path.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # removed since, as `driver.json` is
+                write_whole(path, patiently(partial(directory.get, name)), private=True)
+                files[f"{folder}/{name}"] = state
+        if not folder and DRIVER not in sizes:
+            (root / DRIVER).unlink(missing_ok=True)
+
+
+def locked(lock: Path) -> bool:
+    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
