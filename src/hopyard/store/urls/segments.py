@@ -128,16 +128,25 @@ class Segments:
             )
         return head, data
 
+    def first(self) -> tuple[Head, bytes] | None:
+        """Return segment 0; None: there is none."""
+        return self.get(0) or (self._there(0) if self.count() else None)
+
     def read(self, first: int) -> Iterator[tuple[Head, bytes]]:
-        """Yield the segments from `first` on, as many as there are."""
+        """Yield the segments from `first` on, as many as a listing has."""
+        count = self.count()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            group = 1  # most readers look for news, and there is one segment or none
-            while True:
-                for segment in pool.map(self.get, range(first, first + group)):
-                    if segment is None:
-                        return
-                    yield segment
-                first, group = first + group, min(AT_ONCE, 4 * group)
+            for start in range(first, count, AT_ONCE):
+                yield from pool.map(self._there, range(start, min(start + AT_ONCE, count)))
+
+    def _there(self, number: int) -> tuple[Head, bytes]:
+        """Return a segment that a listing has. A server that was asked for it before it was there may deny it for a
+        while: seaweedfs does."""
+        for pause in (*PAUSES, 0.0):
+            if (found := self.get(number)) is not None:
+                return found
+            time.sleep(pause)
+        raise JournalError(f"{self.url}: segment {number} of the journal is listed, and cannot be read; try again")
 
 
 def segment(writer: Writer, start: int, data: bytes) -> bytes:

@@ -121,7 +121,7 @@ def fetch(root: Path, driving: bool = False) -> None:
             return
         fetched = _fetched(root)
         segments = {name: Segments(url, name) for name in JOURNALS}
-        firsts = {name: each.get(0) for name, each in segments.items()}
+        firsts = {name: each.first() for name, each in segments.items()}
         here = {name: fetched.journals[name].first if name in fetched.journals else "" for name in JOURNALS}
         there = {name: first[0].writer.id if first else "" for name, first in firsts.items()}
         if any(there[name] != here[name] and (here[name] or _alone(root / name, there[name])) for name in JOURNALS):
