@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopyard.checks import without_scheme
+from hopyard import checks
 from hopyard.cli.cluster import DriverName, forward, print_output
 from hopyard.cli.common import GOOD, AsJson, RunName, as_text, columns, echo, say, verb
 from hopyard.errors import HopyardError, RunDirectoryError, UsageError
@@ -33,15 +33,11 @@ def list_runs(
     driver: DriverName = None,
 ) -> int:
     """List runs."""
-    from hopyard.filesystems import absolute
-    from hopyard.store.layout import find
-    from hopyard.store.urls.working import runs
-
     if driver is not None:
         return forward(driver, "ls", directory, *(["--json"] if as_json else []))
 
-    layouts = [find(url, programs=True) for url in runs(absolute(directory))] if "://" in directory else _in(directory)
-    rows = [_row(layout) for layout in layouts]
+    directory = checks.path("DIR", directory, "a path or URL")
+    rows = _rows_at(directory) if "://" in directory else [_row(layout) for layout in _in(directory)]
     if as_json:
         echo(as_text(rows))
         return GOOD
@@ -64,11 +60,27 @@ def list_runs(
     return GOOD
 
 
+def _rows_at(url: str) -> list[dict[str, Any]]:
+    """Return the rows of the runs and programs at a URL and directly below it."""
+    from hopyard.filesystems import absolute
+    from hopyard.store.layout import find
+    from hopyard.store.urls.working import runs
+
+    rows = []
+    for each in runs(absolute(url)):
+        try:
+            rows.append(_row(find(each, programs=True)))
+        except HopyardError as error:
+            name = each.rpartition("/")[2]
+            rows.append({"name": name, "directory": each, "status": "damaged", "error": str(error)})
+    return rows
+
+
 def _in(directory: str) -> list[Layout]:
     """Return the runs and programs in a folder of this host."""
     from hopyard.store.layout import Layout
 
-    folder = Path(without_scheme(directory))
+    folder = Path(directory)
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such directory; `hopyard ls DIR` lists the runs in DIR")
     layouts = [Layout(folder), *(Layout(path) for path in sorted(folder.iterdir()) if path.is_dir())]

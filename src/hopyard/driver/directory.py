@@ -4,16 +4,22 @@ that is refused leaves it as it is."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hopyard.checks import path
+from hopyard.core.facts import Codec
 from hopyard.errors import ResourceError, RunDirectoryError
+from hopyard.store.journal import Journal, whole_bytes
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
 from hopyard.store.urls import working
 from hopyard.store.urls.mirror import claim
 from hopyard.system.files import FULL
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -54,6 +60,22 @@ def claim_url(layout: Layout, lock: Lock, journal: Path, take_over: bool = False
     """
     if layout.url and lock.mirror is None:
         lock.mirror = claim(layout.root, journal.name, take_over)
+
+
+def copy_end(layout: Layout, lock: Lock, path: Path, codec: Codec[Any], take_over: bool = False) -> None:
+    """Copy the end of the journal of a run that has ended to its URL, where its driver could not. Raises as
+    `claim_url`."""
+    copied = working.copied(layout.root, path.name) if layout.url else None
+    if copied is None or copied.end >= whole_bytes(path):
+        return
+    claim_url(layout, lock, path, take_over)
+    journal = Journal(path, codec, resume=True, mirror=lock.mirror)
+    try:
+        while not journal.shared(journal.size, 1.0):
+            pass
+    finally:
+        journal.close()
+    log.warning("%s: the end of the run, which only this host had, was copied there", layout.url)
 
 
 def _claim(directory: str | Path | None) -> tuple[Layout, Lock, list[Path]]:

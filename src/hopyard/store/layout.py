@@ -63,6 +63,11 @@ class Layout:
         return working.url_of(self.root)
 
     @property
+    def place(self) -> str:
+        """The URL of the run directory, or else its absolute path."""
+        return self.url or str(self.root)
+
+    @property
     def shown(self) -> str:
         """The root for people: its URL, or relative, if it is below the working directory."""
         if url := self.url:

@@ -32,15 +32,16 @@ _SEALED = 4096
 """Bytes at the end of a journal, whose digest a summary has."""
 
 
-def standing(layout: Layout, journal_status: str) -> str:
+def standing(layout: Layout, journal_status: str, live: bool | None = None) -> str:
     """Return "completed", "partial", "failed" or "stopped" when it is over, "running" while a driver lives,
     "interrupted" when the driver ended before the run did.
 
     Args:
         layout: of its directory.
         journal_status: the status that its journal folds to.
+        live: whether a driver lives; None: see for yourself.
     """
-    live = held(layout.lock)
+    live = held(layout.lock) if live is None else live
     return status_of(journal_status, live, None if live else _last(layout.journal), bool(layout.url))
 
 

@@ -298,10 +298,10 @@ def _prepare_directory(layout: Layout, lock: Lock, resume: bool) -> None:
     """Prepare the directory, whose lock is ours, for a program. An earlier program's journal is kept under another
     name."""
     if layout.exists:
-        raise RunDirectoryError(f"{layout.root}: holds a run; give another directory=")
+        raise RunDirectoryError(f"{layout.place}: holds a run; give another directory=")
     if layout.program.exists() and not resume:
         raise RunDirectoryError(
-            f"{layout.root}: holds a program already; give another directory=, or resume=True to go on with its "
+            f"{layout.place}: holds a program already; give another directory=, or resume=True to go on with its "
             "checkpoints"
         )
     claim_url(layout, lock, layout.program)

@@ -186,7 +186,7 @@ class ProgramLoop:
     def check(self) -> None:
         """Raise what ended the program, where it has failed: the error of its driver, or its first cause and the end of
         the log of the task that failed."""
-        status, root = self.status, self._layout.root
+        status, root = self.status, self._layout.place
         if status.error is not None:
             raise status.error
         if status.status != "failed":
@@ -231,10 +231,12 @@ class ProgramLoop:
             self._commit([Launched(spec=self.spec, about=self._about)])
             while not self._over:
                 self._turn()
+            while self._orders.empty() and not self._journal.shared(self._journal.size, BEHIND_SECONDS):
+                pass  # others see the end of a program at a URL before the caller does
         except BaseException as caught:
             error = caught
             if not isinstance(error, HopyardError):
-                log.exception("%s ended", self._layout.root)
+                log.exception("%s ended", self._layout.place)
             if self._link is not None and self._journal.begun:
                 try:
                     self._journal.append([Over(at=self._clock.now(), status="failed", cause=str(error))])
@@ -340,7 +342,7 @@ class ProgramLoop:
                 self._tensorboard = message
                 self._publish()
                 if message.error:
-                    log.warning("%s: TensorBoard did not start: %s", self._layout.root, message.error)
+                    log.warning("%s: TensorBoard did not start: %s", self._layout.place, message.error)
             case RowsTaken() | BatchesReady():
                 record = self._machine.tasks.get(message.slot)
                 if record is not None and record.incarnation == message.incarnation and self._listener is not None:
@@ -364,7 +366,7 @@ class ProgramLoop:
             case Yielded():
                 level = logging.INFO if command.turn else logging.WARNING
                 text = "the roles need %d processes, and there are places for %d: they are left to others for %.0f s"
-                log.log(level, f"%s: {text}", self._layout.root, self.spec.least, command.held, command.seconds)
+                log.log(level, f"%s: {text}", self._layout.place, self.spec.least, command.held, command.seconds)
             case Begin():
                 link.send(command.task.slot, command)
             case Halt():
@@ -383,7 +385,7 @@ class ProgramLoop:
             for record in self._machine.tasks.values():
                 if record.status == "failed":
                     text = f"{record.task.name} failed after the program had completed: {record.cause}"
-                    log.warning("%s: %s; log %s", self._layout.root, text, self._layout.log(record.task.slot))
+                    log.warning("%s: %s; log %s", self._layout.place, text, self._layout.log(record.task.slot))
 
     def _send_all(self, order: SendMessage) -> None:
         if self._link is None or self._machine.phase == "over":
@@ -399,7 +401,7 @@ class ProgramLoop:
             try:
                 step()
             except Exception as close_error:  # noqa: BLE001 - the other steps must be done too
-                log.warning("%s: closing: %s", self._layout.root, close_error)
+                log.warning("%s: closing: %s", self._layout.place, close_error)
                 error = error or close_error
         try:
             if self._listener is not None:

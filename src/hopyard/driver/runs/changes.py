@@ -89,16 +89,16 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
         over = machine.ended and not changes.failed
         text = "it has ended, and there is nothing to add" if over else "leave epochs= out to go on with it"
         more = "" if limited or learns(inputs.search) else "; give more, or a search= of more trials"
-        raise SpecError(f"epochs = {epochs}: {layout.root} has {spec.epochs} epochs already: {text}{more}")
+        raise SpecError(f"epochs = {epochs}: {layout.place} has {spec.epochs} epochs already: {text}{more}")
     if limited:
         what = "stop=" if spec.stop is not None else "a budget that is spent"
         raise SpecError(
-            f"{layout.root}: a run with {what} cannot be given more epochs or trials, as its decisions were taken "
+            f"{layout.place}: a run with {what} cannot be given more epochs or trials, as its decisions were taken "
             "without them; start another run, with enqueue= for the configurations that were good"
         )
     if epochs > spec.epochs and learns(inputs.search):
         raise SpecError(
-            f"epochs = {epochs}: what {shown(inputs.search)} proposed for {layout.root} follows from results after "
+            f"epochs = {epochs}: what {shown(inputs.search)} proposed for {layout.place} follows from results after "
             f"{spec.epochs} epochs, so a run with {epochs} from the start has other trials; start another run, with "
             "enqueue= for the configurations that were good"
         )
@@ -118,29 +118,29 @@ def extension(layout: Layout, machine: Machine, inputs: RunInputs, changes: Chan
         if total is not None and total < len(trials):
             count, before = total - first, len(trials) - first
             raise SpecError(
-                f"search proposes {count} trials, {layout.root} has {before}{beside}, which count too: for {count} "
+                f"search proposes {count} trials, {layout.place} has {before}{beside}, which count too: for {count} "
                 f"more, hy.Random({before + count}) for example"
             )
         for trial in trials.values():
             if (config := sampler.ask(trial.id)) != trial.config:
                 raise SpecError(
-                    f"search: its trial {trial.id - first} is {config}, that of {layout.root}{beside} is "
+                    f"search: its trial {trial.id - first} is {config}, that of {layout.place}{beside} is "
                     f"{trial.config}; a search that adds trials must begin with those of the run, as hy.Random with a "
                     "larger number does"
                 )
     if epochs == spec.epochs and total == spec.trials:
         raise SpecError(
-            f"{layout.root} has {spec.epochs} epochs and {len(trials)} trials already: give more epochs=, a search= of "
-            "more trials, or neither"
+            f"{layout.place} has {spec.epochs} epochs and {len(trials)} trials already: give more epochs=, a search= "
+            "of more trials, or neither"
         )
     read = [trial.id for trial in trials.values() if trial.model is not None and trial.model.reads_epochs]
     if epochs > spec.epochs and read:
         raise SpecError(
-            f"epochs = {epochs}: the recipe of trial {read[0]} of {layout.root} read ctx.epochs, which was "
+            f"epochs = {epochs}: the recipe of trial {read[0]} of {layout.place} read ctx.epochs, which was "
             f"{spec.epochs}: a schedule for as many gives other results than one for the new number; start another run"
         )
     if total == spec.trials and not changes.failed and all(trial.status == "failed" for trial in trials.values()):
-        raise SpecError(f"epochs = {epochs}: every trial of {layout.root} failed; failed=True tries them again")
+        raise SpecError(f"epochs = {epochs}: every trial of {layout.place} failed; failed=True tries them again")
     return Extended(epochs=epochs, trials=total)
 
 
@@ -155,13 +155,13 @@ def members_of(layout: Layout, spec: RunSpec, changes: Changes) -> int:
     members, gang = whole("workers", changes.workers, 1), spec.gang
     if gang is None:
         raise SpecError(
-            f"workers = {members}: {layout.root} trains each net with one worker, and so has no number of workers that "
-            f"its results depend on; for {members} processes give engine=hy.Local(workers={members})"
+            f"workers = {members}: {layout.place} trains each net with one worker, and so has no number of workers "
+            f"that its results depend on; for {members} processes give engine=hy.Local(workers={members})"
         )
     if gang.exchange == "parameters" and gang.inner == "keep" and members != gang.size > 1:
         raise SpecError(
-            f'workers = {members}: with LocalSGD(inner="keep") each of the {gang.size} workers of {layout.root} has an '
-            f"optimizer of its own in every State, so others cannot go on from it; go on with {gang.size} workers"
+            f'workers = {members}: with LocalSGD(inner="keep") each of the {gang.size} workers of {layout.place} has '
+            f"an optimizer of its own in every State, so others cannot go on from it; go on with {gang.size} workers"
         )
     return 0 if members == gang.size else members
 
@@ -191,8 +191,8 @@ def trials_to_retry(layout: Layout, machine: Machine, recipe: Callable[..., Any]
     failed = [trial for trial in machine.trials.values() if trial.status == "failed"]
     if failed and machine.search.closed:
         raise SpecError(
-            f"{layout.root}: {machine.search.closed}: what is tried again would be stopped at once; start another run, "
-            f"with enqueue= for the configurations of the {len(failed)} trials that failed"
+            f"{layout.place}: {machine.search.closed}: what is tried again would be stopped at once; start another "
+            f"run, with enqueue= for the configurations of the {len(failed)} trials that failed"
             + ("" if machine.ended else "; without failed=True this one goes on to its end")
         )
     if recipe is None:
@@ -204,17 +204,17 @@ def trials_to_retry(layout: Layout, machine: Machine, recipe: Callable[..., Any]
     name = "" if recipe is None else f"recipe {_name(recipe)}"
     if not failed:
         unused = f", and {name} is not used" if name else ""
-        log.warning("%s: no trial has failed, so none is tried again%s", layout.root, unused)
+        log.warning("%s: no trial has failed, so none is tried again%s", layout.place, unused)
     elif name:
         parts = [f"{_numbered(restarted)}: begun anew with {name}" if restarted else f"{name} is used for no trial"]
         if resumed:
             parts.append(f"{_numbered(resumed)}: continued from the last State, as no recipe is to blame")
-        log.warning("%s: %s", layout.root, "; ".join(parts))
+        log.warning("%s: %s", layout.place, "; ".join(parts))
     elif unchanged := [trial.id for trial in failed if trial.fault == "user"]:
         log.warning(
             "%s: %s: left as before, ended by errors of the recipe; hy.resume(%r, failed=True, recipe=…) begins anew "
             "with another recipe",
-            *(layout.root, _numbered(unchanged), layout.shown),
+            *(layout.place, _numbered(unchanged), layout.shown),
         )
     return (
         *[Retried(trial=number) for number in resumed],

@@ -138,9 +138,11 @@ def drive(job: Drive, wait: bool) -> Run:
 
     def over() -> None:
         DRIVEN.remove(run)
-        status = standing(job.layout, job.machine.status)
-        OUTCOMES.add(Outcome(status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
-        handle.over.set()
+        try:
+            status = standing(job.layout, job.machine.status, live=False)
+            OUTCOMES.add(Outcome(status, 0 if handle.error is None else getattr(handle.error, "exit_code", 1)))
+        finally:
+            handle.over.set()
 
     if wait:
         try:
@@ -177,11 +179,11 @@ def _run_to_end(job: Drive, run: Run, handle: Handle, journal: Journal[Line], di
             run.gantt()
             write_summary(layout, brief(chart(read(layout.journal, CODEC), keep=False), machine))
         except (ResourceError, OSError) as error:  # the run is whole; `hopyard show` shows the same from the journal
-            log.warning("%s: no report was written: %s", layout.root, error)
+            log.warning("%s: no report was written: %s", layout.place, error)
     finally:
         job.lock.free()
     if machine.status == "failed":
-        failure = RunFailed(f"{layout.root}: {why_failed(machine)}")
+        failure = RunFailed(f"{layout.place}: {why_failed(machine)}")
         _explain(failure, machine, link)
         raise failure
 

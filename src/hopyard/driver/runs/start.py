@@ -16,7 +16,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.directory import claim_url, claimed, freed_on_error, refused, room
+from hopyard.driver.directory import claim_url, claimed, copy_end, freed_on_error, refused, room
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
@@ -100,11 +100,11 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
             about, states = take_new(layout, _about(request, manifest, layout))
     with freed_on_error(lock), room(layout.root):
         if retire(layout.journal) is not None:
-            log.warning("%s: the run here had trained nothing, so it begins anew, with what is given now", layout.root)
+            log.warning("%s: the run here had trained nothing, so it begins anew, with what is given now", layout.place)
         sweep_parts(layout.root)
         publish(layout.recipe, pickle, private=True)
         if not layout.url and (writers := other_writers(layout.recipe)):
-            log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.root, writers)
+            log.warning("%s: %s, so whoever goes on with this run must give trust=True", layout.place, writers)
         publish(layout.manifest, msgspec.json.encode(manifest))
         publish(layout.about, msgspec.json.encode(about))
         job = Drive(
@@ -171,17 +171,18 @@ def go_on(
     ended = machine.ended and not retries and not changes.extend
     if ended and members_of(layout, machine.spec, changes):
         raise SpecError(
-            f"workers = {changes.workers}: {layout.root} has ended ({machine.status}), and trains nothing more; what "
+            f"workers = {changes.workers}: {layout.place} has ended ({machine.status}), and trains nothing more; what "
             "is lost of it is made again by as many workers as before; give epochs= or failed=True too"
         )
     lost = lost_states(layout, about_of(layout), machine, earlier) if ended else []
     if lost:
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.root, text)
+        log.warning("%s: the run had ended, but %s; what is not there is made again", layout.place, text)
     elif ended:
+        copy_end(layout, lock, layout.journal, CODEC, forced)
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
-        log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.root, machine.status, more)
+        log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.place, machine.status, more)
         tracks = about_of(layout).track if changes.track is None else changes.track
         followers.start((*tracks, *follow), layout.root, layout.tracking_log)  # they may have been killed with it
         return load(layout.root, trust=trust)
@@ -237,7 +238,7 @@ def _compare_threads(layout: Layout, about: About, engine: Engine, exact: bool |
     if engine.threads == about.threads or exact is False:
         return
     text = (
-        f"{layout.root}: workers have threads={engine.threads}, the run was begun with {about.threads}: its results "
+        f"{layout.place}: workers have threads={engine.threads}, the run was begun with {about.threads}: its results "
         "may differ in the last bits"
     )
     if exact is True:
@@ -342,7 +343,7 @@ def _resume(request: RunRequest, layout: Layout, lock: Lock, wait: bool, trust: 
             break
     if differ:
         raise RunDirectoryError(
-            f"{layout.root} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
+            f"{layout.place} holds a run {'; '.join(differ)}: give another directory, or hy.resume(directory) to go on "
             f"with what it was started with{more}"
         )
     copies = for_table(request.parallel, now, manifest.bytes).copies
@@ -365,6 +366,6 @@ def _differs(layout: Layout, about: About, name: str, now: Any, trust: bool) -> 
     if then and asked and value_digest(getattr(unpickle(layout.recipe, about.python, trust), name)) == then:
         return True
     log.warning(
-        "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.root, name
+        "%s: whether the %s was edited cannot be told; the one that it was started with is used", layout.place, name
     )
     return False
