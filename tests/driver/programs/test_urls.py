@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.store.urls import mirror, working
+from jobs import until
 from programs import values
 
 pytestmark = [pytest.mark.programs, pytest.mark.slow]
@@ -64,8 +66,15 @@ def test_a_program_whose_directory_another_driver_has_taken_over_ends(
     other = tmp_path / "other" / "program"
     other.mkdir(parents=True)
     (other / working.URL).write_text(url)
-    working.fetch(other, driving=True)
-    taken = mirror.claim(other, "program.jsonl", take_over=True)
+    taken: list[Any] = []
+
+    def take_over() -> bool:  # it fails while the program copies its next segment
+        working.fetch(other, driving=True)
+        with contextlib.suppress(hy.RunDirectoryError):
+            taken.append(mirror.claim(other, "program.jsonl", take_over=True))
+        return bool(taken)
+
+    until(take_over)
     with pytest.raises(hy.RunDirectoryError, match="has gone on with this run"):
         program.wait(60)
-    taken.close()
+    taken[0].close()
