@@ -106,7 +106,7 @@ def plan(tree: Tree) -> StateLayout:
     except _Unfit as unfit:
         raise SpecError(
             f"State{''.join(f'[{key!r}]' for key in reversed(unfit.path))}: {unfit}; allowed are dicts, lists, tuples, "
-            "str, int, float, bool, None, NumPy arrays and torch tensors"
+            "str, int, float, bool, None and NumPy arrays (`tensor.numpy(force=True)` is one of a torch tensor)"
         ) from None
     except RecursionError:
         raise SpecError("State: it contains itself, or is nested more than about 300 deep") from None
