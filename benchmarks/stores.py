@@ -2,12 +2,14 @@
 
     python benchmarks/stores.py
 
-Servers of the tests, on this machine (tests/stores). Medians of interleaved repeats.
+Servers of the tests, on this machine (tests/stores). Medians of interleaved repeats. A partition of a DataFrame is read
+as a worker reads it: digests are compared, rows are ordered by their names, and columns are written to the cache.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -18,6 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import hopyard as hy
+from hopyard.data.shared.fetch import fetch, load
+from hopyard.data.shared.segments import infos, ranges
 from hopyard.filesystems import Directory, open_url
 from hopyard.spec import Ref
 from hopyard.store.states import FsspecStore
@@ -27,6 +32,9 @@ MIB = 1 << 20
 STATE = 64 * MIB
 RANGE = 8 * MIB
 REPEATS = 9
+WIDTH = 256
+ROWS = 2 * STATE // (4 * WIDTH)
+"""Of both partitions of a DataFrame; a row has 1 kB."""
 
 
 def compare(name: str, ours: Callable[[int], Any], bare: Callable[[int], Any], limit: str) -> None:
@@ -70,11 +78,59 @@ def measure(url: str) -> None:
     )
 
 
+def write_rows(folder: Path) -> str:
+    """Write the rows of a DataFrame to two partitions on the local disk, and return their folder."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    row = f"transform(sequence(1, {WIDTH}), i -> cast(hash(id, i) / 2147483648 AS FLOAT)) AS x"
+    df = spark.range(ROWS).selectExpr("id AS n", "id % 2 AS y", row).repartition(4)
+    data = hy.Dataset.spark(df, features=["x"], label="y", key="n", path=folder, partitions=2)
+    data.prepare()
+    spark.stop()
+    return str(data.url)
+
+
+def measure_rows(rows: str, url: str) -> None:
+    """Compare reading a partition of a DataFrame at a URL."""
+    system, root = open_url(f"{url}/rows")
+    system.makedirs(root, exist_ok=True)
+    for path in Path(rows).iterdir():
+        system.put_file(str(path), f"{root}/{path.name}")
+    manifest = hy.Dataset.open(f"{url}/rows").prepare()
+    assert manifest.stored is not None
+    index = load(manifest.stored)
+    run, layout = index.run("train", 0), infos(manifest.fields, index.words)
+    spans = [
+        (f"{root}/{segment.name}", start, stop)
+        for segment in index.segments
+        for _, start, stop in ranges(layout, segment, run)
+    ]
+    size = sum(stop - start for _, start, stop in spans)
+
+    def ours(turn: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            fetch(Path(folder), manifest, "train", 0)
+
+    compare(
+        f"{url.partition('://')[0]}: a partition of {size / MIB:.0f} MB",
+        ours,
+        lambda turn: system.cat_ranges(*map(list, zip(*spans, strict=True))),
+        "at most 1.25",
+    )
+
+
 def main() -> None:
     """Start each server in turn."""
-    for start in (s3, hdfs):
-        with tempfile.TemporaryDirectory() as folder, start(Path(folder)) as server, client(server):
-            measure(server.url)
+    with tempfile.TemporaryDirectory() as place:
+        rows = write_rows(Path(place))
+        for start in (s3, hdfs):
+            (folder := Path(place, start.__name__)).mkdir()
+            with start(folder) as server, client(server):
+                measure(server.url)
+                measure_rows(rows, server.url)
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A folder of this host at URLs `shaky://…`, for any number of processes: a store that lags, fails and loses answers.
+"""A folder of this host at URLs `shaky://…`, for any number of processes: a store that lags, fails, loses answers and
+lies. At `bucket://…` it has the operations of an object store: uploads that are seen whole, and conditions.
 
 Its faults are files beside the folder, so that tests turn them on and off while drivers are at work.
 """
@@ -6,9 +7,12 @@ Its faults are files beside the folder, so that tests turn them on and off while
 from __future__ import annotations
 
 import json
+import os
 import random
+import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,9 @@ FAULTS = "faults.json"
 class Shaky(LocalFileSystem):
     """Faults are read before each request from the nearest `faults.json` above its path: {"away": true} refuses all,
     "delay" is in seconds, "fail" and "lose" are the shares of requests that are not done, and that are done with their
-    answers lost."""
+    answers lost. With {"lie": true} a file that must not be there is overwritten, and the answer is that it was not."""
 
-    protocol = ("shaky",)
+    protocol: tuple[str, ...] = ("shaky",)
     cachable = False
     requests = 0
     dice = random.Random(0)
@@ -39,9 +43,22 @@ class Shaky(LocalFileSystem):
         return {}
 
 
-def _request(name: str) -> Any:
+def _link(system: Shaky, source: str, target: str) -> None:
+    (os.replace if system._faults(target).get("lie") else os.link)(source, target)
+
+
+def _upload(system: Shaky, path: str, value: bytes, mode: str = "overwrite") -> None:
+    part = Path(tempfile.gettempdir(), uuid.uuid4().hex)
+    part.write_bytes(value)
+    try:
+        path = system._strip_protocol(path)
+        (os.link if mode == "create" and not system._faults(path).get("lie") else os.replace)(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _request(name: str, method: Any) -> Any:
     """A method of the file system, as a request of a store."""
-    method = getattr(LocalFileSystem, name)
 
     def request(self: Shaky, path: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self.inside, "request", False):
@@ -63,10 +80,20 @@ def _request(name: str) -> Any:
     return request
 
 
-for each in ("pipe_file", "cat_file", "link", "ls", "info", "rm_file", "makedirs"):
-    setattr(Shaky, each, _request(each))
+for each in ("pipe_file", "cat_file", "open", "mv", "ls", "info", "rm_file", "makedirs"):
+    setattr(Shaky, each, _request(each, getattr(LocalFileSystem, each)))
+Shaky.link = _request("link", _link)
 
-fsspec.register_implementation("shaky", Shaky, clobber=True)
+
+class Bucket(Shaky):
+    """The same as an object store. Such stores are known by their protocols, of which it has one more."""
+
+    protocol = ("bucket", "s3")
+    pipe_file = _request("pipe_file", _upload)
+
+
+for system in (Shaky, Bucket):
+    fsspec.register_implementation(system.protocol[0], system, clobber=True)
 
 
 def faults(folder: Path, **faults: Any) -> None:

@@ -61,6 +61,10 @@ FAULTS = {
     "hdfs data": (RuntimeError('DataTransferError("All DataNodes failed: []")'), "no DataNode answers (RuntimeError"),
     "s3": (type("EndpointConnectionError", (Exception,), {})("Could not connect"), "nobody listens there (Endpoint"),
     "s3 keys": (type("NoCredentialsError", (Exception,), {})("Unable to locate"), "it was refused (NoCredentialsError"),
+    "s3 load": (
+        OSError(16, "Service Unavailable"),
+        "the service is overloaded, or has failed (OSError: [",
+    ),
     "other": (RuntimeError("the moon\nin the wrong house"), "RuntimeError: the moon; "),
 }
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ _MODIFIED_KEYS = {
 """Keys under which file systems give the time at which a file was written → units in a second."""
 _HDFS = {"hdfs", "viewfs"}
 _HDFS_OPTIONS = {"dfs.client.failover.max.attempts": "3"}
-"""Where no NameNode listens, a call of hdfs-native fails after 10 s, and with its own 15 attempts after 180 s. Callers
-try again by themselves."""
+"""Where no NameNode listens, a lookup by hdfs-native fails after 6.5 s and a put after 16 s. With its own 15 attempts
+it was 180 s. Callers try again by themselves."""
+_HTTP_SECONDS = 60
+"""Seconds of silence after which a request of WebHDFS fails, as Hadoop's own `dfs.client.socket-timeout`. fsspec gives
+it none, and would wait for a stopped server for ever."""
 SHARED = "a path on NFS, or a URL of HDFS, S3 and the like"
 
 
@@ -61,6 +65,8 @@ def open_url(url: str) -> tuple[Any, str]:
         return system, str(system._strip_protocol(url))
     options = _HDFS_OPTIONS if url.partition("://")[0] in _HDFS and util.find_spec("hdfs_native") else {}
     system, path = fsspec.core.url_to_fs(url, **options)
+    if "webhdfs" in _protocols(system):
+        system.session.request = partial(system.session.request, timeout=_HTTP_SECONDS)
     return system, str(path)
 
 
@@ -375,8 +381,9 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
         for kind, cause, step in _CAUSES:
             if isinstance(link, kind):
                 return f"{cause} ({line_of(link)})", step
+        body = getattr(getattr(link, "response", None), "text", "")  # a DataNode's reason, which `requests` leaves out
         for pattern, cause, step in _TEXTS:
-            if re.search(pattern, f"{type(link).__name__}: {link}"):
+            if re.search(pattern, f"{type(link).__name__}: {link} {body}"):
                 return f"{cause} ({line_of(link)})", step
     return None
 
@@ -397,6 +404,11 @@ _TEXTS = (
     (
         "NoCredentials|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AccessControlException",
         *_REFUSED,
+    ),
+    (
+        "SlowDown|Service Unavailable|InternalError|Internal Server Error",
+        "the service is overloaded, or has failed",
+        "wait, and try again",
     ),
     ("SafeMode|in safe mode", "the NameNode is in safe mode", "wait until its DataNodes have reported, and try again"),
     ("StandbyException", "no NameNode is active", "wait for the failover, or check the configuration of HDFS here"),

@@ -8,6 +8,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from hopyard.spec import Ref
 from hopyard.store.bulk.client import Client
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server
-from hopyard.store.guard import Guarded, StateConflict
+from hopyard.store.guard import Guarded, StateConflict, StoreUnreachable
 from hopyard.store.remote import Depot, RemoteStore
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, sign
+from shaky import faults
 from stores import servers
 
 REF = Ref(3, 12, 1)
@@ -47,8 +49,29 @@ def made(request: pytest.FixtureRequest, path: Path) -> LocalStore | FsspecStore
     return FsspecStore(servers.URLS[request.param](request, path))
 
 
-@pytest.fixture(params=[*KINDS, *SERVED, "remote", "encrypted"])
+class Repeated:
+    """A store whose calls are repeated until it answers, as workers do."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            for _ in range(1000):
+                with suppress(StoreUnreachable):
+                    return getattr(self._store, name)(*arguments)
+            return getattr(self._store, name)(*arguments)
+
+        return call
+
+
+@pytest.fixture(params=[*KINDS, *SERVED, "shaky", "bucket", "remote", "encrypted"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param in ("shaky", "bucket"):
+        faults(tmp_path, fail=0.2, lose=0.2, delay=0.0005)
+        url = f"{request.param}://{tmp_path}/states"
+        yield Repeated(Guarded(lambda: FsspecStore(url), url))
+        return
     if request.param not in ("remote", "encrypted"):
         yield made(request, tmp_path)
         return
@@ -136,7 +159,8 @@ def test_an_empty_store_has_no_refs(store: Store) -> None:
 
 
 def test_takes_any_buffer(store: Store) -> None:
-    store.put(REF, memoryview(bytearray(range(64))).cast("d"))  # type: ignore[arg-type]
+    for _ in range(2):
+        store.put(REF, memoryview(bytearray(range(64))).cast("d"))  # type: ignore[arg-type]
     assert store.get(REF) == bytes(range(64))
 
 

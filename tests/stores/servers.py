@@ -36,7 +36,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Daemon:
-    """One process of a server. It ends with the thread that started it."""
+    """One process of a server. It ends with the thread that started it, so a thread that ends must not start one."""
 
     command: list[str]
     log: Path
@@ -151,8 +151,9 @@ class Hdfs:
 
 
 @contextmanager
-def hdfs(folder: Path) -> Iterator[Hdfs]:
-    """Start an HDFS in a new folder; a DataNode counts as lost after some seconds. Skips where there is none."""
+def hdfs(folder: Path, safe_mode: float = 0) -> Iterator[Hdfs]:
+    """Start an HDFS in a new folder; a DataNode counts as lost after some seconds. A NameNode that starts again stays
+    in safe mode for `safe_mode` seconds when it knows where all blocks are. Skips where there is none."""
     configuration, data = folder / "conf", folder / "data"
     path = class_path(configuration)
     for name in ("hdfs", "datanode", "static"):
@@ -165,7 +166,8 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
         "dfs.replication": 1,
         "dfs.namenode.http-address": f"127.0.0.1:{web}",
         "dfs.namenode.rpc-bind-host": "127.0.0.1",
-        "dfs.namenode.safemode.extension": 0,
+        "dfs.namenode.safemode.threshold-pct": 1,
+        "dfs.namenode.safemode.extension": int(safe_mode * 1000),
         "dfs.namenode.heartbeat.recheck-interval": 1000,
         "dfs.heartbeat.interval": 1,
         "dfs.datanode.hostname": "127.0.0.1",
@@ -194,7 +196,9 @@ def hdfs(folder: Path) -> Iterator[Hdfs]:
         return json.loads(fetch(web, f"/jmx?qry={name}"))["beans"][0]
 
     def stores() -> bool:
-        return not state()["Safemode"] and "127.0.0.1" in state()["LiveNodes"]
+        found = state()
+        nodes = json.loads(found["LiveNodes"]).values()  # one that has not reported its disks yet has no room
+        return not found["Safemode"] and any(node["remaining"] > 0 for node in nodes)
 
     namenode = Daemon([*java, NAMENODE], folder / "namenode.log", lambda: bool(state()), environment)
     datanode = Daemon([*java, DATANODE], folder / "datanode.log", stores, environment)

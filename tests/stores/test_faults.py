@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,16 @@ import pytest
 import hopyard as hy
 from hopyard.core.facts import Lost
 from hopyard.core.runs.events import Done, Joined
+from hopyard.spec import Ref
+from hopyard.store.guard import Guarded, StoreUnreachable
+from hopyard.store.states import open_store
 from jobs import SLOW, agents, digests, driver, gone, journal, script, select, states, until
+from stores.proxy import proxy
 from stores.servers import client, hdfs, s3
 
 pytestmark = pytest.mark.slow
 
+REF = Ref(0, 1, 1)
 SERVED = ["s3", pytest.param("hdfs", marks=pytest.mark.long)]
 
 
@@ -68,34 +76,109 @@ hy.select(slow, None, dataset(), search=hy.Configs(CONFIGS), epochs=3, metric="v
     assert digests(hy.load(place)) == digests(hy.load(tmp_path / "local"))
 
 
-OUTAGES: dict[str, tuple[Any, str, str, str]] = {
-    "S3 killed": (s3, "daemon", "kill", "nobody listens there"),
-    "S3 frozen": (s3, "daemon", "freeze", ""),
-    "NameNode killed": (hdfs, "namenode", "kill", "nobody listens there"),
-    "DataNode killed": (hdfs, "datanode", "kill", "no DataNode answers"),
+@dataclass(frozen=True)
+class Outage:
+    """A server that is away for a while."""
+
+    start: Callable[[Path], AbstractContextManager[Any]]
+    process: str
+    fault: str
+    seconds: float
+    cause: str
+    """In the sentence on the screen."""
+
+
+OUTAGES = {
+    "S3 killed": Outage(s3, "daemon", "kill", 60, "nobody listens there"),
+    "S3 frozen": Outage(s3, "daemon", "freeze", 45, ""),  # 30 s are silence
+    "NameNode killed": Outage(partial(hdfs, safe_mode=30), "namenode", "kill", 10, "nobody listens there"),
+    "NameNode frozen": Outage(hdfs, "namenode", "freeze", 45, ""),
+    "DataNode killed": Outage(hdfs, "datanode", "kill", 30, "no DataNode answers"),
 }
-"""Server, its process, what happens to it, and the cause in the sentence on the screen."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("outage", OUTAGES)
+@pytest.mark.parametrize("outage", OUTAGES.values(), ids=OUTAGES)
 def test_a_server_that_is_away_for_a_while(
-    outage: str, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+    outage: Outage, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    start, name, fault, words = OUTAGES[outage]
-    with start(tmp_path) as server, client(server):
-        daemon, store = getattr(server, name), f"{server.url}/states"
+    with outage.start(tmp_path) as server, client(server):
+        daemon, store = getattr(server, outage.process), f"{server.url}/states"
         run = select(tmp_path / "run", engine=hy.Local(2), store=store, wait=False)
         until(lambda: any(isinstance(line, Done) for line in journal(run.directory)))
-        getattr(daemon, fault)()
-        timer = threading.Timer(45 if fault == "freeze" else 30, daemon.start, (False,))  # 30 s are silence
-        timer.start()
-        begin = time.monotonic()
-        run.wait()
-        timer.join()
-        assert run.status == "completed" and digests(run) == undisturbed
-        assert time.monotonic() - begin > 20, "its last States were stored when the server was back"
+        getattr(daemon, outage.fault)()
+        time.sleep(outage.seconds)
+        assert run.status == "running", "its last States are not stored yet"
+        daemon.start(wait=False)
+        assert digests(run.wait()) == undisturbed and run.status == "completed"
         assert len(states(run.directory).refs()) >= len(run.trials)
+    check_said(caplog, outage.cause)
+
+
+def check_said(caplog: pytest.LogCaptureFixture, cause: str) -> None:
     said = [record.getMessage() for record in caplog.records if "waits for the store" in record.getMessage()]
     assert 1 <= len(said) <= 2, "one sentence of each worker"
-    assert all(words in text for text in said), said
+    assert all(cause in text for text in said), said
+
+
+@pytest.mark.long
+def test_a_name_node_in_safe_mode(tmp_path: Path) -> None:
+    with hdfs(tmp_path, safe_mode=15) as server, client(server):
+        open_store(f"{server.url}/states").put(REF, memoryview(b"a State"))
+        server.namenode.kill()
+        server.namenode.start()
+        for url in (server.url, server.web):
+            store = Guarded(lambda url=url: open_store(f"{url}/states", make=False), url)  # type: ignore[misc]
+            with pytest.raises(StoreUnreachable, match="the NameNode is in safe mode"):
+                store.put(Ref(0, 2, 1), memoryview(b"another State"))
+        server.datanode.wait()
+        store.put(Ref(0, 2, 1), memoryview(b"another State"))
+        assert store.refs() == {REF, Ref(0, 2, 1)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_that_answers_with_errors(
+    status: int, s3: Any, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A third of its answers, and all of them for 40 s."""
+    with proxy(s3) as (server, faults), client(server):
+        faults.status, faults.share = status, 0.3
+        store = f"{server.url}/{uuid.uuid4().hex}/states"
+        run = select(tmp_path / "run", engine=hy.Local(2), store=store, wait=False)
+        until(lambda: any(isinstance(line, Done) for line in journal(run.directory)))
+        faults.share = 1.0
+        time.sleep(40)
+        faults.share = 0.3
+        assert digests(run.wait()) == undisturbed and run.status == "completed"
+        faults.share = 0.0
+        assert len(states(run.directory).refs()) >= len(run.trials)
+    assert faults.refused > 20
+    check_said(caplog, "the service is overloaded, or has failed")
+
+
+@pytest.mark.long
+def test_a_server_that_answers_slowly(s3: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+    with proxy(s3) as (server, faults), client(server):
+        faults.delay = 2.0
+        store = f"{server.url}/{uuid.uuid4().hex}/states"
+        run = select(tmp_path / "run", engine=hy.Local(2), store=store)
+        assert digests(run) == undisturbed and run.status == "completed"
+        faults.delay = 0.0
+        assert len(states(run.directory).refs()) >= len(run.trials)
+
+
+@pytest.mark.parametrize("daemon", ["namenode", pytest.param("datanode", marks=pytest.mark.long)])
+def test_a_frozen_server_of_webhdfs_is_away(daemon: str, hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{hdfs.web}/{uuid.uuid4().hex}"
+    store = Guarded(lambda: open_store(url), url)
+    store.put(REF, memoryview(b"a State"))
+    monkeypatch.setattr("hopyard.filesystems._HTTP_SECONDS", 1)
+    frozen = getattr(hdfs, daemon)
+    frozen.freeze()
+    try:
+        with pytest.raises(StoreUnreachable, match="nobody answered in time"):
+            store.get(REF)
+    finally:
+        frozen.start()
+    assert store.get(REF) == b"a State"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hopyard.errors import ResourceError
+import hopyard as hy
+from hopyard.data.manifest import FILE
+from hopyard.errors import DataError, ResourceError
 from hopyard.spec import Ref
 from hopyard.store.guard import StateConflict
 from hopyard.store.states import LocalStore
@@ -80,3 +84,33 @@ def test_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ResourceError):
         LocalStore(tmp_path).put(REF, memoryview(b"a whole State"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_partitions_count_once_the_manifest_names_them(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors write segments under their own names. The driver renames index and manifest."""
+    df = spark.range(200).selectExpr("id AS n", "id * 0.5D AS x")
+
+    def prepared(folder: str) -> tuple[str, str]:
+        data = hy.Dataset.spark(df, features=["n"], label="x", partitions=4, path=tmp_path / folder, name="rows")
+        return data.prepare().digest, str(data.url)
+
+    expected, _ = prepared("here")
+    rename = os.rename
+
+    def lacking(source: Any, target: Any, **more: Any) -> None:
+        if str(target).startswith(str(tmp_path / "there")):
+            raise OSError(38, "Function not implemented")
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", lacking)
+    digest, url = prepared("there")
+    assert digest == expected
+    manifest = Path(url, FILE)
+    manifest.write_bytes(manifest.read_bytes()[:400])  # as a driver that is killed leaves it
+    with pytest.raises(DataError, match="written last"):
+        hy.Dataset.open(url).prepare()
+    assert prepared("there") == (expected, url)
+    assert hy.Dataset.open(url).prepare().digest == expected

@@ -159,7 +159,7 @@ def decode(buffer: memoryview | bytearray | bytes) -> Tree:
 
 def digest(buffer: memoryview | bytearray | bytes) -> str:
     """Return the BLAKE3 of the bytes, 64 hex digits. It takes 11–21 ms for 100 MB, without the interpreter lock."""
-    return blake3.blake3(buffer).hexdigest()
+    return blake3.blake3(memoryview(buffer).cast("B")).hexdigest()
 
 
 class _Unfit(Exception):

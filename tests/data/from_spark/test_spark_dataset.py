@@ -858,10 +858,10 @@ def test_rows_that_are_encoded_cannot_be_read_as_rows(spark: Any, store: Path) -
 def test_open_says_what_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{tmp_path}/none: .*manifest\.json"):
         hy.Dataset.open(tmp_path / "none")
-    (tmp_path / "manifest.json").write_text("{")
+    (tmp_path / "manifest.json").write_text("{\n")
     with pytest.raises(DataError, match=r"manifest\.json: cannot be read"):
         hy.Dataset.open(tmp_path)
-    (tmp_path / "manifest.json").write_text(f'{{"format": {FORMAT + 1}, "key": "k"}}')
+    (tmp_path / "manifest.json").write_text(f'{{"format": {FORMAT + 1}, "key": "k"}}\n')
     with pytest.raises(DataError, match=f"of version {FORMAT + 1}, this Hopyard reads up to {FORMAT}: upgrade it"):
         hy.Dataset.open(tmp_path)
     entry = hy.Dataset.numpy(np.zeros((4, 1)), partitions=1).prepare()

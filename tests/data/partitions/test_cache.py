@@ -257,14 +257,14 @@ def test_keys_of_manifests_are_no_paths(tmp_path: Path, key: str) -> None:
     folder.mkdir()
     told = json.loads(msgspec.json.encode(arrays().prepare(tmp_path / "cache")))
     told["stored"] = {"url": str(folder), "index": "0" * 64}
-    (folder / "manifest.json").write_text(json.dumps(told))
+    (folder / "manifest.json").write_text(json.dumps(told) + "\n")
     assert Dataset.open(folder).prepare().stored is not None
-    (folder / "manifest.json").write_text(json.dumps(told | {"key": key}))
+    (folder / "manifest.json").write_text(json.dumps(told | {"key": key}) + "\n")
     for read in (lambda: Dataset.open(folder), lambda: Manifest.load(folder / "manifest.json")):
         with pytest.raises(DataError, match=r"cannot be read .*`\$.key`"):
             read()
     told["stored"]["index"] = key and f"{key}/x"
-    (folder / "manifest.json").write_text(json.dumps(told))
+    (folder / "manifest.json").write_text(json.dumps(told) + "\n")
     with pytest.raises(DataError, match=r"cannot be read .*`\$.stored.index`"):
         Dataset.open(folder)
 

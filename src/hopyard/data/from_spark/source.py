@@ -80,6 +80,8 @@ class MaterializedSource:
                 data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+        if not data.endswith(b"\n"):  # half of one, by a writer that was killed where files cannot be renamed
+            return None
         manifest = manifest_in(data, f"{self.url}/{FILE}")
         if manifest.stored is None:
             raise DataError(
