@@ -93,7 +93,7 @@ def bucket(tmp_path: Path) -> Path:
 @pytest.fixture
 def machines(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes machines, whose drivers end with the test. Segments need not wait for each other."""
-    monkeypatch.setattr(mirror, "pace", lambda age: 0.0)
+    monkeypatch.setattr(mirror, "pace", lambda number: 0.0)
     monkeypatch.setattr(mirror, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(segments, "PAUSES", (0.01,) * 8)
     made, numbers = list[Machine](), count()
@@ -118,12 +118,14 @@ def lines_at(machine: Machine) -> list[int]:
 # ------------------------------------------------------------------------------------------ segments
 
 
-def test_segments_come_each_second_and_later_one_in_each_3600th_of_the_age() -> None:
-    assert (pace(0.0), pace(3600.0), pace(7200.0)) == (1.0, 1.0, 2.0)
+def test_segments_come_each_second_and_later_less_often_but_never_so_rarely_that_the_run_waits_for_them() -> None:
+    assert (pace(0), pace(3600)) == (1.0, 1.0)
+    assert 1.99 < pace(3600 + 2495) < 2.01, "after two hours"
     age, number = 0.0, 0
     while age < 7 * 24 * 3600.0:
-        age, number = age + pace(age), number + 1
+        age, number = age + pace(number), number + 1
     assert 21_000 < number < 23_000
+    assert pace(10**9) < mirror.SECONDS / 4
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 33, 100])
@@ -430,7 +432,7 @@ def test_a_driver_whose_run_another_one_has_deletes_nothing(machines: Any, monke
     monkeypatch.setattr(mirror, "BEAT", 0.05)
     first = machines().begin()
     assert first.stored()
-    monkeypatch.setattr(mirror, "pace", lambda age: 3600.0)  # so it is the other one that creates the next segment
+    monkeypatch.setattr(mirror, "pace", lambda number: 3600.0)  # so it is the other one that creates the next segment
     deletions = Deletions(Store(), first.journal)  # type: ignore[arg-type]
     first.append(1)
     deletions.add(Ref(0, 1, 1))

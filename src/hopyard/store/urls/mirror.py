@@ -8,6 +8,7 @@ Errors of the store are tried again without end, and said once.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -25,7 +26,7 @@ from hopyard.errors import RunDirectoryError
 from hopyard.filesystems import Directory, line_of, reaching, why
 from hopyard.store.journal import write_whole
 from hopyard.store.urls import working
-from hopyard.store.urls.segments import Head, Segments, Writer, pace, patiently, segment
+from hopyard.store.urls.segments import Segments, Writer, pace, patiently, segment
 from hopyard.store.urls.working import BEAT, DRIVER, LOGS, VIEWS, Beat, Copied, url_of
 
 log = logging.getLogger(__name__)
@@ -88,9 +89,7 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
         data = segment(writer, copied.end, b"")
         if not patiently(lambda: segments.create(copied.count, data)):
             raise _in_use(url, segments, copied.count)
-        first = segments.get(0)
-    assert first is not None
-    return Mirror(root, journal, segments, writer, msgspec.structs.replace(copied, count=copied.count + 1), first[0])
+    return Mirror(root, journal, segments, writer, msgspec.structs.replace(copied, count=copied.count + 1))
 
 
 def _refuse_live(url: str, own: Writer) -> None:
@@ -140,15 +139,12 @@ class Mirror:
         segments: of the journal.
         writer: this driver.
         copied: what is there, with the segment of the claim.
-        first: head of the first segment.
     """
 
-    def __init__(
-        self, root: Path, journal: str, segments: Segments, writer: Writer, copied: Copied, first: Head
-    ) -> None:
+    def __init__(self, root: Path, journal: str, segments: Segments, writer: Writer, copied: Copied) -> None:
         self._root, self._path, self._segments, self._writer = root, root / journal, segments, writer
         self._number, self._stored, self._size = copied.count, copied.end, copied.end
-        self._first, self._began = copied.first, first.at
+        self._first = copied.first
         self.url = url_of(root)
         self._directory = Directory(self.url)
         self._changed = threading.Condition()
@@ -181,7 +177,7 @@ class Mirror:
                 self._lags_since = now
             self._size = size
             self._changed.notify_all()
-        if now - self._lags_since > max(SILENCE, 2 * pace(time.time() - self._began)):
+        if now - self._lags_since > max(SILENCE, 2 * pace(self._number)):
             self._warn_away("it has not answered for a while")
 
     def check(self) -> None:
@@ -239,13 +235,13 @@ class Mirror:
 
     def _copy_lines(self, journal: BinaryIO) -> None:
         """Create the next segment whenever there is something for it."""
-        begun = 0.0
+        begun = -math.inf
         while self._over is None and not self._abandoned.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._size > self._stored or self._closing.is_set())
                 if self._size == self._stored:
                     return
-            self._closing.wait(begun + pace(time.time() - self._began) - time.monotonic())
+            self._closing.wait(begun + pace(self._number) - time.monotonic())
             begun = time.monotonic()
             size = self._size
             journal.seek(self._stored)
