@@ -61,9 +61,8 @@ def test_a_program_whose_directory_another_driver_has_taken_over_ends(
 
     url = f"local://{tmp_path}/bucket/program"
     program = hy.launch(waits, roles={"worker": 1}, directory=url)
-    other = tmp_path / "other" / "program"
-    other.mkdir(parents=True)
-    (other / working.URL).write_text(url)
+    (tmp_path / "link").symlink_to(tmp_path / "bucket")
+    other = working.made(f"local://{tmp_path}/link/program")
     working.fetch(other, driving=True)
     taken = mirror.claim(other, "program.jsonl", take_over=True)
     with pytest.raises(hy.RunDirectoryError, match="has gone on with this run"):

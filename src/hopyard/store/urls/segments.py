@@ -31,7 +31,7 @@ class Writer(msgspec.Struct, frozen=True):
     host: str
     process: int
     folder: str
-    """Its working folder."""
+    """The id of its working folder."""
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host}"
