@@ -95,7 +95,7 @@ def main() -> int:
                     if kind == "synchronous":
                         from hopyard.store.urls import mirror
 
-                        pace, mirror.pace = mirror.pace, lambda age: 0.0
+                        pace, mirror.pace = mirror.pace, lambda number: 0.0
                         Journal.append = waiting  # type: ignore[method-assign]
                     place = f"{kind}-{seconds}-{number}"
                     directory = str(folder / place) if kind == "local" else f"shaky://{folder}/bucket/{place}"

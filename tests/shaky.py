@@ -24,8 +24,9 @@ FAULTS = "faults.json"
 
 class Shaky(LocalFileSystem):
     """Faults are read before each request from the nearest `faults.json` above its path: {"away": true} refuses all,
-    "delay" is in seconds, "fail" and "lose" are the shares of requests that are not done, and that are done with their
-    answers lost. With {"lie": true} a file that must not be there is overwritten, and the answer is that it was not."""
+    "hold" lets them wait until it is gone, "delay" is in seconds, "fail" and "lose" are the shares of requests that are
+    not done, and that are done with their answers lost. With {"lie": true} a file that must not be there is
+    overwritten, and the answer is that it was not."""
 
     protocol: tuple[str, ...] = ("shaky",)
     cachable = False
@@ -63,8 +64,9 @@ def _request(name: str, method: Any) -> Any:
     def request(self: Shaky, path: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self.inside, "request", False):
             return method(self, path, *args, **kwargs)
-        faults = self._faults(self._strip_protocol(path))
         Shaky.requests += 1
+        while (faults := self._faults(self._strip_protocol(path))).get("hold"):
+            time.sleep(0.01)
         time.sleep(faults.get("delay", 0.0))
         if faults.get("away") or Shaky.dice.random() < faults.get("fail", 0.0):
             raise ConnectionError(f"{name} of {path}: 503 Slow Down")

@@ -34,6 +34,8 @@ print(run.status)
 """
 OTHER = "from hopyard.store.urls import working\nworking.LOOK = 1.0\n"
 """Before the same job: a driver that soon takes another one, which was stopped, for dead."""
+EPOCHS = "4"
+"""So many that a driver which is to be stopped is not done before, however busy the machine is."""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -119,14 +121,15 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
 
     with drivers() as start:
         elsewhere("a")
-        first = start(job, url, "3")
+        first = start(job, url, EPOCHS)
         elsewhere("here")
         until(lambda: dispatched(url))
         time.sleep(moments.random())
         os.kill(first.pid, signal.SIGSTOP)
         elsewhere("b")
         count = Segments(url, "journal.jsonl").count()
-        second = start(other, url, "3")
+        stored = b"".join(data for _, data in Segments(url, "journal.jsonl").read(0))
+        second = start(other, url, EPOCHS)
         elsewhere("here")
         until(lambda: Segments(url, "journal.jsonl").count() > count)
         time.sleep(2 * moments.random())
@@ -135,10 +138,12 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
         assert not out and f"process {second.pid} on host" in err and "has gone on with this run" in err
         out, err = second.communicate(timeout=120)
         assert out == "completed\n", err
+        start(job, str(folder / "local"), EPOCHS).communicate(timeout=120)
     lines = journal(find(url).root)
     assert isinstance(lines[-1], Finished)
+    assert find(url).journal.read_bytes().startswith(stored)
     assert not missing(url)
     assert [type(line) for line in lines if isinstance(line, (Resumed, Finished))] == [Resumed, Finished]
     leases = [line.unit.lease for line in lines if isinstance(line, Dispatch)]
     assert leases == sorted(set(leases))
-    assert len(final(url)) == 4
+    assert final(url) == digests(hy.load(folder / "local"))

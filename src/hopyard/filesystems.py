@@ -258,14 +258,14 @@ class Directory:
         """Return when each file was written, by name, in seconds since the epoch of Unix. Files for which the file
         system gives no time are left out.
         """
-        times = {}
-        for name, entry in self._entries().items():
-            key = next((key for key in _MODIFIED_KEYS if key in entry), "")
-            modified: Any = entry.get(key)
-            timestamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
-            if isinstance(timestamp, (int, float)):
-                times[name] = timestamp / _MODIFIED_KEYS[key]
-        return times
+        times = {name: _modified(entry) for name, entry in self._entries().items()}
+        return {name: time for name, time in times.items() if time is not None}
+
+    def versions(self) -> dict[str, tuple[int, float | None]]:
+        """Return (bytes, time as in `times`) of each file, by name, from one fresh listing. The time is None where the
+        file system gives none."""
+        files = {name: entry for name, entry in self._entries().items() if entry["type"] == "file"}
+        return {name: (int(entry["size"] or 0), _modified(entry)) for name, entry in files.items()}
 
     def has(self, name: str) -> bool:
         """Whether there is such a file; never answered from a cache."""
@@ -296,6 +296,14 @@ class Directory:
         return {
             posixpath.basename(name): entry for name, entry in zip(names, entries, strict=True) if name != self.root
         }
+
+
+def _modified(entry: dict[str, Any]) -> float | None:
+    """Return when the file of an entry was written, in seconds since the epoch of Unix."""
+    key = next((key for key in _MODIFIED_KEYS if key in entry), "")
+    modified: Any = entry.get(key)
+    timestamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
+    return timestamp / _MODIFIED_KEYS[key] if isinstance(timestamp, (int, float)) else None
 
 
 def _link(system: Any, source: str, target: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import shutil
 import time
@@ -19,13 +21,15 @@ import pytest
 import shaky
 from hopyard.core.runs.codec import CODEC
 from hopyard.core.runs.events import Began, Line, Proposed
-from hopyard.errors import JournalError, RunDirectoryError, SpecError
+from hopyard.driver.pickling import read_trusted
+from hopyard.errors import JournalError, ResourceError, RunDirectoryError, SpecError
 from hopyard.spec import Ref, RunSpec
 from hopyard.store.deletions import Deletions
 from hopyard.store.journal import Journal, read, retired
+from hopyard.store.lock import Lock
 from hopyard.store.standing import held
 from hopyard.store.urls import mirror, segments, working
-from hopyard.store.urls.mirror import Mirror, claim
+from hopyard.store.urls.mirror import Mirror, check_claim, claim, publish
 from hopyard.store.urls.segments import Segments, Writer, pace
 from jobs import until
 
@@ -40,10 +44,8 @@ def proposed(number: int) -> Line:
 class Machine:
     """A host with a working folder of its own for a URL, on which drivers begin and end."""
 
-    def __init__(self, root: Path, url: str) -> None:
-        self.root = root
-        root.mkdir(parents=True)
-        (root / working.URL).write_text(url)
+    def __init__(self, url: str) -> None:
+        self.url, self.root = url, working.made(url)
         self.mirror: Mirror | None = None
         self.journal: Journal[Line] | None = None
 
@@ -74,6 +76,8 @@ class Machine:
             self.mirror._over = RunDirectoryError("its machine is gone")
             self.mirror._abandoned.set()
             self.mirror._closing.set()
+            with self.mirror._changed:
+                self.mirror._changed.notify_all()
             self.journal.close()
             self.mirror = self.journal = None
 
@@ -93,13 +97,18 @@ def bucket(tmp_path: Path) -> Path:
 @pytest.fixture
 def machines(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes machines, whose drivers end with the test. Segments need not wait for each other."""
-    monkeypatch.setattr(mirror, "pace", lambda age: 0.0)
+    monkeypatch.setattr(mirror, "pace", lambda number: 0.0)
     monkeypatch.setattr(mirror, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(mirror, "LOOK_PAUSE", 0.02)
     monkeypatch.setattr(segments, "PAUSES", (0.01,) * 8)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     made, numbers = list[Machine](), count()
 
     def machine() -> Machine:
-        made.append(Machine(tmp_path / f"host{next(numbers)}" / "run", f"shaky://{bucket}/run"))
+        """Each names the bucket by a link of its own, and so has a working folder of its own."""
+        link = tmp_path / f"host{next(numbers)}"
+        link.symlink_to(bucket)
+        made.append(Machine(f"shaky://{link}/run"))
         return made[-1]
 
     yield machine
@@ -118,12 +127,14 @@ def lines_at(machine: Machine) -> list[int]:
 # ------------------------------------------------------------------------------------------ segments
 
 
-def test_segments_come_each_second_and_later_one_in_each_3600th_of_the_age() -> None:
-    assert (pace(0.0), pace(3600.0), pace(7200.0)) == (1.0, 1.0, 2.0)
+def test_segments_come_each_second_and_later_less_often_but_never_so_rarely_that_the_run_waits_for_them() -> None:
+    assert (pace(0), pace(3600)) == (1.0, 1.0)
+    assert 1.99 < pace(3600 + 2495) < 2.01, "after two hours"
     age, number = 0.0, 0
     while age < 7 * 24 * 3600.0:
-        age, number = age + pace(age), number + 1
+        age, number = age + pace(number), number + 1
     assert 21_000 < number < 23_000
+    assert pace(10**9) < mirror.SECONDS / 4
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 33, 100])
@@ -228,26 +239,97 @@ def test_a_journal_whose_url_went_another_way_is_renamed(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_is_left_of_a_run_that_was_removed_at_its_url_is_set_aside(
-    machines: Any, bucket: Path, caplog: pytest.LogCaptureFixture, again: bool
+def test_a_run_that_is_gone_at_its_url_stays_on_this_host(machines: Any, bucket: Path, again: bool) -> None:
+    """The URL may only look empty, for example to another profile."""
+    first = machines().begin()
+    first.append(0)
+    assert first.stored()
+    shaky.faults(bucket, away=True)
+    first.append(1)
+    first.crash()
+    shaky.faults(bucket)
+    before = (first.root / "journal.jsonl").read_bytes()
+    (bucket / "run").rename(bucket / "elsewhere")
+    if again:
+        assert machines().begin().stored()
+    for driving in (False, *([] if again else [True])):
+        reason = "another run by now" if again else "no run there any more"
+        with pytest.raises(RunDirectoryError, match=reason) as refused:
+            working.fetch(first.root, driving)
+        assert str(first.root) in str(refused.value)
+    assert (first.root / "journal.jsonl").read_bytes() == before
+    if again:
+        shutil.rmtree(bucket / "run")
+    (bucket / "elsewhere").rename(bucket / "run")
+    first.begin()
+    assert first.stored() and lines_at(machines()) == [0, 1]
+
+
+def test_a_driver_sets_the_copy_of_an_earlier_run_aside_whose_pickle_needs_trust_still(
+    machines: Any, bucket: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = machines().begin()
     first.append(0)
-    (first.root / "run.json").write_text("{}")
-    assert first.stored()
+    (first.root / "recipe.pkl").write_bytes(b"pickle")
     first.end()
     shutil.rmtree(bucket / "run")
-    if again:
-        second = machines().begin()
-        second.append(1)
-        assert second.stored()
-        assert lines_at(first) == [1]
-    else:
-        working.fetch(first.root)
-        assert not (first.root / "journal.jsonl").exists()
+    second = machines().begin()
+    second.append(1)
+    second.end()
+    first.begin()
+    assert lines_at(first) == [1]
     (aside,) = first.root.glob(".earlier-*")
-    assert {path.name for path in aside.iterdir()} >= {"journal.jsonl", "run.json"}
-    assert str(aside) in caplog.text
+    assert (aside / "journal.jsonl").exists() and str(aside) in caplog.text
+    with pytest.raises(RunDirectoryError, match="who may write there cannot be seen"):
+        read_trusted(aside / "recipe.pkl", trust=False)
+    assert read_trusted(aside / "recipe.pkl", trust=True) == b"pickle"
+
+
+def test_a_copy_of_a_working_folder_is_none_and_its_pickle_needs_trust(machines: Any, tmp_path: Path) -> None:
+    machine = machines()
+    (machine.root / "recipe.pkl").write_bytes(b"pickle")
+    shutil.copytree(machine.root, tmp_path / "copy")
+    assert working.url_of(machine.root) == machine.url and working.url_of(tmp_path / "copy") == ""
+    with pytest.raises(RunDirectoryError, match="who may write there cannot be seen"):
+        read_trusted(tmp_path / "copy/recipe.pkl", trust=False)
+
+
+def test_a_fetch_of_nothing_new_makes_few_requests_and_writes_nothing(machines: Any) -> None:
+    driver, reader = machines().begin(), machines()
+    driver.append(0)
+    driver.end()
+    working.fetch(reader.root)
+    before, shaky.Shaky.requests = (reader.root / working.FETCHED).stat(), 0
+    working.fetch(reader.root)
+    assert (reader.root / working.FETCHED).stat().st_ino == before.st_ino
+    assert shaky.Shaky.requests <= 6, "two first segments, and one listing of each folder"
+
+
+def test_a_full_disk_here_is_not_the_fault_of_the_url(machines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, reader = machines().begin(), machines()
+    assert driver.stored()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    driver.crash()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError) as refused:
+        working.fetch(reader.root)
+    assert str(reader.root) in str(refused.value) and "bucket" not in str(refused.value)
+
+
+def test_a_reader_is_told_once_that_the_url_is_away(
+    machines: Any, bucket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(working, "AGAIN", 0.0)
+    reader = machines()
+    for told in (1, 2):
+        shaky.faults(bucket, away=True)
+        assert not held(reader.root / "lock") and not held(reader.root / "lock")
+        assert caplog.text.count("503 Slow Down") == told
+        shaky.faults(bucket)
+        assert not held(reader.root / "lock")
 
 
 def test_a_journal_that_begins_anew_retires_the_one_before(machines: Any) -> None:
@@ -265,7 +347,7 @@ def test_a_journal_that_begins_anew_retires_the_one_before(machines: Any) -> Non
     assert len(retired(reader.root / "journal.jsonl")) == len(retired(first.root / "journal.jsonl")) == 1
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3://bucket/a?b", "s3://bucket/a#b"])
+@pytest.mark.parametrize("url", ["s3://", "s3://bucket/a?b", "s3://bucket/a#b", "s3://bucket/..", "s3://b/."])
 def test_urls_that_name_no_folder_are_refused(url: str) -> None:
     with pytest.raises(SpecError, match="must be the URL of a folder"):
         working.folder_of(url)
@@ -289,6 +371,7 @@ def test_the_driver_that_creates_the_next_segment_has_the_run(machines: Any) -> 
     assert lines_at(machines()) == [0, 9]
 
 
+@pytest.mark.slow
 def test_a_driver_with_nothing_to_say_learns_it_too(machines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "BEAT", 0.05)
     first, second = machines().begin(), machines()
@@ -316,12 +399,81 @@ def test_a_driver_that_lives_is_refused_and_one_that_is_silent_is_not(
     assert refused.value.exit_code == 4 and "--take-over" in str(refused.value)
     first.append(1)
     assert first.stored()  # it was not disturbed
+    threads = first.mirror._beats, first.mirror._copies
     first.crash()
-    time.sleep(0.1)
+    for thread in threads:
+        thread.join()
     monkeypatch.setattr(working, "LOOK", 0.3)
     second.begin(take_over=False)
 
 
+def test_hosts_are_told_apart_where_their_names_and_paths_are_equal(
+    machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "BEAT", 0.05)
+    first = machines().begin()
+    until(lambda: mirror._beat(first.mirror._directory))
+    first.root.rename(tmp_path / "of the other host")
+    assert working.made(first.url) == first.root
+    working.fetch(first.root, driving=True)
+    with pytest.raises(RunDirectoryError, match="in use by a live driver"):
+        claim(first.root, "journal.jsonl")
+    assert held(first.root / "lock")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_driver_that_wakes_with_nothing_to_copy_leaves_the_files_of_its_successor(
+    machines: Any, bucket: Path, ended: bool
+) -> None:
+    first, second = machines().begin(), machines()
+    (first.root / "report.txt").write_text("old")
+    assert first.stored()
+    until(lambda: (bucket / "run/driver.json").exists())  # the next look is ten seconds later
+    second.begin()
+    (second.root / "report.txt").write_text("new")
+    second.mirror._copy_files()
+    until(lambda: second.mirror._beaten)
+    other = (bucket / "run/driver.json").read_bytes()
+    if ended:
+        second.end()
+    first.mirror._put_beat()
+    with pytest.raises(RunDirectoryError, match="has gone on"):
+        first.mirror.check()
+    first.mirror._over = None  # it was stopped before that look
+    first.end()
+    assert (bucket / "run/report.txt").read_text() == "new"
+    assert not (bucket / "run/driver.json").exists() if ended else (bucket / "run/driver.json").read_bytes() == other
+
+
+def test_a_driver_publishes_nothing_once_another_one_has_gone_on(machines: Any, bucket: Path) -> None:
+    """It may take minutes from its claim to its first line, as it copies States."""
+    first, second = machines(), machines()
+    working.fetch(first.root, driving=True)
+    first.mirror = claim(first.root, "journal.jsonl", take_over=True)
+    publish(first.root / "run.json", b"first")
+    second.begin()
+    assert second.stored()
+    with pytest.raises(RunDirectoryError, match="has gone on"):
+        publish(first.root / "run.json", b"late")
+    with pytest.raises(RunDirectoryError, match="has gone on"):
+        check_claim(first.root)
+    assert (bucket / "run/run.json").read_bytes() == b"first"
+    first.mirror.close()
+
+
+def test_the_lock_is_free_after_a_second_interrupt(tmp_path: Path) -> None:
+    class Interrupted:
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    lock = Lock(tmp_path / "lock")
+    lock.mirror = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        lock.free()
+    Lock(tmp_path / "lock").free()
+
+
+@pytest.mark.slow
 def test_races_with_lost_answers_lose_and_double_no_line(machines: Any, bucket: Path) -> None:
     """Each driver goes on until another one has; what it knew to be stored is there, once and in order."""
     dice, known = random.Random(1), list[int]()
@@ -396,7 +548,8 @@ def test_while_the_store_is_away_the_journal_goes_on_and_nothing_is_deleted(
     assert driver.journal.keeps_up(0.0) and not driver.stored(0.1)
     while driver.journal.size < 5000:
         driver.append(2)
-    assert not driver.journal.keeps_up(0.1)
+    assert not driver.journal.keeps_up(0.1) and not driver.journal.keeps_up(0.0)
+    assert caplog.text.count("the run waits until") == 1
     until(lambda: "the run goes on and deletes nothing" in caplog.text)
     assert deleted == [Ref(0, 1, 1)]
     shaky.faults(bucket)
@@ -408,14 +561,12 @@ def test_while_the_store_is_away_the_journal_goes_on_and_nothing_is_deleted(
 def test_a_store_that_does_not_answer_is_told(
     machines: Any, bucket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mirror, "SILENCE", 0.2)
-    driver = machines().begin()
+    monkeypatch.setattr(mirror, "SILENCE", 0.05)
+    driver, numbers = machines().begin(), count()
     assert driver.stored()
-    shaky.faults(bucket, delay=1.5)
-    driver.append(0)
-    time.sleep(0.5)
-    driver.append(1)
-    assert "it has not answered for a while" in caplog.text
+    shaky.faults(bucket, hold=True)
+    until(lambda: (driver.append(next(numbers)), "has not answered for" in caplog.text)[1])
+    assert "the run goes on and deletes nothing" in caplog.text
     shaky.faults(bucket)
     assert driver.stored() and "can be written to again" in caplog.text
 
@@ -430,7 +581,7 @@ def test_a_driver_whose_run_another_one_has_deletes_nothing(machines: Any, monke
     monkeypatch.setattr(mirror, "BEAT", 0.05)
     first = machines().begin()
     assert first.stored()
-    monkeypatch.setattr(mirror, "pace", lambda age: 3600.0)  # so it is the other one that creates the next segment
+    monkeypatch.setattr(mirror, "pace", lambda number: 3600.0)  # so it is the other one that creates the next segment
     deletions = Deletions(Store(), first.journal)  # type: ignore[arg-type]
     first.append(1)
     deletions.add(Ref(0, 1, 1))
@@ -454,3 +605,33 @@ def test_logs_and_views_are_copied_by_the_end(machines: Any, bucket: Path, monke
     assert (reader.root / "report.txt").read_text() == "all is well"
     driver.begin()
     assert (driver.root / "logs/slot-0.log").read_text() == "123456789"  # here it is whole
+
+
+def test_logs_of_followers_which_are_their_locks_are_never_replaced(machines: Any, bucket: Path) -> None:
+    machine = machines()
+    for folder in (machine.root / "logs", bucket / "run/logs"):
+        folder.mkdir(parents=True)
+        (folder / "tracking-mlflow.log").write_text("here" if folder.parent == machine.root else "at the URL")
+    working.fetch(machine.root)
+    assert (machine.root / "logs/tracking-mlflow.log").read_text() == "here"
+
+
+def test_the_last_copies_are_tried_again_and_a_failure_is_told(
+    machines: Any, bucket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = machines().begin()
+    assert driver.stored()
+    (driver.root / "logs").mkdir()
+    names = [f"slot-{number}.log" for number in range(10)]
+    for name in names:
+        (driver.root / "logs" / name).write_text(name)
+    shaky.faults(bucket, fail=0.3)
+    driver.end()
+    assert sorted(path.name for path in (bucket / "run/logs").iterdir()) == names
+    assert not (bucket / "run/driver.json").exists() and "lacks the end" not in caplog.text
+    shaky.faults(bucket)
+    driver.begin()
+    assert driver.stored()
+    shaky.faults(bucket, away=True)
+    driver.end()
+    assert f"{driver.url} lacks the end of this run; it is in {driver.root}" in caplog.text

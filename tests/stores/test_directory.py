@@ -60,8 +60,10 @@ def test_when_files_were_written(directory: Directory) -> None:
     directory.put("name", b"")
     if directory.url.startswith("memory"):
         assert directory.times() == {}, "it knows no times"
+        assert directory.versions() == {"name": (0, None)}
     else:
         assert abs(directory.times()["name"] - time.time()) < 60
+        assert directory.versions() == {"name": (0, directory.times()["name"])}
 
 
 def test_one_of_eight_threads_creates_a_file(directory: Directory) -> None:

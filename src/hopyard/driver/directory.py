@@ -11,13 +11,12 @@ from typing import Any
 
 from hopyard.checks import path
 from hopyard.core.facts import Codec
-from hopyard.errors import ResourceError, RunDirectoryError
-from hopyard.store.journal import Journal, whole_bytes
+from hopyard.errors import RunDirectoryError
+from hopyard.store.journal import Journal, room, whole_bytes
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
 from hopyard.store.urls import working
 from hopyard.store.urls.mirror import claim
-from hopyard.system.files import FULL
 
 log = logging.getLogger(__name__)
 
@@ -110,24 +109,6 @@ def not_whole(path: Path, error: Exception) -> RunDirectoryError:
     return RunDirectoryError(
         f"{path}: {why}; the run directory is not whole: copy it again from where it is, or start the run in another"
     )
-
-
-@contextlib.contextmanager
-def room(root: Path) -> Iterator[None]:
-    """Turn an `OSError` into an error for the user: a full disk is no defect (exit 4, not a traceback), nor is a
-    directory that this user may not write to."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise RunDirectoryError(
-                f"{root}: no files can be written here: {error.strerror}; give another directory, or, to go on with a "
-                "run that is in it, a copy of it (cp -r)"
-            ) from error
-        raise ResourceError(
-            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
-            "with resume=True"
-        ) from error
 
 
 @contextlib.contextmanager

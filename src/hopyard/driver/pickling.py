@@ -14,7 +14,7 @@ from typing import Any
 from hopyard.code.pickling import culprit, dumps, loads
 from hopyard.driver.directory import not_whole
 from hopyard.errors import RunDirectoryError, SpecError
-from hopyard.store.urls.working import url_of
+from hopyard.store.urls.working import origin
 from hopyard.system.owners import other_writers
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -88,8 +88,8 @@ def read_trusted(path: Path, trust: bool) -> bytes:
 
 
 def _url_writers(path: Path) -> str:
-    """Return that nobody can see who may write to a URL; "": the file is at none."""
-    url = url_of(path.parent)
+    """Return that nobody can see who may write to a URL; "": the file came from none."""
+    url = origin(path.parent)
     return f"it is from {url}, and who may write there cannot be seen" if url else ""
 
 

@@ -147,6 +147,10 @@ class Copier(Protocol):
         """Whether few enough bytes wait, after waiting up to `seconds` for it. Raises as `check`."""
         ...
 
+    def close(self) -> None:
+        """Copy what still waits, for at most ten seconds, and end."""
+        ...
+
 
 class Journal(Generic[Line]):
     """The journal of a live run or program. Owner of the file: the driver that holds the lock.
@@ -272,6 +276,24 @@ def write_whole(path: Path, data: bytes, private: bool = False) -> None:
         if error.errno in FULL:
             raise ResourceError(f"{path}: no room ({error.strerror}); make some, and start again") from error
         raise
+
+
+@contextlib.contextmanager
+def room(root: Path) -> Iterator[None]:
+    """Turn an `OSError` into an error for the user: a full disk is no defect (exit 4, not a traceback), nor is a
+    directory that this user may not write to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise RunDirectoryError(
+                f"{root}: no files can be written here: {error.strerror}; give another directory, or, to go on with a "
+                "run that is in it, a copy of it (cp -r)"
+            ) from error
+        raise ResourceError(
+            f"{root}: no room for the run directory ({error.strerror}). Nothing is lost: make room, then start again "
+            "with resume=True"
+        ) from error
 
 
 def _private(path: str, flags: int) -> int:

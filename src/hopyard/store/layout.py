@@ -109,7 +109,7 @@ class Layout:
     @property
     def copying(self) -> tuple[Path, ...]:
         """The files that only the working folder of a URL has."""
-        return self.root / working.URL, self.root / working.FETCHED
+        return self.root / working.URL, self.root / working.ID, self.root / working.FETCHED
 
     def log(self, slot: int) -> Path:
         """Return the file of what the agent of this slot printed."""

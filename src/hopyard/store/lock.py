@@ -7,13 +7,10 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hopyard.errors import RunDirectoryError
+from hopyard.store.journal import Copier
 from hopyard.system.files import still_there
-
-if TYPE_CHECKING:
-    from hopyard.store.urls.mirror import Mirror
 
 PATIENCE = 2.0
 """How many seconds to wait for those who only ask whether the lock is held."""
@@ -33,7 +30,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.mirror: Mirror | None = None
+        self.mirror: Copier | None = None
         while True:
             self.made = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -71,15 +68,32 @@ class Lock:
 
     def free(self) -> None:
         """Release it. This may be called twice: by then its descriptor may be another file's."""
-        if self.mirror is not None:
-            self.mirror.close()
+        try:
+            if self.mirror is not None:
+                self.mirror.close()  # takes seconds, in which Ctrl-C may come
+        finally:
             self.mirror = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
     def withdraw(self) -> None:
         """Release it as if it had never been: remove its file, where there was none before."""
         if self._file >= 0 and self.made:
             self._path.unlink(missing_ok=True)
         self.free()
+
+
+def locked(lock: Path) -> bool:
+    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -21,7 +21,8 @@ from hopyard.core.runs.events import Finished, Interrupted, Line
 from hopyard.errors import JournalError
 from hopyard.store.journal import write_whole
 from hopyard.store.layout import Layout
-from hopyard.store.urls.working import alive, locked, url_of
+from hopyard.store.lock import locked
+from hopyard.store.urls.working import alive, url_of
 from hopyard.system.files import open_regular
 
 ENDED = ("completed", "partial", "failed", "stopped")

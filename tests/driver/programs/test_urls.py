@@ -63,10 +63,8 @@ def test_a_program_whose_directory_another_driver_has_taken_over_ends(
 
     url = f"local://{tmp_path}/bucket/program"
     program = hy.launch(waits, roles={"worker": 1}, directory=url)
-    other = tmp_path / "other" / "program"
-    other.mkdir(parents=True)
-    (other / working.URL).write_text(url)
-    taken: list[Any] = []
+    (tmp_path / "link").symlink_to(tmp_path / "bucket")
+    other, taken = working.made(f"local://{tmp_path}/link/program"), list[Any]()
 
     def take_over() -> bool:  # it fails while the program copies its next segment
         working.fetch(other, driving=True)

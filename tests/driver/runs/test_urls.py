@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 import hopyard as hy
 from hopyard.cli import app
 from hopyard.core.runs.events import Dispatch, Line, Resumed
+from hopyard.driver.runs import loop
 from hopyard.driver.runs.fold import dispatched_refs
 from hopyard.spec import Ref, Unit
 from hopyard.store.urls import working
@@ -38,7 +38,9 @@ def local(tmp_path: Path) -> str:
     return f"local://{tmp_path}/bucket/run"
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(30, 16, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "epochs"), [pytest.param(1, 2, marks=pytest.mark.long), pytest.param(30, 16, marks=pytest.mark.long)]
+)
 def test_a_driver_that_loses_its_disk_goes_on_to_the_same_bits(
     tmp_path: Path, local: str, kills: int, epochs: int
 ) -> None:
@@ -135,8 +137,11 @@ def test_a_run_that_trained_nothing_begins_anew(local: str) -> None:
     assert digests(again) == digests(run) and (again.directory / "journal-1.jsonl").exists()
 
 
-def test_a_run_whose_end_is_not_copied_yet_has_not_ended(url: str, tmp_path: Path) -> None:
+def test_a_run_whose_end_is_not_copied_yet_has_not_ended(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What others must not see waits for its segment: the end of select, the summary, the status."""
+    monkeypatch.setattr(loop, "LONG_LOOKS", 1)
     outcome: list[Any] = []
 
     def goes_away(config: dict[str, Any]) -> Any:
@@ -149,7 +154,7 @@ def test_a_run_whose_end_is_not_copied_yet_has_not_ended(url: str, tmp_path: Pat
     journaled = root / "journal.jsonl"
     until(lambda: journaled.exists() and b'"Finished"' in journaled.read_bytes())
     assert hy.load(root).status == "running"
-    time.sleep(0.5)
+    until(lambda: "the run has ended; waiting until its end is at" in caplog.text)
     assert thread.is_alive() and not (root / "summary.json").exists()
     faults(tmp_path / "bucket")
     thread.join(60)

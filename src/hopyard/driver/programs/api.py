@@ -21,7 +21,7 @@ from hopyard.core.messages import LIMIT
 from hopyard.core.programs.events import ProgramSpec, fitted, spec_of
 from hopyard.core.programs.machine import ProgramMachine
 from hopyard.core.programs.messages import HostTasks
-from hopyard.driver.directory import claim_url, claimed, freed_on_error, room
+from hopyard.driver.directory import claim_url, claimed, freed_on_error
 from hopyard.driver.pickling import PYTHON, dump
 from hopyard.driver.programs.feeds import Feeding
 from hopyard.driver.programs.loop import ProgramLoop
@@ -34,7 +34,7 @@ from hopyard.filesystems import absolute, names_of, open_url, reaching
 from hopyard.frameworks.keras import strategies
 from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
-from hopyard.store.journal import retire
+from hopyard.store.journal import retire, room
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.states import private

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopyard.data.dataset import Dataset
-from hopyard.driver.directory import freed_on_error, room
+from hopyard.driver.directory import freed_on_error
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.resuming import resumes
 from hopyard.driver.runs.changes import Changes
@@ -26,6 +26,7 @@ from hopyard.search.listed import Configs
 from hopyard.space import Space
 from hopyard.spec import Config, Encrypt, Mode, Timeouts
 from hopyard.stopping import ASHA, Asked, Hyperband, Median, Patience
+from hopyard.store.journal import room
 from hopyard.store.layout import find
 from hopyard.store.lock import Lock
 from hopyard.store.urls import working

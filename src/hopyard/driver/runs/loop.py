@@ -60,12 +60,15 @@ from hopyard.search.proposer import Proposer
 from hopyard.spec import Ref, Unit
 from hopyard.store.deletions import DRAIN_SECONDS, Deletions
 from hopyard.store.journal import Journal, read
+from hopyard.store.urls.working import url_of
 from hopyard.text import escaped, shell_command
 
 log = logging.getLogger(__name__)
 
 GLANCE = 1.0
 """Seconds after which views get the run again even if nothing happened."""
+LONG_LOOKS = 5
+"""Looks, each of `GLANCE` seconds, after which people are told that the end of the run is not at its URL yet."""
 
 
 class Handle:
@@ -190,7 +193,15 @@ class RunLoop:
 
     def _share(self) -> None:
         """Wait until all who read the run at a URL have its end."""
+        looks = 0
         while not self._journal.shared(self._journal.size, GLANCE):
+            looks += 1
+            if looks == LONG_LOOKS:
+                root = self._journal.path.parent
+                log.warning(
+                    "%s: the run has ended; waiting until its end is at %s (Ctrl-C: `%s` copies it)",
+                    *(root, url_of(root), shell_command("resume", root)),
+                )
             if self._handle.request is not None:
                 raise KeyboardInterrupt(self._handle.request[0])
 

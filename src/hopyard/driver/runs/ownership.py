@@ -29,7 +29,7 @@ from hopyard.store.journal import read
 from hopyard.store.layout import Layout
 from hopyard.store.states import FsspecStore, LocalStore, claim, open_store, private
 from hopyard.store.tree import digest
-from hopyard.store.urls.mirror import LEASES, publish
+from hopyard.store.urls.mirror import LEASES, check_claim, publish
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,7 @@ def take_over(layout: Layout, about: About, machine: Machine, earlier: EarlierDr
     ):
         about = msgspec.structs.replace(about, marks={**marks, mark: location(layout)})
         publish(layout.about, msgspec.json.encode(about))
+        check_claim(layout.root)
         with store_errors(url):
             if claim(store, journaled | marks.keys(), mark):
                 damaged = {state.ref for state in states if sizes.get(state.ref, state.bytes) != state.bytes}

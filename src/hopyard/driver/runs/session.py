@@ -27,7 +27,6 @@ from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.supply import serve
 from hopyard.data.shared.needed import need, spare
 from hopyard.driver.commit import Clock, Link
-from hopyard.driver.directory import room
 from hopyard.driver.in_process import InProcess
 from hopyard.driver.interrupts import without_frames
 from hopyard.driver.pickling import PYTHON, RunInputs
@@ -51,7 +50,7 @@ from hopyard.store.arena import memory_name, memory_root
 from hopyard.store.bulk.connection import Credentials
 from hopyard.store.bulk.server import Server, Service, secured
 from hopyard.store.guard import Guarded
-from hopyard.store.journal import Journal, read, write_whole
+from hopyard.store.journal import Journal, read, room, write_whole
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.remote import GETS, Depot

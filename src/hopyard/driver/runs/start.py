@@ -16,7 +16,7 @@ from hopyard.core.runs.machine import Machine
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import Manifest, difference, split
 from hopyard.data.shared.needed import need, spare
-from hopyard.driver.directory import claim_url, claimed, copy_end, freed_on_error, refused, room
+from hopyard.driver.directory import claim_url, claimed, copy_end, freed_on_error, refused
 from hopyard.driver.pickling import PYTHON, RunInputs, dump, opened
 from hopyard.driver.pickling import load as unpickle
 from hopyard.driver.runs.about import About, about_of, manifest_of, same_data
@@ -45,7 +45,7 @@ from hopyard.ports.searches import LearningSampler
 from hopyard.search.kinds import learns, open_sampler
 from hopyard.spec import RunSpec
 from hopyard.stopping import ASHA, Asked
-from hopyard.store.journal import read, retire, retired
+from hopyard.store.journal import read, retire, retired, room
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
 from hopyard.store.urls.mirror import publish

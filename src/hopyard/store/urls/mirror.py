@@ -2,15 +2,15 @@
 
 There are two threads, so that neither a slow segment nor a long log keeps the other waiting. One copies the journal.
 The other one writes `driver.json` again every 10 s, and copies logs, report and charts every minute and at the end.
-Errors of the store are tried again without end, and said once.
+Requests that fail are retried until they succeed, and logged once.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from hopyard.errors import RunDirectoryError
 from hopyard.filesystems import Directory, line_of, reaching, why
 from hopyard.store.journal import write_whole
 from hopyard.store.urls import working
-from hopyard.store.urls.segments import Head, Segments, Writer, pace, patiently, segment
-from hopyard.store.urls.working import BEAT, DRIVER, LOGS, VIEWS, Beat, Copied, url_of
+from hopyard.store.urls.segments import Segments, Writer, pace, patiently, segment
+from hopyard.store.urls.working import BEAT, DRIVER, JOURNALS, LOGS, VIEWS, Beat, Copied, url_of
 
 log = logging.getLogger(__name__)
 
@@ -43,23 +43,36 @@ FILES_SECONDS = 60.0
 """Time between two copies of logs, report and charts."""
 TAIL = 1 << 20
 """Bytes at the end of a log that are copied."""
+LOOK_PAUSE = 1.0
+"""Seconds between two looks at the file of another driver."""
 CLOSE_SECONDS = 10.0
 """Seconds for what still waits when a driver ends."""
 
 
 def publish(path: Path, data: bytes, private: bool = False) -> None:
-    """Write a file of a run directory whole; of one at a URL, there too.
+    """Write a file of a run directory whole; of one at a URL, which this driver has claimed, there too.
 
     Raises:
         ResourceError: there is no room.
-        RunDirectoryError: the URL cannot be written to.
+        RunDirectoryError: the URL cannot be written to; another driver has gone on with the run.
     """
     if url := url_of(path.parent):
         with reaching(url, "write to", RunDirectoryError, "directory"):
             directory = Directory(url)
             patiently(directory.make)
+            check_claim(path.parent)
             patiently(lambda: directory.put(path.name, data))
     write_whole(path, data, private)
+
+
+def check_claim(root: Path) -> None:
+    """Raise RunDirectoryError if another driver has gone on with a run at a URL that this one has claimed, and whose
+    journal it has not opened yet: it may copy States for minutes before."""
+    if (url := url_of(root)) and (claimed := working.copied(root, JOURNALS[0])):
+        with reaching(url, "read", RunDirectoryError, "directory"):
+            segments = Segments(url, JOURNALS[0])
+            if segments.get(claimed.count) is not None:
+                raise _in_use(url, segments, claimed.count)
 
 
 def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
@@ -76,7 +89,8 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
         JournalError: a segment is missing.
     """
     url = url_of(root)
-    writer = Writer(secrets.token_hex(8), socket.gethostname(), os.getpid(), str(root))
+    host, folder = working.host_of(root)
+    writer = Writer(secrets.token_hex(8), host, os.getpid(), folder)
     with reaching(url, "write to", RunDirectoryError, "directory"):
         if not take_over:
             _refuse_live(url, writer)
@@ -88,9 +102,7 @@ def claim(root: Path, journal: str, take_over: bool = False) -> Mirror:
         data = segment(writer, copied.end, b"")
         if not patiently(lambda: segments.create(copied.count, data)):
             raise _in_use(url, segments, copied.count)
-        first = segments.get(0)
-    assert first is not None
-    return Mirror(root, journal, segments, writer, msgspec.structs.replace(copied, count=copied.count + 1), first[0])
+    return Mirror(root, journal, segments, writer, msgspec.structs.replace(copied, count=copied.count + 1))
 
 
 def _refuse_live(url: str, own: Writer) -> None:
@@ -101,7 +113,7 @@ def _refuse_live(url: str, own: Writer) -> None:
     log.warning("%s: looking for %.0f s whether its driver lives (%s)", url, working.LOOK, before.writer)
     deadline = time.monotonic() + working.LOOK
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, working.LOOK))
+        time.sleep(LOOK_PAUSE)
         if (now := _beat(directory)) is None:
             return
         if now != before:
@@ -140,15 +152,12 @@ class Mirror:
         segments: of the journal.
         writer: this driver.
         copied: what is there, with the segment of the claim.
-        first: head of the first segment.
     """
 
-    def __init__(
-        self, root: Path, journal: str, segments: Segments, writer: Writer, copied: Copied, first: Head
-    ) -> None:
+    def __init__(self, root: Path, journal: str, segments: Segments, writer: Writer, copied: Copied) -> None:
         self._root, self._path, self._segments, self._writer = root, root / journal, segments, writer
         self._number, self._stored, self._size = copied.count, copied.end, copied.end
-        self._first, self._began = copied.first, first.at
+        self._first = copied.first
         self.url = url_of(root)
         self._directory = Directory(self.url)
         self._changed = threading.Condition()
@@ -158,6 +167,12 @@ class Mirror:
         """When the oldest byte began to wait; counts while `_stored` is not `_size`."""
         self._away = False
         """Whether people were told that the URL cannot be written to."""
+        self._behind = False
+        """Whether people were told that the run waits for the copy of its journal."""
+        self._beaten = False
+        """Whether this driver has written `driver.json`."""
+        self._complete = False
+        """Whether the last copies of logs, report and charts were made."""
         self._files: dict[Path, tuple[int, int]] = {}
         """File → its size and time when it was copied."""
         working.note(root, journal, copied)
@@ -181,8 +196,8 @@ class Mirror:
                 self._lags_since = now
             self._size = size
             self._changed.notify_all()
-        if now - self._lags_since > max(SILENCE, 2 * pace(time.time() - self._began)):
-            self._warn_away("it has not answered for a while")
+        if (seconds := now - self._lags_since) > max(SILENCE, 2 * pace(self._number)):
+            self._warn_away(f"has not answered for {seconds:.0f} s; the run goes on and deletes nothing")
 
     def check(self) -> None:
         """Raise RunDirectoryError if another driver has gone on with the run."""
@@ -207,7 +222,15 @@ class Mirror:
         with self._changed:
             self._changed.wait_for(lambda: few() or self._over is not None, seconds)
             self.check()
-            return few()
+            behind, was_behind = not few(), self._behind
+            self._behind = behind
+            waited = time.monotonic() - self._lags_since
+        if behind and not was_behind:
+            log.warning(
+                "%s has %.0f s of the journal to copy: the run waits until %s answers",
+                *(self._root, waited, self.url),
+            )
+        return not behind
 
     def close(self) -> None:
         """Copy what still waits, for at most ten seconds, and end."""
@@ -219,9 +242,9 @@ class Mirror:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._abandoned.set()
-        if self._over is None and (self._stored < self._size or self._beats.is_alive()):
+        if self._over is None and (self._stored < self._size or not self._complete):
             log.warning(
-                "%s: not all was copied there; the rest is in %s, and `hopyard resume` on this host copies it",
+                "%s lacks the end of this run; it is in %s, and `hopyard resume` on this host copies it",
                 *(self.url, self._root),
             )
 
@@ -239,13 +262,13 @@ class Mirror:
 
     def _copy_lines(self, journal: BinaryIO) -> None:
         """Create the next segment whenever there is something for it."""
-        begun = 0.0
+        begun = -math.inf
         while self._over is None and not self._abandoned.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._size > self._stored or self._closing.is_set())
                 if self._size == self._stored:
                     return
-            self._closing.wait(begun + pace(time.time() - self._began) - time.monotonic())
+            self._closing.wait(begun + pace(self._number) - time.monotonic())
             begun = time.monotonic()
             size = self._size
             journal.seek(self._stored)
@@ -265,7 +288,8 @@ class Mirror:
                 break
             except Exception as error:  # noqa: BLE001 - drivers raise anything, and the next try may succeed
                 cause = why(self.url, error)
-                self._warn_away(f"{cause[0]}; {cause[1]}" if cause else line_of(error))
+                text = f"{cause[0]}; {cause[1]}" if cause else line_of(error)
+                self._warn_away(f"cannot be written to; the run goes on and deletes nothing: {text}")
                 self._abandoned.wait(pause)
                 pause = min(2 * pause, LONGEST)
         if self._away and not self._abandoned.is_set():
@@ -276,10 +300,10 @@ class Mirror:
             self._changed.notify_all()
         return created
 
-    def _warn_away(self, cause: str) -> None:
+    def _warn_away(self, text: str) -> None:
         """Warn once that the URL cannot be written to."""
         if not self._away:
-            log.warning("%s cannot be written to; the run goes on and deletes nothing: %s", self.url, cause)
+            log.warning("%s %s", self.url, text)
         self._away = True
 
     # ---------------------------------------------------------------- the other files
@@ -296,37 +320,55 @@ class Mirror:
                 files_at = time.monotonic() + FILES_SECONDS
         if self._copies.ident is not None:
             self._copies.join()
-        if self._over is None:
-            self._copy_files()
-            self._quietly(lambda: self._directory.remove(DRIVER))
+        self._quietly(self._finish)
+
+    def _finish(self) -> None:
+        """Copy the files a last time, and remove `driver.json`."""
+        copied = self._has_run() and self._copy_files(last=True)
+        if self._has_run():
+            patiently(lambda: self._directory.remove(DRIVER))
+        self._complete = copied
 
     def _put_beat(self) -> None:
-        """Write `driver.json`. Where another driver's is there, see whether that one has gone on with the run: a driver
-        that was stopped may have nothing to journal for hours."""
+        """Write `driver.json`."""
+        if self._has_run():
+            self._directory.put(DRIVER, msgspec.json.encode(Beat(self._writer, time.time())))
+            self._beaten = True
+
+    def _has_run(self) -> bool:
+        """Whether this driver may still write to the URL. Where its `driver.json` is not there any more, see whether
+        another driver has gone on with the run: one that was stopped may have nothing to journal for hours."""
         beat = _beat(self._directory)
-        if beat is not None and beat.writer.id != self._writer.id:
+        if self._beaten if beat is None else beat.writer.id != self._writer.id:
             number = self._number
             other = self._segments.get(number)
             if other is not None and other[0].writer.id != self._writer.id:
                 with self._changed:
                     self._over = _in_use(self.url, self._segments, number)
                     self._changed.notify_all()
-                return
-        self._directory.put(DRIVER, msgspec.json.encode(Beat(self._writer, time.time())))
+        return self._over is None and not self._abandoned.is_set()
 
-    def _copy_files(self) -> None:
-        """Copy logs, report and charts that have changed. The driver shows that it lives between two of them."""
-        beaten = time.monotonic()
+    def _copy_files(self, last: bool = False) -> bool:
+        """Copy logs, report and charts that have changed, and return whether all are copied. The driver shows that it
+        lives between two of them. What fails is tried again a minute later, or at once where this is the `last` time.
+        """
+        beaten, copied = time.monotonic(), True
         logs = self._root / LOGS
         for path in (*(self._root / name for name in VIEWS), *(sorted(logs.iterdir()) if logs.is_dir() else ())):
+            if self._abandoned.is_set() or self._over is not None:
+                return False
             with suppress(FileNotFoundError):
                 status = path.stat()
                 state = status.st_size, status.st_mtime_ns
-                if self._files.get(path) != state and self._quietly(partial(self._copy_file, path)):
+                copy = partial(self._copy_file, path)
+                if self._files.get(path) == state or self._quietly(partial(patiently, copy) if last else copy):
                     self._files[path] = state
+                else:
+                    copied = False
             if not self._closing.is_set() and time.monotonic() > beaten + BEAT:
                 self._quietly(self._put_beat)
                 beaten = time.monotonic()
+        return copied
 
     def _copy_file(self, path: Path) -> None:
         """Copy a file, of a log its end."""
@@ -338,8 +380,7 @@ class Mirror:
             directory.put(path.name, file.read())
 
     def _quietly(self, act: Callable[[], object]) -> bool:
-        """Do what is tried again later, whatever it raises; returns whether it worked. The thread of the journal says
-        that the store is away."""
+        """Run `act` and return whether it succeeded; an error is only logged."""
         try:
             act()
             return True

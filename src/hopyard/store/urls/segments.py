@@ -6,6 +6,7 @@ others begins another journal: the earlier one is retired. Segment 0 is empty, a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ from hopyard.filesystems import Directory
 
 AT_ONCE = 32
 """Segments that are read at once."""
-HOUR = 3600.0
 PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds before a request of a reader is made again."""
 
@@ -31,7 +31,7 @@ class Writer(msgspec.Struct, frozen=True):
     host: str
     process: int
     folder: str
-    """Its working folder."""
+    """The id of its working folder."""
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host}"
@@ -48,10 +48,10 @@ class Head(msgspec.Struct, frozen=True):
     """When it was made, by the writer's clock, in seconds since the epoch of Unix."""
 
 
-def pace(age: float) -> float:
-    """Return the seconds from the beginning of a segment to that of the next: at least one, and beyond an hour a
-    3,600th of the run's age, so that a week has 22,000 segments."""
-    return max(1.0, age / HOUR)
+def pace(number: int) -> float:
+    """Return the seconds from the beginning of the segment before this one to its own: one in the first hour, then a
+    3,600th of the time in which the run was at work, and at most 148, so that a week has 22,000 segments."""
+    return math.exp(min(5.0, max(0.0, number / 3600 - 1)))
 
 
 Answer = TypeVar("Answer")

@@ -22,10 +22,11 @@ from typing import IO
 
 import msgspec
 
-from hopyard.errors import JournalError, RunDirectoryError, SpecError
+from hopyard.errors import HopyardError, JournalError, RunDirectoryError, SpecError
 from hopyard.filesystems import Directory, absolute, reaching
 from hopyard.folders import cache_folder
-from hopyard.store.journal import retire, write_whole
+from hopyard.store.journal import retire, room, write_whole
+from hopyard.store.lock import locked
 from hopyard.store.urls.segments import Segments, Writer, patiently
 from hopyard.text import shown
 
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 
 URL = ".url"
 """The file of a working folder that names its URL; locked while somebody fetches."""
+FROM = ".from"
+"""The file that names the URL of an earlier run, in the folder into which its copy was moved."""
+ID = ".id"
+"""The file with the random id of a working folder: hosts may have equal names, and equal paths of their caches."""
 FETCHED = ".fetched"
 """The file that says what was fetched."""
 JOURNALS = ("journal.jsonl", "program.jsonl")
@@ -50,6 +55,8 @@ FRESH = 60.0
 """Age, by the clocks of both hosts, from which on a reader takes a driver for dead."""
 AGAIN = 5.0
 """Seconds between two fetches for readers."""
+_AWAY: set[str] = set()
+"""The URLs that `alive` could not fetch since it last could, so that one warning is given for each."""
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -74,7 +81,7 @@ class Fetched(msgspec.Struct):
     """What is in a working folder of what is at its URL."""
 
     journals: dict[str, Copied] = {}
-    files: dict[str, tuple[int, float]] = {}
+    files: dict[str, tuple[int, float | None]] = {}
     """Name → size and time at the URL."""
 
 
@@ -82,25 +89,43 @@ def folder_of(url: str) -> Path:
     """Return the working folder for a URL; its name is the last one of the URL."""
     url = absolute(url)
     name = url.partition("://")[2].rpartition("/")[2]
-    if not name or "?" in url or "#" in url:
+    if name in ("", ".", "..") or "?" in url or "#" in url:
         raise SpecError(f"directory = {shown(url)} must be the URL of a folder in a bucket or file system")
     return cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def url_of(root: Path) -> str:
-    """Return the URL of which this is a working folder; "": of none."""
+    """Return the URL of which this is the working folder; "": of none. A copy of one is a folder like any other."""
+    with suppress(OSError, ValueError, HopyardError):
+        url = (root / URL).read_text(encoding="utf-8")
+        return url if folder_of(url).samefile(root) else ""
+    return ""
+
+
+def origin(root: Path) -> str:
+    """Return the URL from which the files in a folder were fetched, also where it is a copy; "": from none."""
+    for name in (URL, FROM):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return (root / name).read_text(encoding="utf-8", errors="replace") or "an unknown URL"
+    return ""
+
+
+def host_of(root: Path) -> tuple[str, str]:
+    """Return what tells the host of a working folder from others: its name, and the id of the folder."""
     try:
-        return (root / URL).read_text(encoding="utf-8")
+        return socket.gethostname(), (root / ID).read_text(encoding="utf-8")
     except OSError:
-        return ""
+        return socket.gethostname(), ""
 
 
 def made(url: str) -> Path:
     """Return the working folder for a URL, which is made where there is none."""
     root = folder_of(url)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not (root / URL).exists():
-        write_whole(root / URL, absolute(url).encode())
+    with room(root):
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in ((ID, secrets.token_hex(8)), (URL, absolute(url))):
+            if not (root / name).exists():
+                write_whole(root / name, text.encode())
     return root
 
 
@@ -112,7 +137,8 @@ def fetch(root: Path, driving: bool = False) -> None:
         driving: the caller holds the driver's lock of this folder.
 
     Raises:
-        RunDirectoryError: the URL cannot be reached.
+        RunDirectoryError: the URL cannot be reached; the run is there no longer; a reader has the copy of another one.
+        ResourceError: there is no room here.
         JournalError: the journal there is damaged.
     """
     url = url_of(root)
@@ -125,16 +151,27 @@ def fetch(root: Path, driving: bool = False) -> None:
         here = {name: fetched.journals[name].first if name in fetched.journals else "" for name in JOURNALS}
         there = {name: first[0].writer.id if first else "" for name, first in firsts.items()}
         if any(there[name] != here[name] and (here[name] or _alone(root / name, there[name])) for name in JOURNALS):
+            if not any(there.values()):
+                raise RunDirectoryError(
+                    f"{url}: no run there any more; its copy on this host is {root}; restore it, or move that folder "
+                    "away"
+                )
+            if not driving:
+                raise RunDirectoryError(
+                    f"{url} holds another run by now; the copy of the earlier one on this host is {root}: move that "
+                    "folder away to read the one at the URL"
+                )
             _set_aside(root, url)
             fetched = Fetched()
-            write_whole(root / FETCHED, msgspec.json.encode(fetched))
+            _record(root, fetched)
         for name in filter(there.get, JOURNALS):
             start = fetched.journals.get(name, Copied(there[name], 0, 0))
             fetched.journals[name] = _fetch_journal(segments[name], root / name, start)
-            write_whole(root / FETCHED, msgspec.json.encode(fetched))
+            _record(root, fetched)
         _fetch_files(url, root, fetched.files)
-        write_whole(root / FETCHED, msgspec.json.encode(fetched))
+        _record(root, fetched)
         os.utime(root / URL)
+    _AWAY.discard(url)
 
 
 def copied(root: Path, journal: str) -> Copied | None:
@@ -143,10 +180,10 @@ def copied(root: Path, journal: str) -> Copied | None:
 
 
 def note(root: Path, journal: str, copied: Copied) -> None:
-    """Record it."""
+    """Record how far the journal here equals the one at the URL."""
     fetched = _fetched(root)
     fetched.journals[journal] = copied
-    write_whole(root / FETCHED, msgspec.json.encode(fetched))
+    _record(root, fetched)
 
 
 def alive(root: Path) -> bool:
@@ -155,12 +192,14 @@ def alive(root: Path) -> bool:
         if time.time() - (root / URL).stat().st_mtime >= AGAIN:
             fetch(root)
     except RunDirectoryError as error:  # what is here is shown; the next look may succeed
-        log.warning("%s", error)
+        if (url := url_of(root)) not in _AWAY:
+            _AWAY.add(url)
+            log.warning("%s", error)
     try:
         beat = msgspec.json.decode((root / DRIVER).read_bytes(), type=Beat)
     except (OSError, msgspec.MsgspecError):
         return False
-    here = (beat.writer.host, beat.writer.folder) == (socket.gethostname(), str(root))  # then its lock would be held
+    here = (beat.writer.host, beat.writer.folder) == host_of(root)  # then its lock would be held
     return not here and abs(time.time() - beat.at) < FRESH
 
 
@@ -190,50 +229,62 @@ def _fetched(root: Path) -> Fetched:
         return Fetched()
 
 
+def _record(root: Path, fetched: Fetched) -> None:
+    """Write what was fetched, where that has changed."""
+    if fetched != _fetched(root):
+        with room(root):
+            write_whole(root / FETCHED, msgspec.json.encode(fetched))
+
+
 def _alone(journal: Path, first: str) -> bool:
     """Whether there is a journal here, and none at the URL."""
     return journal.exists() and not first
 
 
 def _set_aside(root: Path, url: str) -> None:
-    """Move what is here into a folder of its own: the URL has another run by now, or none."""
+    """Move what is here into a folder of its own: the URL has another run by now."""
     aside = root / f".earlier-{secrets.token_hex(4)}"
-    aside.mkdir()
-    for path in root.iterdir():
-        if not path.name.startswith(".") and path.name != "lock":
-            path.rename(aside / path.name)
+    with room(root):
+        aside.mkdir(mode=0o700)
+        write_whole(aside / FROM, url.encode())
+        for path in root.iterdir():
+            if not path.name.startswith(".") and path.name != "lock":
+                path.rename(aside / path.name)
     log.warning("%s: the run that was here is there no longer; its copy on this host is in %s", url, aside)
 
 
 def _fetch_journal(segments: Segments, path: Path, copied: Copied) -> Copied:
     """Append the segments that are not in a journal; returns how far it is."""
-    path.touch()
     count, end = copied.count, copied.end
-    if path.stat().st_size < end:
-        count, end = 0, 0
-    file: IO[bytes] = path.open("r+b")
+    with room(path.parent):
+        path.touch()
+        file: IO[bytes] = path.open("r+b")
     try:
+        if os.fstat(file.fileno()).st_size < end:
+            count, end = 0, 0
         for head, data in segments.read(count):
-            if head.start == 0 and end and data:
-                file.close()
-                retire(path)
-                file, end = path.open("x+b"), 0
-            if head.start != end and data:
-                raise JournalError(
-                    f"{segments.url}: segment {count} begins at byte {head.start} of the journal, and the one before "
-                    f"it ends at {end}; restore them from a copy"
-                )
-            file.seek(end)
-            here = file.read(len(data))
-            if here != data[: len(here)]:
-                file.close()
-                file = _renamed(segments, path, end)
-                here = b""
-            file.seek(end + len(here))
-            file.write(data[len(here) :])
+            with room(path.parent):
+                if head.start == 0 and end and data:
+                    file.close()
+                    retire(path)
+                    file, end = path.open("x+b"), 0
+                if head.start != end and data:
+                    raise JournalError(
+                        f"{segments.url}: segment {count} begins at byte {head.start} of the journal, and the one "
+                        f"before it ends at {end}; restore them from a copy"
+                    )
+                file.seek(end)
+                here = file.read(len(data))
+                if here != data[: len(here)]:
+                    file.close()
+                    file = _renamed(segments, path, end)
+                    here = b""
+                file.seek(end + len(here))
+                file.write(data[len(here) :])
+                file.flush()
             count, end = count + 1, end + len(data)
-        file.flush()
-        os.fsync(file.fileno())
+        with room(path.parent):
+            os.fsync(file.fileno())
     finally:
         file.close()
     return Copied(copied.first, count, end)
@@ -250,35 +301,23 @@ def _renamed(segments: Segments, path: Path, end: int) -> IO[bytes]:
     return file
 
 
-def _fetch_files(url: str, root: Path, files: dict[str, tuple[int, float]]) -> None:
-    """Fetch the files that have changed. Logs of this host are whole, those at the URL have their last MiB."""
+def _fetch_files(url: str, root: Path, files: dict[str, tuple[int, float | None]]) -> None:
+    """Fetch the files that have changed. Logs of this host are whole, those at the URL have their last MiB. The log of
+    a follower is its lock too."""
     for folder in ("", LOGS):
         directory = Directory(f"{url}/{folder}".rstrip("/"))
-        times, sizes = patiently(directory.times), patiently(directory.sizes)
-        for name, size in sizes.items():
-            path, state = root / folder / name, (size, times.get(name, -1.0))
-            ours = not name.startswith(".") if folder else name in (*FILES, *VIEWS, DRIVER)
-            fetched = path.exists() and state[1] >= 0 and state == files.get(f"{folder}/{name}")
-            if not ours or fetched or (folder and path.exists() and path.stat().st_size > size):
+        versions = patiently(directory.versions)
+        for name, version in versions.items():
+            path = root / folder / name
+            ours = not name.startswith((".", "tracking-")) if folder else name in (*FILES, *VIEWS, DRIVER)
+            fetched = path.exists() and version[1] is not None and version == files.get(f"{folder}/{name}")
+            if not ours or fetched or (folder and path.exists() and path.stat().st_size > version[0]):
                 continue
-            path.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # removed since, as `driver.json` is
-                write_whole(path, patiently(partial(directory.get, name)), private=True)
-                files[f"{folder}/{name}"] = state
-        if not folder and DRIVER not in sizes:
+                data = patiently(partial(directory.get, name))
+                with room(root):
+                    path.parent.mkdir(exist_ok=True)
+                    write_whole(path, data, private=True)
+                files[f"{folder}/{name}"] = version
+        if not folder and DRIVER not in versions:
             (root / DRIVER).unlink(missing_ok=True)
-
-
-def locked(lock: Path) -> bool:
-    """Whether a driver, of this process or another, holds the lock. The lock is only tested: nothing is written."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
