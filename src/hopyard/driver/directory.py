@@ -16,9 +16,12 @@ from hopyard.store.journal import Journal, room, whole_bytes
 from hopyard.store.layout import Layout, fresh
 from hopyard.store.lock import Lock
 from hopyard.store.urls import working
-from hopyard.store.urls.mirror import claim
+from hopyard.store.urls.mirror import Overtaken, claim
 
 log = logging.getLogger(__name__)
+
+SEIZURES = 20
+"""Tries to create the next segment before the driver that has the run does."""
 
 
 @contextlib.contextmanager
@@ -59,6 +62,17 @@ def claim_url(layout: Layout, lock: Lock, journal: Path, take_over: bool = False
     """
     if layout.url and lock.mirror is None:
         lock.mirror = claim(layout.root, journal.name, take_over)
+
+
+def seize_url(layout: Layout, lock: Lock, journal: Path) -> None:
+    """Claim a run at a URL from a driver that may live, and create segments meanwhile. Raises as `claim_url`."""
+    for last in (*[False] * (SEIZURES - 1), True):
+        working.fetch(layout.root, driving=True)
+        try:
+            return claim_url(layout, lock, journal, take_over=True)
+        except Overtaken:
+            if last:
+                raise
 
 
 def copy_end(layout: Layout, lock: Lock, path: Path, codec: Codec[Any], take_over: bool = False) -> None:

@@ -1,20 +1,31 @@
-"""Ends of runs at URLs that their drivers could not copy there, and lists of runs of which one is damaged."""
+"""Runs at URLs: ends that were not copied, lists with a damaged run, other files there, drivers that are taken over."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import hopyard as hy
 from hopyard.cli import app
-from hopyard.store.urls import working
-from jobs import digests, select
-from url_drivers import lose_disk
+from hopyard.store.urls import mirror, working
+from jobs import SLOW, digests, linear, script, select, until
+from url_drivers import JOB, dispatched, drivers, lose_disk
 
 JOURNAL = "journal.jsonl"
+TAKE_OVER = """
+import os
+os.environ["XDG_CACHE_HOME"] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cache")
+run = hy.resume(sys.argv[1], trust=True, take_over=True, wait=False, engine=hy.Local(workers=1))
+print("taken")
+run.stop()
+"""
+"""A driver on another host, which stops soon after it has taken a run over."""
 
 
 @pytest.fixture
@@ -52,3 +63,40 @@ def test_a_damaged_run_takes_one_row_of_a_list(url: str, tmp_path: Path) -> None
     assert rows == {url: "damaged", f"{url}-2": "completed"}
     secret = CliRunner().invoke(app, ["ls", "webhdfs://host:1/runs?delegation=SECRET"], catch_exceptions=False)
     assert secret.exit_code == 2 and "SECRET" not in secret.output
+
+
+def test_a_url_that_holds_something_else_is_refused(url: str, tmp_path: Path) -> None:
+    run = select(url)
+    for inside in (url.rpartition("/")[0], f"{url}/states"):
+        with pytest.raises(hy.RunDirectoryError, match="other files"):
+            select(inside)
+        with pytest.raises(hy.RunDirectoryError, match="other files"):
+            select(inside, resume=True)
+    assert digests(hy.load(url)) == digests(run)
+
+
+def test_a_live_driver_that_copies_each_second_is_taken_over(url: str, tmp_path: Path) -> None:
+    with drivers() as start:
+        first = start(script(tmp_path / "job.py", SLOW + JOB), url, "40")
+        until(lambda: dispatched(url) > 0)
+        other = script(tmp_path / "other.py", "import sys, shaky, hopyard as hy\n" + TAKE_OVER)
+        second = start(other, url)
+        out, err = second.communicate(timeout=120)
+        assert out == "taken\n", err
+        _, told = first.communicate(timeout=60)
+        assert first.returncode == 4 and "has gone on with this run" in told
+
+
+def test_a_driver_tells_that_its_files_were_removed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirror, "BEAT", 0.05)
+
+    def removes(config: dict[str, Any]) -> Any:
+        shutil.rmtree(tmp_path / "bucket/run/journal.jsonl", ignore_errors=True)
+        (tmp_path / "bucket/run/driver.json").unlink(missing_ok=True)
+        time.sleep(0.5)
+        return linear(config)
+
+    select(url, removes, store=tmp_path / "states")
+    assert caplog.text.count("files of this run were removed there") == 1

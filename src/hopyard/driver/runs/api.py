@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopyard.data.dataset import Dataset
-from hopyard.driver.directory import freed_on_error
+from hopyard.driver.directory import freed_on_error, seize_url
 from hopyard.driver.pickling import RunInputs
 from hopyard.driver.resuming import resumes
 from hopyard.driver.runs.changes import Changes
@@ -235,7 +235,9 @@ def resume(
     with room(layout.root):
         lock = Lock(layout.lock)
     with freed_on_error(lock):
-        if layout.url:
+        if layout.url and given["take_over"]:
+            seize_url(layout, lock, layout.journal)
+        elif layout.url:
             working.fetch(layout.root, driving=True)
         trust, forced, follow = given["trust"], given["take_over"], requested_trackers()
         return go_on(layout, lock, engine, given["wait"], changes, trust=trust, follow=follow, forced=forced)

@@ -48,6 +48,7 @@ from hopyard.stopping import ASHA, Asked
 from hopyard.store.journal import read, retire, retired, room
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
+from hopyard.store.urls import working
 from hopyard.store.urls.mirror import publish
 from hopyard.system.files import sweep_parts
 from hopyard.system.owners import other_writers
@@ -277,6 +278,8 @@ def _holds_a_run(layout: Layout, lock: Lock, resume: bool) -> bool:
     own_paths = {layout.recipe, layout.manifest, layout.about, layout.logs, *earlier}
     free = [path in own_paths or path.name.startswith((".", layout.states.name)) for path in others]
     if others and not ((earlier or (resume and not lock.made)) and all(free)):
+        raise refused(layout)
+    if layout.url and working.others(layout.url):
         raise refused(layout)
     return False
 

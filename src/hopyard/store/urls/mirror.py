@@ -49,6 +49,12 @@ CLOSE_SECONDS = 10.0
 """Seconds for what still waits when a driver ends."""
 
 
+class Overtaken(RunDirectoryError):
+    """Another driver has created the next segment, and so has the run."""
+
+    exit_code = 4
+
+
 def publish(path: Path, data: bytes, private: bool = False) -> None:
     """Write a file of a run directory whole; of one at a URL, which this driver has claimed, there too.
 
@@ -132,15 +138,13 @@ def _beat(directory: Directory) -> Beat | None:
         return None
 
 
-def _in_use(url: str, segments: Segments, number: int) -> RunDirectoryError:
+def _in_use(url: str, segments: Segments, number: int) -> Overtaken:
     """Return the error for a run that another driver has gone on with; `number`: of its segment."""
     other = segments.get(number)
-    error = RunDirectoryError(
+    return Overtaken(
         f"{url}: {'another driver' if other is None else other[0].writer} has gone on with this run; this driver ends, "
         "and deletes nothing"
     )
-    error.exit_code = 4
-    return error
 
 
 class Mirror:
@@ -169,7 +173,7 @@ class Mirror:
         """Whether people were told that the URL cannot be written to."""
         self._behind = False
         """Whether people were told that the run waits for the copy of its journal."""
-        self._beaten = False
+        self._beaten = self._removed = False
         """Whether this driver has written `driver.json`."""
         self._complete = False
         """Whether the last copies of logs, report and charts were made."""
@@ -346,6 +350,13 @@ class Mirror:
                 with self._changed:
                     self._over = _in_use(self.url, self._segments, number)
                     self._changed.notify_all()
+            elif other is None and not self._removed and self._segments.get(0) is None:
+                self._removed = True
+                log.warning(
+                    "%s: files of this run were removed there, so it cannot be read from there any more; the run goes "
+                    "on, and its whole journal is %s",
+                    *(self.url, self._path),
+                )
         return self._over is None and not self._abandoned.is_set()
 
     def _copy_files(self, last: bool = False) -> bool:

@@ -214,6 +214,19 @@ def runs(url: str) -> list[str]:
         return [each for each in candidates if any(Segments(each, name).get(0) for name in JOURNALS)]
 
 
+def others(url: str) -> list[str]:
+    """Return the names of what is at a URL and is of no run: rows, States, other runs.
+
+    Raises:
+        RunDirectoryError: it cannot be listed.
+    """
+    own = {*JOURNALS, *FILES, *VIEWS, LOGS, DRIVER}
+    with reaching(url, "list", RunDirectoryError, "directory"):
+        directory = Directory(url)
+        names = [*patiently(directory.sizes), *patiently(directory.folders)]
+    return sorted(name for name in names if name not in own and not name.startswith((".", "states")))
+
+
 @contextmanager
 def _fetching(root: Path) -> Iterator[None]:
     """Let one process at a time change what was fetched."""
