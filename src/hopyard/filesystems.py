@@ -8,6 +8,7 @@ Drivers raise errors of many kinds: an ImportError where a package is missing, J
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import posixpath
@@ -24,7 +25,7 @@ from typing import Any
 
 from hopyard.checks import expanded, without_scheme
 from hopyard.errors import HopyardError, ResourceError, SpecError
-from hopyard.system.files import FULL
+from hopyard.system.files import FULL, sync, sync_directory
 from hopyard.text import escaped, without_secrets
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "obs", "memory"}
@@ -94,6 +95,9 @@ class _HdfsReader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    def readall(self) -> bytes:  # the inherited one reads 8 KiB at a time
+        return bytes(self._file.read())
+
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
@@ -135,28 +139,47 @@ class Directory:
         self.root = root.rstrip("/")
         """The directory's path in its file system."""
         protocols = _protocols(self._system)
+        self._is_local = "file" in protocols
         self._uploads_whole = bool(_WHOLE & protocols)
+        self._has_folders = not self._uploads_whole or "memory" in protocols
         self._renames_exclusively = bool((_HDFS | {"webhdfs"}) & protocols)
 
     def make(self) -> None:
-        """Makes the directory; no error when it exists."""
-        self._system.makedirs(self.root, exist_ok=True)
+        """Make the directory; no error when it exists. Object stores have none, and drivers would make the bucket.
+
+        Raises:
+            FileNotFoundError: an object store has no such bucket.
+        """
+        if self._has_folders:
+            self._system.makedirs(self.root, exist_ok=True)
+            return
+        bucket = self.root.partition("/")[0]
+        try:
+            self._system.info(bucket)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "no such bucket", bucket) from None
+        except Exception:  # noqa: BLE001 - rights may be those on the directory alone
+            self._entries()
 
     def stream(self, name: str) -> Any:
         """Opens a new file for writing bytes. Others may see it before it is closed: nobody else may know its name."""
         return self._system.open(self._path(name), "wb")
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Writes a file that others see whole or not at all; a failure leaves nothing of it behind. A Path is a file of
-        this host, which is copied."""
+        """Write a file that others see whole or not at all; a failure leaves nothing of it behind. A Path is a file of
+        this host, which is copied. A local file is on disk when this returns."""
         temporary = name if self._uploads_whole else f"{PART}{name}-{secrets.token_hex(4)}"
         try:
             if isinstance(data, Path):
                 self._system.put_file(str(data), self._path(temporary))
             else:
                 self._system.pipe_file(self._path(temporary), data)
+            if self._is_local:
+                sync(Path(self._path(temporary)))
             if temporary != name:
                 rename(self._system, self._path(temporary), self._path(name), overwrite=True)
+            if self._is_local:
+                sync_directory(Path(self.root))
         except BaseException:
             if temporary != name:
                 with suppress(Exception):  # the first error says why
@@ -272,9 +295,9 @@ class Directory:
             self._system.rm_file(self._path(name))
 
     def drop(self) -> None:
-        """Removes the directory if it is empty."""
-        if not self.sizes():
-            with suppress(OSError):  # no such directory, or somebody has just put a file into it
+        """Remove the directory if it is empty. Object stores have none, and drivers would remove the bucket."""
+        if self._has_folders and not self._entries():
+            with suppress(Exception):  # no such directory, or somebody has just put a file into it
                 self._system.rmdir(self.root)
 
     def _path(self, name: str) -> str:
@@ -359,7 +382,8 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
     protocol = url.partition("://")[0] if "://" in url else ""
     text = line_of(error)
     if isinstance(error, ImportError):
-        return f"a package is missing ({error})", "install it here and on every host that reads or writes there"
+        install = "pip install 'hopyard[s3]'" if protocol in ("s3", "s3a") else "install it"
+        return f"a package is missing ({error})", f"{install} here and on every host that reads or writes there"
     if isinstance(error, ValueError) and "protocol not known" in text.lower():
         return (
             f"there is no file system {protocol!r}",
@@ -368,8 +392,8 @@ def why(url: str, error: BaseException) -> tuple[str, str] | None:
     if re.search("libjvm|libhdfs|HDFS connection failed", text):
         return (
             f"Java or Hadoop's client is not found ({text})",
-            "set JAVA_HOME, HADOOP_HOME and CLASSPATH=$(hadoop classpath --glob), or give webhdfs://namenode:9870/…, "
-            "which needs neither",
+            "pip install 'hopyard[hdfs]', which needs neither, here and on every host that reads or writes there, or "
+            "give webhdfs://namenode:9870/…",
         )
     for link in _chain(error):
         for kind, cause, step in _CAUSES:
@@ -392,6 +416,7 @@ _CAUSES: tuple[tuple[type[OSError], str, str], ...] = (
     (PermissionError, *_REFUSED),
 )
 _TEXTS = (
+    ("no such bucket", "its bucket does not exist", "check the name of the bucket, or make it"),
     ("EndpointConnectionError", *_NOBODY),
     ("ConnectTimeoutError|ReadTimeoutError", *_SILENCE),
     (
