@@ -135,6 +135,27 @@ def claim(store: LocalStore | FsspecStore, own_marks: Collection[str], mark: str
     return True
 
 
+def is_mark(name: str) -> bool:
+    """Whether a file is a mark of `claim`."""
+    return name.startswith(_OWNER)
+
+
+def owner_of(url: str) -> str:
+    """Return the mark that was put last into a folder by `claim`; "" where there is none."""
+    marks = FsspecStore(url, make=False).marks()
+    return max(marks, key=lambda mark: marks[mark], default="")
+
+
+def disown(url: str, mark: str) -> None:
+    """Remove a mark that `claim` put. Never raises: the next owner takes over what is left."""
+    try:
+        store = FsspecStore(url, make=False)
+        if (number := store.marks().get(mark)) is not None:
+            store.unmark(mark, number)
+    except Exception as error:  # noqa: BLE001 - the program is over, and whole
+        log.warning("%s: the mark of this driver stays there: %s", url, error)
+
+
 def _marks(names: Iterable[str]) -> dict[str, int]:
     """Return id → number of the marks among `names`."""
     pairs = [name.removeprefix(_OWNER).split("-", 1) for name in names if name.startswith(_OWNER)]
