@@ -68,7 +68,7 @@ class MaterializedSource:
         refuse(self.url)
 
     def find(self) -> Manifest | None:
-        """Return the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
+        """Return the manifest; None when there is no whole one. An entry of the cache is pinned while it lives.
 
         Raises:
             DataError: the file is not a manifest, or of another version.
@@ -80,6 +80,8 @@ class MaterializedSource:
                 data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+        if not data.endswith(b"\n}\n"):  # half of it: where files cannot be renamed, it is seen while it is written
+            return None
         manifest = manifest_in(data, f"{self.url}/{FILE}")
         if manifest.stored is None:
             raise DataError(
