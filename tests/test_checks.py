@@ -37,7 +37,7 @@ from hopyard.errors import DataError, PreflightError, SpecError
 from hopyard.frameworks.linear import Linear
 from hopyard.spec import Array, Part, Ref, RunSpec
 from hopyard.store.guard import Guarded, StoreUnreachable
-from hopyard.text import escaped, escaped_json, escaped_tree, shown, unwritable
+from hopyard.text import escaped, escaped_json, escaped_tree, shown, unwritable, without_secrets
 from jobs import CONFIGS, WIDTH, dataset, journal, linear, select, trials_of
 
 ODD = "caf\udce9"
@@ -418,12 +418,19 @@ def test_names_that_do_not_exist_are_listed_together() -> None:
         "webhdfs://host:9870/rows?delegation=SECRET",
         "https://host/rows?X-Amz-Date=1&X-Amz-Signature=SECRET",
         "https://host/rows?sv=1&sig=SECRET",
+        "https://SECRET@host/rows",
+        "s3://bucket/rows?access_key=me&secret_access_key=SECRET",
+        "https://host/rows?api_key=SECRET",
+        "https://host/rows?key=SECRET",
     ],
 )
 def test_a_url_with_a_secret_is_refused_without_it(url: str) -> None:
     with pytest.raises(SpecError, match=r"store is a URL .* with a password, token or signature") as caught:
         path("store", url)
     assert "SEC" not in str(caught.value) and "1234" not in str(caught.value)
+    error = f"cannot open {url} - mail me@host"
+    assert "SEC" not in without_secrets(error) and "1234" not in without_secrets(error)
+    assert without_secrets(error).endswith(" - mail me@host")
 
 
 @pytest.mark.parametrize(
@@ -440,3 +447,10 @@ def test_a_url_with_a_secret_is_refused_without_it(url: str) -> None:
 )
 def test_a_url_without_a_secret_is_not(url: str) -> None:
     assert path("store", url) == url
+    if "://" in url:
+        assert without_secrets(error := f"'{url}': (see http://host:8080 or mail me@host)") == error
+
+
+def test_secrets_are_left_out_before_text_is_cut() -> None:
+    error = f"{'x' * 12}https://me:SECRET-{'y' * 40}@host/ and {'z' * 60}"
+    assert "SECRET" not in plain(error, 60)

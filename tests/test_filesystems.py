@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from hopyard.data.partitions.cache import rows_in
 from hopyard.data.shared.storage import reaching as in_store
 from hopyard.data.shared.storage import shared_directory
 from hopyard.errors import DataError, HopyardError, ResourceError, SpecError
-from hopyard.filesystems import absolute, is_there, matching, open_url, reaching
+from hopyard.filesystems import Directory, absolute, is_there, matching, open_to_read, open_url, reaching, why
 from hopyard.formats.tfrecord import records
 from hopyard.frameworks.linear import Linear
 from hopyard.spark.tfrecords import Target
@@ -36,8 +37,8 @@ def wrapped(cause: BaseException) -> Exception:
 
 
 FAULTS = {
-    "package": (ImportError("Install s3fs to access S3"), "a package is missing (Install s3fs to access S3); install"),
-    "java": (JAVA, "Java or Hadoop's client is not found (OSError: Unable to load libjvm); set JAVA_HOME"),
+    "package": (ImportError("Install s3fs to access S3"), "is missing (Install s3fs to access S3); install it here"),
+    "java": (JAVA, "client is not found (OSError: Unable to load libjvm); pip install 'hopyard[hdfs]'"),
     "hdfs again": (OSError("Prior attempt to load libhdfs failed"), "or give webhdfs://namenode:9870/"),
     "refused": (ConnectionRefusedError(111, "Connection refused"), "nobody listens there (ConnectionRefusedError"),
     "refused within": (wrapped(ConnectionRefusedError(111, "Connection refused")), "check host and port of the URL"),
@@ -249,3 +250,46 @@ def test_the_urls_of_files_that_spark_and_hadoop_print(tmp_path: Path, monkeypat
         assert run.directory == folder and hy.load(url).status == "completed"
         assert hy.load_model(run.best.save(f"{url}/model")).directory == folder / "model"
     assert {entry.name for entry in tmp_path.iterdir()} == {"run-0", "run-1"}
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    cause = why("s3://bucket/a", ImportError("Install s3fs to access S3"))
+    assert cause is not None and "pip install 'hopyard[s3]' here and on every host" in cause[1]
+
+
+class Native:
+    """A reader as hdfs-native's: each call of `read` is a request."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.requests = data, 0, 0
+
+    def read(self, size: int = -1) -> bytes:
+        self.requests += 1
+        start, self.at = self.at, len(self.data) if size < 0 else min(len(self.data), self.at + size)
+        return self.data[start : self.at]
+
+    def read_range_stream(self, offset: int, size: int) -> Any:
+        raise NotImplementedError
+
+
+def test_a_whole_file_of_hdfs_is_one_request() -> None:
+    file = Native(bytes(range(256)) * 4096)
+    system = type("System", (), {"protocol": "hdfs", "open": lambda self, path, mode, block_size: file})()
+    assert open_to_read(system, "/a").read() == file.data
+    assert file.requests <= 2
+
+
+def test_a_local_file_is_on_disk_when_it_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition("-")[0])
+
+    (tmp_path / "copied").write_bytes(b"1")
+    monkeypatch.setattr(os, "fsync", noted)
+    for data in (b"1", tmp_path / "copied"):
+        synced.clear()
+        Directory(str(tmp_path)).put("name", data)
+        assert synced == [".part", tmp_path.name]

@@ -21,11 +21,16 @@ LEAST, MOST = -(1 << 63), (1 << 64) - 1
 """The range of integers in MessagePack."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Keras colours some of its errors for a terminal."""
+_PASSWORD = re.compile(r"(://[^/@?#\[\s:]*):(?!\d+(?:[/?#\s]|$))\S*@")
+"""The password in user:password@ of a URL. What follows the colon of host:port is digits and the path."""
+_TOKEN = re.compile(r"(https?://)[^/@?#\[\s:]+@")
+"""Services let clients in by https://TOKEN@host."""
 _SECRETS = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|signature|credential|delegation|odbc_connect)|sig)=)[^&#\s]+",
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|signature|credential|delegation|odbc_connect|"
+    r"(?:access|api|account|private)[_-]?key)|sig|key)=)[^&#\s]+",
     re.IGNORECASE,
 )
-"""Parameters of URLs by which their bearer is let in, such as those of WebHDFS, Azure and presigned URLs of S3."""
+"""URL parameters that grant access to whoever holds the URL, such as those of WebHDFS, Azure and presigned URLs."""
 LINE = 4_000
 """Characters of a line in the text of an error."""
 SHOWN = 200
@@ -92,8 +97,13 @@ def readable(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return text without the values of the parameters of URLs that are secrets: drivers print URLs in their errors."""
-    return _SECRETS.sub(r"\1", text)
+    """Return text without the secrets of the URLs in it: drivers print URLs in their errors."""
+    return without_passwords(_TOKEN.sub(r"\1", text))
+
+
+def without_passwords(text: str) -> str:
+    """Return text without the passwords and secret parameters of the URLs in it. Names of users stay."""
+    return _SECRETS.sub(r"\1", _PASSWORD.sub(r"\1@", text))
 
 
 def message_of(error: BaseException) -> str:

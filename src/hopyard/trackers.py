@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from hopyard.checks import expanded, path
 from hopyard.errors import SpecError
-from hopyard.text import shown, without_secrets
+from hopyard.text import shown, without_passwords
 
 MODULES = {
     "kubeflow": "hopyard.tracking.kubeflow",
@@ -42,7 +42,7 @@ def resolved(name: str, value: Any, environ: Mapping[str, str]) -> tuple[str, ..
     for each in given:
         tracker, equals, target = each.partition("=")
         if tracker not in ("tensorboard", "mlflow") or (equals and not target):
-            raise SpecError(f"{name} = {shown(without_password(each))}: no such tracker; there are {CHOICES}")
+            raise SpecError(f"{name} = {shown(without_passwords(each))}: no such tracker; there are {CHOICES}")
         if tracker == "mlflow":
             target = _mlflow(name, target or environ.get(MLFLOW, ""), environ.get(EXPERIMENT, ""))
         elif "://" in target:
@@ -63,7 +63,7 @@ def _mlflow(name: str, uri: str, experiment: str) -> str:
     elif relative := re.fullmatch(r"(sqlite(?:\+\w+)?:///)([^/:?][^?]*)(.*)", uri):
         uri = f"{relative[1]}{os.path.abspath(relative[2])}{relative[3]}"  # noqa: PTH100 - as `Layout` makes it
     elif not re.fullmatch(rf"databricks(-uc)?(://.*)?|{_DATABASE}", uri):
-        track = shown(f"mlflow={without_password(uri)}")
+        track = shown(f"mlflow={without_passwords(uri)}")
         raise SpecError(
             f"{name} = {track}: must be the URL of a server (https://…) or database (sqlite:///FILE, postgresql://…), "
             "or databricks; the folder store of MLflow is not written to"
@@ -72,24 +72,12 @@ def _mlflow(name: str, uri: str, experiment: str) -> str:
     return f"{uri}#{own}" if own else uri
 
 
-def without_password(track: str) -> str:
-    """Return a tracker or a URL without passwords, for files, messages and command lines."""
-    scheme, separator, rest = track.partition("://")
-    if not separator or scheme.rpartition("=")[2].startswith("sqlite"):
-        return track
-    user, colon, behind = rest.partition(":")
-    is_port = scheme.endswith(("http", "https")) and re.match(r"\d+(?:[/?#]|$)", behind)
-    if colon and "@" in behind and not is_port and not set("/@?#") & set(user):
-        rest = f"{user}@{behind.rpartition('@')[2]}"
-    return without_secrets(f"{scheme}{separator}{rest}")
-
-
 def with_password(track: str, environ: Mapping[str, str]) -> str:
     """Return the target of a tracker of MLflow, with the password that the environment's URI has for the same one."""
     target = track.partition("=")[2]
     uri, _, experiment = target.partition("#")
     own = environ.get(MLFLOW, "").partition("#")[0].rstrip("/")
-    if own and without_password(own) == uri:
+    if own and without_passwords(own) == uri:
         uri = own
     return f"{uri}#{experiment}" if experiment else uri
 

@@ -154,7 +154,7 @@ def interrupted_inside_an_epoch(config: dict[str, Any]) -> Any:
 
 def test_weights_inside_an_epoch_have_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: they had the epoch and the metrics of the last one that was complete."""
-    monkeypatch.setattr("hopyard.agent.runs.checkpoints.PAUSE", 0.0)
+    monkeypatch.setattr("hopyard.agent.runs.state_writer.PAUSE", 0.0)
     config = {"lr": 0.1, "journal": str(tmp_path / "run" / "journal.jsonl")}
     with pytest.raises(KeyboardInterrupt):
         select(tmp_path / "run", interrupted_inside_an_epoch, [config], epochs=200, parallel=hy.Hopper(group="off"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.agent.runs.checkpoints import CheckpointWriter
+from hopyard.agent.runs.state_writer import StateWriter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.runs.events import Checked, Done
 from hopyard.frameworks.tensorflow import runtime as tensorflow_runtime
@@ -57,7 +57,7 @@ class Bench:
         self.configs = configs
         self.arena = Arena(folder / "memory", 0, 1 << 22)
         store = LocalStore(folder / "states")
-        self.checkpoints = CheckpointWriter(0, store, self.arena, lambda told: None)
+        self.checkpoints = StateWriter(0, store, self.arena, lambda told: None)
         spec = RunSpec(epochs=2, partitions=PARTITIONS, validation=PARTITIONS, metric="val_loss")
         self.worker = Worker(0, Plan(recipe, dataset().prepare(), spec), store, self.arena, self.checkpoints)
         self.at: dict[int, tuple[Ref, str]] = {}

@@ -104,7 +104,7 @@ def test_rows_states_checkpoints_and_exclusive_files(
     assert any(name.endswith(".safetensors") for name in system.find(f"{root}/states"))
     (saved := tmp_path / "saved").mkdir()
     (saved / "net").write_bytes(b"x" * 3_000_000)
-    checkpoints = Checkpoints(f"{url}/checkpoints/worker-0", tmp_path / "copies")
+    checkpoints = Checkpoints(f"{url}/checkpoints", "worker-0", tmp_path / "copies")
     (tmp_path / "copies").mkdir()
     for step in (1, 2, 3):
         checkpoints.put(saved if step == 3 else {"w": step}, step)

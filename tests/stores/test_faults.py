@@ -173,7 +173,7 @@ def test_a_frozen_server_of_webhdfs_is_away(daemon: str, hdfs: Any, monkeypatch:
     url = f"{hdfs.web}/{uuid.uuid4().hex}"
     store = Guarded(lambda: open_store(url), url)
     store.put(REF, memoryview(b"a State"))
-    monkeypatch.setattr("hopyard.filesystems._HTTP_SECONDS", 1)
+    monkeypatch.setattr("hopyard.filesystems.opening._HTTP_SECONDS", 1)
     frozen = getattr(hdfs, daemon)
     frozen.freeze()
     try:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import hopyard as hy
+from hopyard.data.from_spark.source import MaterializedSource
+from hopyard.driver.saved_files import uploading_files
 from hopyard.errors import RunDirectoryError
-from hopyard.filesystems import open_url
+from hopyard.filesystems import Directory, open_url
 from hopyard.formats.tfrecord import framed, records
 from hopyard.frameworks.linear import Linear
+from hopyard.system.scratch import sweep
 from stores.servers import KINDS, URLS
 
 X = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
@@ -69,18 +77,62 @@ def test_states_and_a_saved_model(url: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(hy.load_model(saved, recipe).predict(X), run.best.predict(X))
 
 
-@pytest.mark.parametrize("kind", ["memory"])
-def test_a_saved_model_at_a_url_is_whole_and_trusted(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = URLS[kind](request, tmp_path)
-    data = hy.Dataset.numpy(X, Y, partitions=2)
-    run = hy.fit(recipe, {}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")
-    assert run.best.save(url) == url
+def test_a_saved_model_at_a_url_is_whole_and_trusted(tmp_path: Path) -> None:
+    url, built = f"memory://{uuid.uuid4().hex}/model", 0
+
+    def counted(config: Any) -> Linear:
+        nonlocal built
+        built += 1
+        return recipe(config)
+
+    run = hy.fit(counted, {}, hy.Dataset.numpy(X, Y, partitions=2), epochs=1, engine=hy.Inline(), directory=tmp_path)
+    with pytest.raises(hy.SpecError, match=re.escape(f"save('{url}.keras'): a folder is written")):
+        run.best.save(f"{url}.keras")
+    assert run.best.save(f"{url}/") == url
     with pytest.raises(RunDirectoryError, match=r"recipe\.pkl: .* trust=True"):
         hy.load_model(url)
+    run.best.predict(X)
+    before = built
     with pytest.raises(RunDirectoryError, match="not replaced"):
         run.best.save(url)
+    assert built == before, "it was built again although the name is taken"
     with pytest.raises(RunDirectoryError, match=r"cannot read .*/none/config\.json"):
         hy.load_model(f"{url}/none")
     put(f"{url}/model.safetensors", b"another")
     with pytest.raises(RunDirectoryError, match=r"model\.safetensors: changed"):
         hy.load_model(url, trust=True)
+
+
+def test_of_two_that_save_at_a_url_at_once_one_succeeds() -> None:
+    url = f"memory://{uuid.uuid4().hex}/model"
+    with pytest.raises(RunDirectoryError, match="not replaced"), uploading_files(url) as late:
+        with uploading_files(url) as first:
+            (first / "config.json").write_text("first")
+        (late / "config.json").write_text("late")
+    assert Directory(url).get("config.json") == b"first"
+
+
+def test_a_killed_save_at_a_url_leaves_no_pickle(tmp_path: Path) -> None:
+    script = """
+import os
+from hopyard.driver.saved_files import uploading_files
+with uploading_files("memory://model") as folder:
+    (folder / "recipe.pkl").write_bytes(b"")
+    os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert done.returncode == -9 and list(tmp_path.rglob("recipe.pkl"))
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_manifest_is_none_yet(tmp_path: Path) -> None:
+    """Where files cannot be renamed, a manifest is seen while it is written."""
+    whole = b'{\n "format": 1\n}\n'
+    source = MaterializedSource(str(tmp_path))
+    for length in range(len(whole)):
+        (tmp_path / "manifest.json").write_bytes(whole[:length])
+        assert source.find(half=False) is None
+    (tmp_path / "manifest.json").write_bytes(whole)
+    with pytest.raises(hy.DataError, match="cannot be read as a manifest"):
+        source.find(half=False)

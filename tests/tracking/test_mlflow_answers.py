@@ -15,7 +15,7 @@ from api_servers import Handler
 from hopyard.driver.runs.run import Run
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.trackers import without_password
+from hopyard.text import without_passwords
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow import rest
 from hopyard.tracking.mlflow.sheets import BATCH_PARAMS, BATCH_POINTS, NAME, PARAM, TAG, Batch, Point
@@ -50,7 +50,7 @@ def test_a_token_with_the_end_of_its_line(run: Run, played: MlflowServer) -> Non
 def test_a_url_with_user_and_password(run: Run, played: MlflowServer) -> None:
     played.accepted = "Basic " + base64.b64encode(b"me@work:s:3/t").decode()
     own = played.url.replace("://", "://me%40work:s%3A3%2Ft@")
-    shown = without_password(own)
+    shown = without_passwords(own)
     assert "s%3A3" not in shown
     environ, layout = {**EXPERIMENT, "MLFLOW_TRACKING_URI": own}, Layout(run.directory)
     connect(shown, layout, environ).update(next(news(run)))

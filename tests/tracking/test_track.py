@@ -13,7 +13,8 @@ from hopyard.driver.runs.about import about_of
 from hopyard.engines import followers
 from hopyard.errors import SpecError
 from hopyard.store.layout import Layout
-from hopyard.trackers import resolved, with_password, without_password
+from hopyard.text import without_passwords
+from hopyard.trackers import resolved, with_password
 from hopyard.tracking.progress import Progress, note, progress_of, requested_by, sentence
 from jobs import select
 
@@ -92,11 +93,11 @@ def test_mlflow_alone_needs_a_server() -> None:
     ],
 )
 def test_passwords_are_left_out(track: str, shown: str) -> None:
-    assert without_password(track) == shown
+    assert without_passwords(track) == shown
 
 
 def test_a_follower_has_the_password_by_its_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = without_password(f"mlflow={URI}#flights")
+    kept = without_passwords(f"mlflow={URI}#flights")
     for given, environ in ((f"mlflow={URI}#flights", ""), (kept, URI), (kept, f"{URI}/")):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", environ)
         words, environment = followers.command(given, tmp_path)
@@ -111,7 +112,7 @@ def test_a_run_goes_on_with_its_trackers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(followers, "start", lambda trackers, directory, log_of: started.append(tuple(trackers)))
     directory, own = tmp_path / "run", f"mlflow={URI}"
     select(directory, epochs=1, track=["tensorboard", own])
-    kept = ("tensorboard", without_password(own))
+    kept = ("tensorboard", without_passwords(own))
     assert requested_by(Layout(directory)) == about_of(Layout(directory)).track == kept
     assert b"secret" not in Layout(directory).about.read_bytes()
     hy.resume(directory, epochs=2)

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -26,10 +26,11 @@ from hopyard.checks import path
 from hopyard.data.manifest import Manifest
 from hopyard.driver.pickling import read_trusted
 from hopyard.errors import ResourceError, RunDirectoryError
-from hopyard.filesystems import Directory, reaching
+from hopyard.filesystems import Directory, absolute, reaching
 from hopyard.spec import Config, RunSpec
 from hopyard.store.layout import Layout
 from hopyard.system.files import FULL, sync
+from hopyard.system.scratch import room_in, scratch_folder
 from hopyard.text import shown
 
 CONFIG, STATE, RECIPE, TRANSFORM = "config.json", "state.safetensors", "recipe.pkl", "transform.pkl"
@@ -64,7 +65,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 def place(argument: str, value: str | Path) -> Path | str:
     """Return the folder that an argument names: a path, or a URL as text. Raises SpecError where it is neither."""
     text = path(argument, value, "a path or URL")
-    return text if "://" in text else Path(text)
+    return absolute(text) if "://" in text else Path(text)
 
 
 def parse(content: bytes, name: str | Path = CONFIG) -> Saved:
@@ -159,22 +160,36 @@ def _content(root: Path | str, name: str, digest: str, trust: bool) -> bytes:
     raise RunDirectoryError(f"{root / name}: {fault}; copy or save the whole folder again")
 
 
-def upload(folder: Path, url: str) -> None:
-    """Copy a saved model to a URL.
+@contextmanager
+def uploading_files(url: str) -> Iterator[Path]:
+    """Yield an empty folder for the files of a model, which are put at a URL at the end of the block, `config.json` at
+    last.
 
     Raises:
-        RunDirectoryError: a saved model is there already, or it cannot be written to.
-        ResourceError: there is no room.
+        RunDirectoryError: a saved model is there already, or the URL cannot be written to.
+        ResourceError: there is no room, here or there.
     """
-    with reaching(url, "save a model in", RunDirectoryError, "save", "give a URL that can be written to"):
+
+    def saving() -> AbstractContextManager[None]:
+        return reaching(url, "save a model in", RunDirectoryError, "save", "give a URL that can be written to")
+
+    taken = f"save({shown(url)}): a saved model is there, and one at a URL is not replaced; give another name"
+    with saving():
         directory = Directory(url)
         directory.make()
         if directory.has(CONFIG):
-            raise RunDirectoryError(
-                f"save({shown(url)}): a saved model is there, and one at a URL is not replaced; give another name"
-            )
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == CONFIG):
-            directory.put(file.name, file.read_bytes())
+            raise RunDirectoryError(taken)
+    with scratch_folder("save") as scratch:
+        folder = scratch / "model"
+        with room_in(folder, url):
+            folder.mkdir()
+            yield folder
+        with saving():
+            for file in folder.iterdir():
+                if file.name != CONFIG:
+                    directory.put(file.name, file)
+            if not directory.create(CONFIG, (folder / CONFIG).read_bytes()):
+                raise RunDirectoryError(taken)
 
 
 @contextmanager

@@ -4,8 +4,6 @@ had one, the pickled transform."""
 
 from __future__ import annotations
 
-import posixpath
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ from hopyard.driver.saved_files import (
     place,
     read,
     replacing_files,
-    upload,
+    uploading_files,
 )
 from hopyard.errors import HopyardError, RunDirectoryError, SpecError
 from hopyard.filesystems import line_of
@@ -60,7 +58,7 @@ OWN_FILE = ModelFile(
 """How a Trainable of the user's own is saved: its whole State."""
 
 
-def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Any:
+def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Path | str:
     """Write the folder; the files of another saved model there are replaced, all at once.
 
     Args:
@@ -75,21 +73,16 @@ def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | No
         RunDirectoryError: the folder is somebody else's, or cannot be written.
         ResourceError: there is no room. The folder is in all these cases as it was.
     """
-    if isinstance(directory, str):
-        with tempfile.TemporaryDirectory(prefix="hopyard-") as folder:
-            local = Path(folder, posixpath.basename(directory))
-            save(local, plan, record, epoch, predictor)
-            upload(local, directory)
-        return directory
-    if directory.suffix in (".keras", ".h5", ".safetensors", ".pt"):
+    if (suffix := Path(directory).suffix) in (".keras", ".h5", ".safetensors", ".pt"):
         raise SpecError(
             f"save({str(directory)!r}): a folder is written, with {CONFIG}, the weights and the recipe; give it a name "
-            f"without {directory.suffix}"
+            f"without {suffix}"
         )
     metrics: dict[str, float | None] = {} if epoch is None else dict(record.history.get(epoch - 1, {}))
     trainable = predictor.built.trainable
     framework = framework_of(trainable) or OWN
-    with replacing_files(directory) as part:
+    writing = uploading_files(directory) if isinstance(directory, str) else replacing_files(directory)
+    with writing as part:
         files = _write_model(
             part, framework, trainable, lambda: _built(replace(plan, threads=0), record.id, record.config)
         )
@@ -242,7 +235,7 @@ class SavedModel:
         self._predictor = predictor
         self._given = given
         """Name of a pickle → what the user gave in its place."""
-        self.directory: Any = directory if isinstance(directory, str) else directory.absolute()
+        self.directory: Path | str = directory if isinstance(directory, str) else directory.absolute()
         self.trial = about.trial
         self.config: Config = copied(about.config)
         self.epoch = about.epoch

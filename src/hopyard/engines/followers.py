@@ -19,6 +19,7 @@ from typing import Any
 
 from hopyard import trackers
 from hopyard.engines.local import python_path
+from hopyard.text import without_passwords
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def command(track: str, directory: Path, *options: str) -> tuple[list[str], dict
     environment = {**os.environ, "PYTHONPATH": python_path()}
     if track.startswith("mlflow="):
         environment[trackers.MLFLOW] = trackers.with_password(track, os.environ).partition("#")[0]
-    words = [sys.executable, "-P", "-m", "hopyard.tracking", *options, trackers.without_password(track)]
+    words = [sys.executable, "-P", "-m", "hopyard.tracking", *options, without_passwords(track)]
     return [*words, str(directory)], environment
 
 
@@ -61,7 +62,7 @@ def start(tracks: Sequence[str], directory: Path, log_of: Callable[[str], Path],
         options: of `hopyard.tracking`.
     """
     for track in tracks:
-        path = log_of(trackers.without_password(track))
+        path = log_of(without_passwords(track))
         words, environment = command(track, directory, *options)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

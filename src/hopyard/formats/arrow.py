@@ -139,6 +139,8 @@ def _plain_array(array: Any, kind: Any, name: str) -> Any:
     try:
         if pa.types.is_run_end_encoded(array.type):
             array = pc.run_end_decode(array)
+        if array.get_total_buffer_size() >= 1 << 31:  # a slice, whose offsets would not fit into 32 bits
+            array = pa.concat_arrays([array])
         for each in (plain_type(array.type, decode=False), kind):  # Arrow decodes no dictionary of views
             array = array if str(array.type) == str(each) else array.cast(each)
     except pa.ArrowException as error:

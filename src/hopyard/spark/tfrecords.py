@@ -198,7 +198,7 @@ class Target:
     def make(self) -> None:
         """Makes the hidden folder."""
         with reaching(self.url, "write to"):
-            self._system.makedirs(self._hidden, exist_ok=True)
+            filesystems.Directory(self.hidden).make()
             self._system.pipe_file(f"{self._hidden}/{_PROBE}", b"")
 
     def finish(self, names: Sequence[tuple[str, str]]) -> None:

@@ -135,6 +135,27 @@ def claim(store: LocalStore | FsspecStore, own_marks: Collection[str], mark: str
     return True
 
 
+def is_mark(name: str) -> bool:
+    """Whether a file is a mark of `claim`."""
+    return name.startswith(_OWNER)
+
+
+def owner_of(url: str) -> str:
+    """Return the mark that was put last into a folder by `claim`; "" where there is none."""
+    marks = FsspecStore(url, make=False).marks()
+    return max(marks, key=lambda mark: marks[mark], default="")
+
+
+def disown(url: str, mark: str) -> None:
+    """Remove a mark that `claim` put. Never raises: the next owner takes over what is left."""
+    try:
+        store = FsspecStore(url, make=False)
+        if (number := store.marks().get(mark)) is not None:
+            store.unmark(mark, number)
+    except Exception as error:  # noqa: BLE001 - the program is over, and whole
+        log.warning("%s: the mark of this driver stays there: %s", url, error)
+
+
 def _marks(names: Iterable[str]) -> dict[str, int]:
     """Return id → number of the marks among `names`."""
     pairs = [name.removeprefix(_OWNER).split("-", 1) for name in names if name.startswith(_OWNER)]
@@ -182,21 +203,18 @@ class LocalStore:
         """Store and sync; does nothing where the same bytes are stored. Raises ResourceError, leaving nothing behind,
         or StateConflict."""
         path = self.directory / _file(ref)
-        if self.has(ref) and (path.stat().st_size == data.nbytes or self._renames):
-            return _require_equal(ref, self.get(ref), data, str(self.directory))
-        in_place = self.__dict__.get("_renames") is False  # asked for when a rename has failed
-        part = path if in_place else self.directory / f"{PART}{ref}-{secrets.token_hex(4)}"
         with _room(ref, data.nbytes, str(self.directory)):
+            if self.has(ref) and (self._renames or path.stat().st_size == data.nbytes):
+                return _require_equal(ref, self.get(ref), data, str(self.directory))
+            part = self.directory / f"{PART}{ref}-{secrets.token_hex(4)}" if self._renames else path
             try:
-                _write(part, data)
+                _write(part, data, os.O_EXCL if self._renames else os.O_TRUNC)
                 # Two writers of one address would have to hold the same lease, so looking first is enough; a hard
                 # link would be atomic, but not every file system has them.
-                if not in_place:
+                if self._renames:
                     part.rename(path)
-            except BaseException as error:
+            except BaseException:
                 part.unlink(missing_ok=True)
-                if not in_place and isinstance(error, OSError) and error.errno in _LACKING and not self._renames:
-                    return self.put(ref, data)
                 raise
             sync_directory(self.directory)
 
@@ -207,13 +225,13 @@ class LocalStore:
         probe = self.directory / f"{PART}{secrets.token_hex(4)}"
         probe.touch()
         try:
-            probe.rename(renamed := probe.with_suffix(".renamed"))
+            probe = probe.rename(probe.with_suffix(".renamed"))  # Linux asks no file system for a rename to itself
         except OSError as error:
-            probe.unlink(missing_ok=True)
             if error.errno in _LACKING:
                 return False
             raise
-        renamed.unlink(missing_ok=True)
+        finally:
+            probe.unlink(missing_ok=True)
         return True
 
     def get(self, ref: Ref) -> memoryview:
@@ -268,8 +286,8 @@ class LocalStore:
         return len(parts)
 
 
-def _write(path: Path, data: memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+def _write(path: Path, data: memoryview, flag: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flag | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         view, at = data.cast("B"), 0
         while at < view.nbytes:

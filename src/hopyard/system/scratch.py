@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hopyard.errors import ResourceError
-from hopyard.system.files import still_there
+from hopyard.system.files import FULL, still_there
 
 YOUNG = 60.0
 """Age in seconds up to which a folder without a lock counts as just made."""
@@ -44,6 +44,20 @@ def scratch_folder(kind: str, root: Path | None = None) -> Iterator[Path]:
         yield folder.path
     finally:
         folder.close()
+
+
+@contextlib.contextmanager
+def room_in(folder: Path, original: object) -> Iterator[None]:
+    """Turn a lack of room in a folder of this host, while `original` is copied there, into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ResourceError(
+            f"host {socket.gethostname()} has no room in {folder} for a copy of {original} ({error.strerror}); set "
+            "TMPDIR (of agents by the engine's env=) to a directory with room"
+        ) from error
 
 
 def _scratch(kind: str, root: Path | None = None) -> Folder:

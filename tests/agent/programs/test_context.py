@@ -13,7 +13,9 @@ import pytest
 
 from hopyard import SpecError
 from hopyard.agent.programs.context import ProgramContext
-from hopyard.errors import DataError, ResourceError
+from hopyard.errors import DataError, ResourceError, RunDirectoryError
+from hopyard.filesystems import Directory
+from hopyard.store.states import FsspecStore, claim, disown
 
 
 @pytest.fixture(params=["directory", "local", "memory"])
@@ -23,7 +25,7 @@ def ctx(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     made.directory, made.role, made.index, made.peers = tmp_path, "worker", 0, {"worker": ["", ""]}
     (tmp_path / "program.jsonl").touch()
     stores = {"directory": "", "local": str(tmp_path / "store"), "memory": f"memory://{tmp_path.name}"}
-    host = SimpleNamespace(store=stores[request.param])
+    host = SimpleNamespace(store=stores[request.param], owner="")
     made._session = SimpleNamespace(host=host, folder=tmp_path / "scratch")  # type: ignore[assignment]
     made._session.folder.mkdir()
     yield made
@@ -103,7 +105,7 @@ def test_faults_in_words(ctx: Any, tmp_path: Path) -> None:
         ctx.checkpoint(tmp_path / "none", 1)
     ctx.checkpoint({"w": 1}, 1)
     put(ctx, "000000002-2.zip", b"half")
-    with pytest.raises(ResourceError, match=r"ctx\.checkpoint: host .* cannot read .*worker-0: BadZipFile"):
+    with pytest.raises(ResourceError, match=r"ctx\.restored: host .* cannot read .*worker-0: BadZipFile"):
         ctx.restored()
 
 
@@ -118,3 +120,49 @@ def test_files_are_opened_at_paths_and_urls(ctx: Any) -> None:
     assert (ctx.directory / "notes").read_bytes() == "ä".encode()
     with pytest.raises(DataError, match=r"ctx\.open: host .* cannot open memory://none: FileNotFoundError"):
         ctx.open("memory://none")
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "words"),
+    [
+        ("rb", {"encoding": "utf-8"}, r"ctx\.open\(mode='rb'\): no option 'encoding'"),
+        ("r", {"buffering": 1}, "no option 'buffering'; text modes have encoding, errors, newline"),
+        ("q", {}, r"ctx\.open\(mode='q'\): must be a mode"),
+        (7, {}, r"ctx\.open\(mode=7\): must be a mode"),
+    ],
+)
+def test_modes_and_options_that_there_are_not(ctx: Any, mode: Any, options: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        ctx.open("notes", mode, **options)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_restored(ctx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a listing and the reading of the newest, its task writes two more, and removes it."""
+    get = Directory.get
+    ctx.checkpoint({"w": 1}, 1)
+
+    def late(self: Directory, name: str) -> bytes:
+        monkeypatch.undo()
+        for step in (2, 3, 4):
+            ctx.checkpoint({"w": step}, step)
+        return get(self, name)
+
+    monkeypatch.setattr(Directory, "get", late)
+    assert ctx.restored() == ({"w": 4}, 4)
+
+
+def test_the_store_of_a_later_launch_is_left_alone(ctx: Any) -> None:
+    store = FsspecStore(ctx._session.host.store or str(ctx.directory / "checkpoints"))
+    assert claim(store, (), "first") and not claim(store, (), "second")
+    ctx._session.host = SimpleNamespace(store=store.url, owner="first")
+    for step in (1, 2, 3):
+        ctx.checkpoint({"w": step}, step)
+    assert claim(store, store.marks(), "second")
+    with pytest.raises(RunDirectoryError, match="belongs to a later launch"):
+        ctx.checkpoint({"w": 4}, 4)
+    assert names(ctx) == {"000000002-2.safetensors", "000000003-3.safetensors"}
+    ctx._session.host = SimpleNamespace(store=store.url, owner="second")
+    assert ctx.restored() == ({"w": 3}, 3)
+    ctx.checkpoint({"w": 5}, 5)
+    disown(store.url, "second")
+    assert store.marks() == {}

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import hopyard as hy
-from hopyard.agent.runs import checkpoints as keeping
 from hopyard.agent.runs import models
+from hopyard.agent.runs import state_writer as keeping
 from hopyard.agent.runs import worker as working
-from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.reported import CostCounter
+from hopyard.agent.runs.state_writer import StateWriter
 from hopyard.agent.runs.worker import Worker
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Checked, Done, Durable, Failed
@@ -52,7 +52,7 @@ class Bench:
         self.arena = Arena(folder / "memory", slot, limit)
         self.told: list[Any] = []
         guarded = Guarded(lambda: self.store, "store:")
-        self.checkpoints = CheckpointWriter(slot, guarded, self.arena, self.told.append)
+        self.checkpoints = StateWriter(slot, guarded, self.arena, self.told.append)
         self.plan = Plan(recipe, dataset().prepare(), RunSpec(**asked))
         self.worker = Worker(slot, self.plan, guarded, self.arena, self.checkpoints)
 

@@ -210,3 +210,13 @@ def test_a_pickle_has_no_credentials(table: Path) -> None:
     assert b"hidden" not in pickled
     assert b"hidden" not in pickle.dumps(data.rows.source)
     assert len(read(pickle.loads(pickled).rows.source)) == 609
+
+
+def test_a_table_at_a_url_with_a_secret_is_refused(table: Path) -> None:
+    class Elsewhere(deltalake.DeltaTable):  # type: ignore[name-defined]
+        __module__ = "deltalake.table"
+        table_uri = "s3://me:hidden@bucket/table"
+
+    with pytest.raises(hy.SpecError, match="with a password") as caught:
+        DeltaVersion(Elsewhere(str(table)))
+    assert "hidden" not in str(caught.value)

@@ -64,7 +64,11 @@ def iceberg(rows: pa.Table, folder: Path) -> hy.Dataset:
     return hy.Dataset.iceberg(table, snapshot=snapshot, **COLUMNS)
 
 
-@pytest.mark.parametrize("source", [parquet, pandas, polars, duckdb, delta, iceberg])
+LONG = [pytest.param(source, marks=pytest.mark.long) for source in (polars, duckdb, delta, iceberg)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [parquet, pandas, *LONG])
 def test_equal_rows_are_equal_data_and_equal_models(
     tmp_path: Path, rows: pa.Table, source: Callable[[pa.Table, Path], hy.Dataset]
 ) -> None:

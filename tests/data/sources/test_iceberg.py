@@ -16,6 +16,8 @@ from jobs import classes
 
 pytest.importorskip("pyiceberg", reason="pyiceberg is not installed (extra `iceberg`)")
 
+pytestmark = pytest.mark.slow
+
 COLUMNS: dict[str, Any] = {"features": ["age", "many", "id"], "label": "left", "key": "id", "partitions": 3}
 COLUMNS |= {"impute": {"age": "mean"}, "validation": 0.2}
 
@@ -23,7 +25,7 @@ COLUMNS |= {"impute": {"age": "mean"}, "validation": 0.2}
 @pytest.fixture
 def catalog(tmp_path: Path) -> Any:
     sql = pytest.importorskip("pyiceberg.catalog.sql", reason="the SQL catalog of pyiceberg needs sqlalchemy")
-    catalog = sql.SqlCatalog("local", uri=f"sqlite:///{tmp_path}/catalog", warehouse=f"file://{tmp_path}/warehouse")
+    catalog = sql.SqlCatalog("here", uri=f"sqlite:///{tmp_path}/catalog", warehouse=f"file://{tmp_path}/warehouse")
     catalog.create_namespace("town")
     yield catalog
     catalog.close()
@@ -71,6 +73,27 @@ def test_a_table_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ta
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
     with pytest.raises(hy.DataError, match=r"here\.town\.nobody cannot be opened: NoSuchTableError"):
         IcebergSnapshot("here.town.nobody")
+    opened = IcebergSnapshot("here.town.people")
+    assert opened.identity() == IcebergSnapshot(table).identity()
+    assert repr(opened).endswith("of the Iceberg table here.town.people")
+    copy = pickle.loads(pickle.dumps(opened))
+    assert copy.identity() == opened.identity() and len(read(copy, ["id"])) == 609
+
+
+def test_a_file_of_metadata_in_the_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: Any) -> None:
+    shutil.copy(table.metadata_location.removeprefix("file://"), tmp_path / "v1.metadata.json")
+    monkeypatch.chdir(tmp_path)
+    for name in ("v1.metadata.json", Path("v1.metadata.json")):
+        assert IcebergSnapshot(name).identity() == IcebergSnapshot(table).identity()
+    with pytest.raises(hy.SpecError, match=r"table = 'people': must be \"catalog\.namespace\.table\""):
+        IcebergSnapshot("people")
+
+
+def test_a_location_with_a_secret_is_refused(table: Any) -> None:
+    table.metadata_location = "s3://me:hidden@bucket/v1.metadata.json"
+    with pytest.raises(hy.SpecError, match="with a password") as caught:
+        IcebergSnapshot(table)
+    assert "hidden" not in str(caught.value)
 
 
 def test_a_run_goes_on_with_its_snapshot_and_without_its_files(tmp_path: Path, table: Any, rows: pa.Table) -> None:

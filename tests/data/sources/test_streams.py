@@ -141,7 +141,11 @@ def test_a_transform_is_given_dictionaries_which_count_then(cache: Path, rows: p
     assert len({manifest.digest for manifest in (*plain, *coded)}) == 1
 
 
-@pytest.mark.parametrize("library", ["exported", "views", "coded", "dataset", "reader", "pandas", "Polars", "DuckDB"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("dataset", "reader", "pandas", "Polars", "DuckDB")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["exported", "views", "coded", *LONG])
 def test_a_model_predicts_for_rows_of_any_library(tmp_path: Path, rows: pa.Table, library: str) -> None:
     data = hy.Dataset.arrow(rows, **{**COLUMNS, "features": ["age", "many", "id"]})
     run = hy.fit(classes, {"lr": 0.1}, data, epochs=1, engine=hy.Inline(), directory=tmp_path / "run")

@@ -19,6 +19,8 @@ import pytest
 
 import hopyard as hy
 import programs
+from hopyard.driver.programs.sources import source_of
+from hopyard.feeds.local_rows import blocks_of
 from jobs import table
 
 pytestmark = [pytest.mark.slow, pytest.mark.programs]
@@ -52,6 +54,15 @@ class TestFeed:
         assert program.feed(rows.to_reader(max_chunksize=3_000), epochs=2) == 20_000
         assert program.wait(60).status == "completed"
         assert sum(programs.values(program, "total")) == 2 * sum(range(10_000))
+
+    def test_record_batches_are_rows_of_one_table(self) -> None:
+        """Bug: each of them was sent as one row."""
+        rows = pa.table({"a": range(10)})
+        for data in (rows.to_batches(max_chunksize=3), rows.to_reader(max_chunksize=3), rows.to_batches()[0]):
+            sent = blocks_of(source_of(data)._data)  # type: ignore[attr-defined]
+            assert [row for block in sent for row in block.to_pylist()] == rows.to_pylist()
+        empty = pa.RecordBatchReader.from_batches(pa.schema([("text", pa.large_string())]), [])
+        assert source_of(empty)._data.schema == pa.schema([("text", pa.string())])  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("uneven", ["allow", "min", "cycle"])
     def test_how_uneven_feeds_end(self, tmp_path: Path, uneven: str) -> None:

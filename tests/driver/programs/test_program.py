@@ -729,6 +729,7 @@ def test_odd_errors(tmp_path: Path, how: str, words: str) -> None:
 def test_a_time_out_that_ends_while_its_last_decisions_are_carried_out_is_decided_upon_at_once() -> None:
     loop = object.__new__(ProgramLoop)
     loop._slots_to_start, loop._decided_at = deque(), 9.0
+    loop._lock = SimpleNamespace(mirror=None)  # type: ignore[assignment]
     loop._machine = SimpleNamespace(due=lambda now: 10.0 if now <= 10.0 else None)  # type: ignore[assignment]
     loop._clock = SimpleNamespace(now=lambda: 14.0)  # type: ignore[assignment]
     assert loop._wait() < 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ def goes_on(url: str, tmp_path: Path) -> None:
         assert told["files"] == [str(number) for number in range(rank, FILES, 2)]
         assert told["shard"] == [f"part-{number}" for number in range(rank, FILES, 2)]
     assert not (tmp_path / "program" / "checkpoints").exists()
-    with pytest.raises(hy.RunDirectoryError, match=r"is not empty \(2 files, .*worker-0 and so on\)"):
+    with pytest.raises(hy.RunDirectoryError, match=r"is not empty \(it has worker-0, worker-1\)"):
         hy.launch(main, url, directory=tmp_path / "other", **arguments)
 
     def reads(args: Any, ctx: Any) -> None:
@@ -93,6 +94,46 @@ def test_webhdfs(hdfs: Any, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_s3(s3: Any, tmp_path: Path) -> None:
     goes_on(f"{s3.url}/programs", tmp_path)
+
+
+def test_a_later_launch_takes_a_store_over(tmp_path: Path) -> None:
+    """As a cluster does that starts a driver again, while the tasks of the first one still run."""
+    store = tmp_path / "store"
+
+    def writes(args: Any, ctx: Any) -> None:
+        step = 0
+        while True:
+            ctx.checkpoint({"by": "first"}, step := step + 1)
+            time.sleep(0.02)
+
+    def goes_on(args: Any, ctx: Any) -> None:
+        _, step = ctx.restored()
+        ctx.checkpoint({"by": "second"}, step)
+        while not Path(args).exists():
+            time.sleep(0.02)
+        ctx.report({"kept": ctx.restored()[0]["by"] == "second"})
+
+    arguments: dict[str, Any] = {"roles": {"worker": 1}, "store": store}
+    first = hy.launch(writes, directory=tmp_path / "first", **arguments)
+    with pytest.raises(hy.RunDirectoryError, match=r"belongs to another program|is not empty"):
+        hy.launch(writes, directory=tmp_path / "other", **arguments)
+    while len(list(store.glob("worker-0/*.safetensors"))) < 2:
+        time.sleep(0.02)
+    second = hy.launch(goes_on, str(tmp_path / "failed"), directory=tmp_path / "second", resume=True, **arguments)
+    with pytest.raises(hy.ProgramFailed, match="belongs to a later launch"):
+        first.wait(60)
+    (tmp_path / "failed").touch()
+    second.wait(60)
+    assert second.summary()["tasks"][0]["values"] == {"kept": 1.0}
+    assert [path.name for path in store.iterdir()] == ["worker-0"], "no mark is left"
+
+
+def test_a_launch_that_fails_leaves_no_mark(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arguments: dict[str, Any] = {"roles": {"worker": 1}, "store": tmp_path / "store"}
+    with pytest.raises(hy.RunDirectoryError):
+        hy.launch(main, directory=tmp_path / "file", **arguments)
+    assert list((tmp_path / "store").iterdir()) == []
 
 
 @pytest.mark.parametrize(

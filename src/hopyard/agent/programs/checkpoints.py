@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from hopyard.agent.programs.local_files import room_in
-from hopyard.data.sources.paths import is_local, opened
-from hopyard.errors import ResourceError, SpecError
+from hopyard.data.sources.paths import opened
+from hopyard.errors import ResourceError, RunDirectoryError, SpecError
 from hopyard.filesystems import PART, Directory, reaching
-from hopyard.store.journal import write_whole
+from hopyard.store.states import owner_of
 from hopyard.store.tree import decode, encode
-from hopyard.system.files import replacing, sync, sync_directory
-from hopyard.system.scratch import scratch_folder
+from hopyard.system.scratch import room_in, scratch_folder
 from hopyard.text import shown
 
 _NAME = re.compile(r"(\d+)-(-?\d+)\.(safetensors|zip)")
@@ -30,24 +29,29 @@ class Checkpoints:
     """The folder of one task. Nobody else writes there: an attempt ends before the next one begins.
 
     Args:
-        url: its path or URL.
+        store: path or URL of the folder for all tasks.
+        task: name of the task's folder in it.
         copies: folder on this host for copies.
+        owner: the mark of the launch in the store; a later launch that continues from its checkpoints puts another
+            one. "": nobody else can have the store.
 
     Raises:
         ResourceError: no room there, or it cannot be reached.
     """
 
-    def __init__(self, url: str, copies: Path) -> None:
-        self._url, self._copies = url, copies
-        with self._reaching("open"):
-            self._directory = Directory(url)
+    def __init__(self, store: str, task: str, copies: Path, owner: str = "") -> None:
+        self._store, self._url, self._copies, self._owner = store, f"{store}/{task}", copies, owner
+        with self._reaching("open", "ctx.checkpoint, ctx.restored"):
+            self._directory = Directory(self._url)
 
     def put(self, content: Any, step: int) -> None:
-        """Store a tree, or a folder given as a Path, and remove all but it and the one before."""
+        """Store a tree, or a folder given as a Path, and remove all but it and the one before. Raises RunDirectoryError
+        where a later launch owns the store."""
         if isinstance(content, str):
             raise SpecError(f"ctx.checkpoint({shown(content)}): text is no tree; give a folder as a pathlib.Path")
         tree = None if isinstance(content, Path) else bytes(encode(content))
-        with self._reaching("write to"):
+        with self._reaching("write to", "ctx.checkpoint"):
+            self._require_owner()
             self._directory.make()
             names = self._directory.sizes()
             for part in [name for name in names if name.startswith(PART)]:  # of a killed writer
@@ -56,8 +60,6 @@ class Checkpoints:
             name = f"{1 + max(written, default=0):09d}-{step}"
             if tree is None:
                 self._put_folder(f"{name}.zip", content)
-            elif is_local(self._url):
-                write_whole(Path(self._url, f"{name}.safetensors"), tree)
             else:
                 self._directory.put(f"{name}.safetensors", tree)
             for number in sorted(written)[:-1]:
@@ -66,37 +68,46 @@ class Checkpoints:
     def last(self) -> tuple[Any, int] | None:
         """Return (tree, or the path of a copy of the folder, step) of the one that was written last; None: there is
         none. The copy stays until the next call."""
-        with self._reaching("read"):
-            written = _numbered(self._directory.sizes())
-            if not written:
-                return None
-            name = written[max(written)]
-            match = _NAME.fullmatch(name)
-            assert match is not None
-            if match[3] == "safetensors":
-                return decode(self._directory.get(name)), int(match[2])
-            copy = self._copies / "restored"
-            shutil.rmtree(copy, ignore_errors=True)
-            with opened(f"{self._url}/{name}") as file, zipfile.ZipFile(file) as archive, room_in(copy, name):
-                archive.extractall(copy)
-            return copy, int(match[2])
+        name = ""
+        with self._reaching("read", "ctx.restored"):
+            while written := _numbered(self._directory.sizes()):
+                before, name = name, written[max(written)]
+                try:
+                    return self._read(name)
+                except FileNotFoundError:  # another task wrote two more, and removed it
+                    if name == before:
+                        raise
+        return None
+
+    def _read(self, name: str) -> tuple[Any, int]:
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        if match[3] == "safetensors":
+            return decode(self._directory.get(name)), int(match[2])
+        copy = self._copies / "restored"
+        shutil.rmtree(copy, ignore_errors=True)
+        with opened(f"{self._url}/{name}") as file, zipfile.ZipFile(file) as archive, room_in(copy, name):
+            archive.extractall(copy)
+        return copy, int(match[2])
 
     def _put_folder(self, name: str, folder: Path) -> None:
         if not folder.is_dir():
             raise SpecError(f"ctx.checkpoint({shown(folder)}): must be a tree, or the path of a folder that is there")
-        if is_local(self._url):
-            with replacing(Path(self._url, name)) as part:
-                _pack(folder, part)
-                sync(part)
-            sync_directory(Path(self._url))
-            return
         with scratch_folder("checkpoint", self._copies) as copy:
             with room_in(copy, folder):
                 _pack(folder, copy / name)
             self._directory.put(name, copy / name)
 
-    def _reaching(self, verb: str) -> Any:
-        return reaching(self._url, verb, ResourceError, "ctx.checkpoint")
+    def _require_owner(self) -> None:
+        if self._owner and owner_of(self._store) != self._owner:
+            raise RunDirectoryError(
+                f"ctx.checkpoint: {self._store} belongs to a later launch, which continues from its checkpoints, or "
+                f"this program is over (host {socket.gethostname()}); nothing was written. Give each program a store= "
+                "of its own"
+            )
+
+    def _reaching(self, verb: str, argument: str) -> Any:
+        return reaching(self._url, verb, ResourceError, argument)
 
 
 def _numbered(names: Any) -> dict[int, str]:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import operator
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,15 @@ from hopyard.core.programs.events import Reported
 from hopyard.core.programs.feeding import feed_named
 from hopyard.errors import DataError, SpecError
 from hopyard.store.layout import Layout
+from hopyard.text import shown
 
 if TYPE_CHECKING:
     from hopyard.agent.programs.checkpoints import Checkpoints
     from hopyard.agent.programs.session import TaskSession
     from hopyard.feeds.reader import Feed
 
+
+_TEXT_OPTIONS = ("encoding", "errors", "newline")
 
 present: ProgramContext | None = None
 """Context of the task that runs in this process."""
@@ -129,14 +133,21 @@ class ProgramContext:
         Args:
             uri: `ctx.open("s3://bucket/labels.txt", "r")`.
             mode: of Python's `open`.
-            options: "encoding", "newline" and the like.
+            options: of a text mode: encoding=, errors=, newline=.
 
         Raises:
+            SpecError: there is no such mode, or it has no such option.
             DataError: it cannot be opened; names the cause.
         """
         from hopyard.filesystems import open_to_read, open_url, reaching
 
         url = self.path(path("uri", uri, "a path or URL"))
+        if not isinstance(mode, str) or not re.fullmatch(r"[rwax](?:[bt]?\+?|\+[bt])", mode):
+            raise SpecError(f'ctx.open(mode={shown(mode)}): must be a mode of Python\'s open: "r", "rb", "w", "wb", …')
+        if wrong := sorted(options.keys() - set(() if "b" in mode else _TEXT_OPTIONS)):
+            raise SpecError(
+                f"ctx.open(mode={mode!r}): no option {wrong[0]!r}; text modes have {', '.join(_TEXT_OPTIONS)}"
+            )
         with reaching(url, "open", DataError, "ctx.open"):
             system, inner = open_url(url)
             if "r" not in mode or "+" in mode:
@@ -263,4 +274,4 @@ class ProgramContext:
                 "URL or path, or directory= a folder, that driver and executors share"
             )
         root = store or self.directory / "checkpoints"
-        return Checkpoints(f"{root}/{role}-{index}", self._session.folder)
+        return Checkpoints(str(root), f"{role}-{index}", self._session.folder, self._session.host.owner)

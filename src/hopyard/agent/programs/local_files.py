@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 from hopyard.data.sources.paths import is_local
-from hopyard.errors import DataError, ResourceError
+from hopyard.errors import DataError
 from hopyard.filesystems import open_url, reaching
-from hopyard.system.files import FULL
-from hopyard.system.scratch import scratch_folder
+from hopyard.system.scratch import room_in, scratch_folder
 
 _NAME = 60
 """Characters of a file's own name that its copy keeps: those at the end, as readers go by the suffix."""
@@ -71,17 +68,3 @@ def _local(file: str, copy: Path) -> str:
 def _remove(path: str, folder: Path) -> None:
     if Path(path).parent == folder:
         Path(path).unlink(missing_ok=True)
-
-
-@contextmanager
-def room_in(folder: Path, original: object) -> Iterator[None]:
-    """Turn a lack of room in a folder of this host, while `original` is copied there, into a ResourceError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise ResourceError(
-            f"host {socket.gethostname()} has no room in {folder} for a copy of {original} ({error.strerror}); set "
-            "TMPDIR of the agents (the engine's env=) to a directory with room"
-        ) from error

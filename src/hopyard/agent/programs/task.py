@@ -181,9 +181,10 @@ def _user_traceback(error: BaseException) -> list[str]:
 
 def plain(text: str, limit: int = TEXT) -> str:
     """Return text that can be sent and shown: cut in its middle, and `escaped`."""
+    text = without_secrets(text)  # first, as a cut URL is none
     if len(text) > limit:
         text = f"{text[: limit // 2]} … ({len(text):,} characters) … {text[-limit // 2 :]}"
-    return escaped(without_secrets(text))
+    return escaped(text)
 
 
 def explained(error: BaseException) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hopyard.agent.progress import Progress
-from hopyard.agent.runs.checkpoints import CheckpointWriter, StateMessage
 from hopyard.agent.runs.faults import BROKEN
 from hopyard.agent.runs.gang import GangMember
+from hopyard.agent.runs.state_writer import StateMessage, StateWriter
 from hopyard.agent.runs.transfer import Network, reach
 from hopyard.agent.runs.worker import Worker
 from hopyard.code.pickling import loads
@@ -61,7 +61,7 @@ class UnitService:
     """A worker with its checkpoints, memory and network."""
 
     worker: Worker
-    checkpoints: CheckpointWriter
+    checkpoints: StateWriter
     arena: Arena
     folder: Folder
     manifest: Manifest
@@ -132,7 +132,7 @@ def assemble(
     free = os.statvfs(folder.path)
     arena = Arena(folder.path, slot, free.f_bavail * free.f_frsize // ARENA_SHARE)
     guarded = Guarded(store.open, setup.store)
-    checkpoints = CheckpointWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
+    checkpoints = StateWriter(slot, guarded, arena, send, 0.0 if card is None else card.stall)
     fetch = None if network is None else network.take
     if network is not None and setup.bulk is not None:
         supply(manifest, partial(network.rows, setup.bulk.depot))

@@ -15,12 +15,12 @@ import msgspec
 
 from hopyard import meter
 from hopyard.agent.runs.check import TrialCheck, nondeterminism
-from hopyard.agent.runs.checkpoints import CheckpointWriter
 from hopyard.agent.runs.faults import HostFault, Missing, blame, reading
 from hopyard.agent.runs.gang import GangMember
 from hopyard.agent.runs.members import Share, alone, gathered
 from hopyard.agent.runs.models import BuiltModels
 from hopyard.agent.runs.reported import CostCounter, Costs, check_sizes
+from hopyard.agent.runs.state_writer import StateWriter
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.agent.runs.warned import WarningWatch
 from hopyard.core.messages import Broken, Membership, NoRoom
@@ -72,7 +72,7 @@ class Worker:
         plan: Plan,
         store: Store,
         arena: Arena,
-        checkpoints: CheckpointWriter,
+        checkpoints: StateWriter,
         fetch: Fetch | None = None,
         interruptible: bool = True,
         member: GangMember | None = None,

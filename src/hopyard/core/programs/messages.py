@@ -40,6 +40,8 @@ class HostTasks(HostMessage, frozen=True):
     """Whether collectives are told which network interface leads to the peers."""
     store: str = ""
     """Path or URL of the checkpoints; "": they are in the directory."""
+    owner: str = ""
+    """The mark of this launch in `store`: without it there, its tasks write no checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

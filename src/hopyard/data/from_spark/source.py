@@ -67,8 +67,11 @@ class MaterializedSource:
         """Raises SpecError: the rows are encoded already, so they cannot be read as rows."""
         refuse(self.url)
 
-    def find(self) -> Manifest | None:
+    def find(self, half: bool = True) -> Manifest | None:
         """Return the manifest; None when there is none. An entry of the cache is pinned while the Manifest lives.
+
+        Args:
+            half: whether half a manifest is an error. Where files cannot be renamed, one is seen while it is written.
 
         Raises:
             DataError: the file is not a manifest, or of another version.
@@ -80,7 +83,7 @@ class MaterializedSource:
                 data = shared_directory(self.url).get(FILE)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        if not data.endswith(b"\n"):  # half of one, by a writer that was killed where files cannot be renamed
+        if not half and not data.endswith(b"\n}\n"):
             return None
         manifest = manifest_in(data, f"{self.url}/{FILE}")
         if manifest.stored is None:
@@ -172,7 +175,7 @@ class DataFrameSource:
         Raises:
             SpecError: the rows found under its name were made of other columns.
         """
-        if (existing := self.materialized.find()) is not None:
+        if (existing := self.materialized.find(half=False)) is not None:
             self._compare(existing)
             return self.materialized.prepare(limit, cache)
         alive(self.frames[0])

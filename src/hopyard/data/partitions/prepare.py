@@ -97,8 +97,9 @@ class InputRows:
             digest = content.hexdigest()
             if self._digest not in (None, digest):
                 raise DataError(
-                    f"{self.source!r} gave other rows when it was read again: sort them, or write them to Parquet "
-                    "first; of a reader, which can be read once, make a new Dataset"
+                    f"{self.source!r} gave other rows when it was read again: sort them, leave random augmentation to "
+                    "the recipe, or write them to Parquet first; of a reader, which can be read once, make another "
+                    "Dataset"
                 )
             self._digest = digest
 

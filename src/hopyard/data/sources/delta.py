@@ -62,6 +62,7 @@ class DeltaVersion:
             self.version = version if version is None else whole("version", version, 0)
         elif type(table).__module__.startswith("deltalake."):
             self._url, self.version = str(table.table_uri), int(table.version())  # itself, it may go to another one
+            path("the DeltaTable's table_uri", self._url)
             self._storage_options = getattr(table, "_storage_options", None)
             if version not in (None, self.version):
                 raise SpecError(

@@ -21,7 +21,8 @@ class IcebergSnapshot:
     """One snapshot of an Iceberg table. A pickle has the location of the table's metadata, and opens the table anew.
 
     Args:
-        table: a `pyiceberg` table, "catalog.namespace.table", or the path or URL of a metadata file.
+        table: a `pyiceberg` table, "catalog.namespace.table", or the path or URL of a metadata file: a `pathlib.Path`,
+            or text with a "/" in it or ".metadata.json" at its end.
         snapshot: its id; None: the newest, with the columns that the table has now.
 
     Raises:
@@ -38,6 +39,7 @@ class IcebergSnapshot:
             self._table: Any = _opened(table)
             self._name = self._name or ".".join(self._table.name())
             self._metadata_location = str(self._table.metadata_location)
+            path("the table's metadata_location", self._metadata_location)
             metadata = self._table.metadata
             self._uuid = str(metadata.table_uuid)
             current = metadata.current_snapshot()
@@ -133,7 +135,9 @@ def _opened(table: Any) -> Any:
         from pyiceberg.table import StaticTable
     except ImportError as error:
         raise UsageError(f"Iceberg tables need pyiceberg: pip install 'hopyard[iceberg]' ({error})") from None
-    if "/" in text:
+    if isinstance(table, os.PathLike) or "/" in text or text.endswith(".metadata.json"):
         return StaticTable.from_metadata(absolute(text))
     catalog, _, name = text.partition(".")
+    if not name:
+        raise SpecError(f'table = {shown(text)}: must be "catalog.namespace.table", or the path of a metadata file')
     return load_catalog(catalog).load_table(name)

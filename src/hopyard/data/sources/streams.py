@@ -25,8 +25,8 @@ scanners of PyArrow. These have no `__arrow_c_stream__`, or one of all rows in m
 
 
 def has_rows(data: Any) -> bool:
-    """Return whether it is a table, a query or a reader with columns. A single column, such as a Series, has a
-    stream too, and is none.
+    """Return whether it is a table, a query or a reader with columns. A single column (a Series) also exports a
+    stream; it is refused.
     """
     kind = type(data)
     if any(hasattr(kind, name) for name in _METHODS):
@@ -66,6 +66,5 @@ class Stream:
 
 def _unreadable(data: Any, error: Exception) -> DataError:
     return DataError(
-        f"the {type(data).__name__} cannot be read as Arrow: {line_of(error)}; mend it, or "
-        "give its rows as a pyarrow.Table"
+        f"the {type(data).__name__} cannot be read as Arrow: {line_of(error)}; convert it to a pyarrow.Table"
     )

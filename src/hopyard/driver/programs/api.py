@@ -7,8 +7,8 @@ import inspect
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -30,14 +30,14 @@ from hopyard.driver.resuming import resumes
 from hopyard.engines.default import chosen
 from hopyard.engines.local import START_SECONDS, Local, gpus
 from hopyard.errors import RunDirectoryError, SpecError
-from hopyard.filesystems import absolute, names_of, open_url, reaching
+from hopyard.filesystems import Directory, absolute, reaching
 from hopyard.frameworks.keras import strategies
 from hopyard.ports.engines import AgentEngine, Engine, is_engine, starts_agents
 from hopyard.spec import Timeouts
 from hopyard.store.journal import retire, room
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
-from hopyard.store.states import private
+from hopyard.store.states import FsspecStore, claim, disown, is_mark, private
 from hopyard.system.files import sweep_parts
 from hopyard.text import shown
 
@@ -153,38 +153,43 @@ def launch(
         raise SpecError("tensorboard: the package is not installed; pip install tensorboard")
     own_slots = agent_engine.driver_workers if agent_engine.shared_places else None
     spec = fitted(spec, agent_engine.workers, own_slots=own_slots)
-    if store:
-        _prepare_store(store, resumes(resume))
-    with claimed(directory) as (layout, lock):
-        _prepare_directory(layout, lock, resumes(resume))
-    with freed_on_error(lock):
-        token = secrets.token_hex(16)  # with it workers accept rows
-        logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
-        setup = HostTasks(
-            main=pickled,
-            script=script,
-            directory=str(layout.root),
-            heartbeat_timeout=timeouts.heartbeat_timeout,
-            token=token,
-            home="",
-            apart=False,
-            tensorboard=os.path.abspath(logdir) if logdir and "://" not in logdir else logdir,  # noqa: PTH100
-            tensorflow1=tensorflow1,
-            environment=variables,
-            interface=transport == "auto",
-            store=store or "",
-        )
-        about = {"hopyard": __version__, "python": PYTHON, "engine": agent_engine.name, "threads": agent_engine.threads}
-        with room(layout.root):
-            loop = ProgramLoop(layout, lock, ProgramMachine(spec), agent_engine, setup, about)
-        feeding = Feeding(loop, layout, token)
-        program = Program(layout, loop, feeding)
-        try:
-            loop.open(feeding)
-        except BaseException:
-            if not layout.program.stat().st_size:
-                layout.program.unlink()  # nothing has happened
-            raise
+    with _owned_store(store, resumes(resume)) as owner:
+        with claimed(directory) as (layout, lock):
+            _prepare_directory(layout, lock, resumes(resume))
+        with freed_on_error(lock):
+            token = secrets.token_hex(16)  # with it workers accept rows
+            logdir = "" if tensorboard is False else str(layout.root if tensorboard is True else tensorboard)
+            setup = HostTasks(
+                main=pickled,
+                script=script,
+                directory=str(layout.root),
+                heartbeat_timeout=timeouts.heartbeat_timeout,
+                token=token,
+                home="",
+                apart=False,
+                tensorboard=os.path.abspath(logdir) if logdir and "://" not in logdir else logdir,  # noqa: PTH100
+                tensorflow1=tensorflow1,
+                environment=variables,
+                interface=transport == "auto",
+                store=store or "",
+                owner=owner,
+            )
+            about = {
+                "hopyard": __version__,
+                "python": PYTHON,
+                "engine": agent_engine.name,
+                "threads": agent_engine.threads,
+            }
+            with room(layout.root):
+                loop = ProgramLoop(layout, lock, ProgramMachine(spec), agent_engine, setup, about)
+            feeding = Feeding(loop, layout, token)
+            program = Program(layout, loop, feeding)
+            try:
+                loop.open(feeding)
+            except BaseException:
+                if not layout.program.stat().st_size:
+                    layout.program.unlink()  # nothing has happened
+                raise
     return program
 
 
@@ -278,19 +283,39 @@ def _store(value: str | Path) -> str:
     return url
 
 
-def _prepare_store(url: str, resume: bool) -> None:
-    """Make the folder of checkpoints. From those of an earlier program a new one goes on only where it is told to."""
-    names: list[str] = []
+@contextmanager
+def _owned_store(url: str | None, resume: bool) -> Iterator[str]:
+    """Claim the folder of checkpoints for this launch, and yield its mark; "" where there is no folder. The mark is
+    removed where the launch fails."""
+    if not url:
+        yield ""
+        return
+    mark = secrets.token_hex(8)
     with reaching(url, "open", SpecError, "store", "it must be a path or a URL where folders can be made"):
-        system, root = open_url(url)
-        system.makedirs(root, exist_ok=True)
-        system.invalidate_cache()
-        with suppress(FileNotFoundError):  # object stores have no empty folders
-            names = system.ls(root, detail=False)
+        _prepare_store(url, resume)
+        store = FsspecStore(url)
+        if not claim(store, store.marks() if resume else (), mark):
+            raise RunDirectoryError(
+                f"store = {shown(url)}: belongs to another program, which runs or was killed; give another store=, or "
+                "resume=True to take it over once that program has ended"
+            )
+    try:
+        yield mark
+    except BaseException:
+        disown(url, mark)
+        raise
+
+
+def _prepare_store(url: str, resume: bool) -> None:
+    """Refuse a folder that is not empty, unless `resume`."""
+    directory = Directory(url)
+    directory.make()
+    names = [*directory.folders(), *(name for name in directory.sizes() if not is_mark(name))]
     if names and not resume:
+        shown_names = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
         raise RunDirectoryError(
-            f"store = {shown(url)}: is not empty ({names_of(names)}); give another store=, or resume=True to go on "
-            "from the checkpoints there"
+            f"store = {shown(url)}: is not empty (it has {shown_names}); give another store=, or resume=True to "
+            "continue from the checkpoints there"
         )
 
 

@@ -64,6 +64,7 @@ from hopyard.ports.engines import AgentEngine, Agents
 from hopyard.store.journal import Journal
 from hopyard.store.layout import Layout
 from hopyard.store.lock import Lock
+from hopyard.store.states import disown
 
 log = logging.getLogger(__name__)
 
@@ -397,7 +398,7 @@ class ProgramLoop:
                 self._link.send(slot, msgspec.structs.replace(order.message, slot=slot, incarnation=incarnation))
 
     def _close(self, error: BaseException | None) -> None:
-        for step in (self._disconnect, self._journal.close, self._lock.free):
+        for step in (self._disconnect, self._disown_store, self._journal.close, self._lock.free):
             try:
                 step()
             except Exception as close_error:  # noqa: BLE001 - the other steps must be done too
@@ -410,6 +411,10 @@ class ProgramLoop:
             atexit.unregister(self._end_with_process)
             self._publish(ended=True, error=error)
             self._opened.set()
+
+    def _disown_store(self) -> None:
+        if self._setup.owner:
+            disown(self._setup.store, self._setup.owner)
 
     def _disconnect(self) -> None:
         if self._link is not None:

@@ -15,6 +15,7 @@ from hopyard.errors import HopyardError, SpecError
 from hopyard.feeds.local_rows import blocks_of
 from hopyard.feeds.sender import Route, send_partition
 from hopyard.feeds.spark_tasks import FEEDING, feeding, feeding_rows
+from hopyard.formats.arrow import plain_schema
 from hopyard.sparkapi import is_connect
 from hopyard.sparkapi.dataframe import checked, is_frame, mapped
 
@@ -135,12 +136,16 @@ def source_of(data: Any) -> FeedSource:
     if len(set(map(str, names))) < len(names):
         twice = sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1})
         raise SpecError(f"feed({type(data).__name__}): there are several columns named {', '.join(twice)}; rename them")
-    allowed = isinstance(data, (list, tuple, Mapping, pa.Table, pa.RecordBatch))
-    if allowed or hasattr(data, "prepare") or is_pandas(data):
+    if isinstance(data, pa.Table) or is_pandas(data) or hasattr(data, "prepare"):
         return DriverRows(data)
     if (known := arrow_source(data, decode=False)) is not None:  # read as a whole, as a reader can be read once
-        batches = [batch for batch, _, _ in known[0].pieces(None, [])]
-        return DriverRows(pa.Table.from_batches(batches, None if batches else pa.schema([])))
+        source, schema = known
+        batches = [batch for batch, _, _ in source.pieces(None, [])]
+        if not batches:
+            return DriverRows(plain_schema(pa.schema([]) if schema is None else schema, decode=False).empty_table())
+        return DriverRows(pa.Table.from_batches(batches))
+    if isinstance(data, (list, tuple, Mapping)):
+        return DriverRows(data)
     raise SpecError(
         "feed(…) must be given a Spark DataFrame, an RDD, a hy.Dataset, rows of Arrow or pandas, a dict from column to "
         f"array or a list of rows, got {type(data).__name__}"

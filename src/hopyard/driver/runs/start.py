@@ -52,7 +52,7 @@ from hopyard.store.urls import working
 from hopyard.store.urls.mirror import publish
 from hopyard.system.files import sweep_parts
 from hopyard.system.owners import other_writers
-from hopyard.trackers import without_password
+from hopyard.text import without_passwords
 from hopyard.views.words import retriable
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,7 @@ def begin(request: RunRequest, resume: bool, wait: bool, trust: bool = False) ->
         if _holds_a_run(layout, lock, resume):
             return _resume(request, layout, lock, wait, trust)
         manifest = inputs.data.prepare()
-        if (
-            inputs.data.rows.is_streamed
-        ):  # only now the rows have the identity by which a resume finds them in the cache
+        if inputs.data.rows.is_streamed:  # only now they have the identity by which a resume finds them in the cache
             pickle = _pickled(inputs)
         copied = replace(opened(pickle, WHOLE_RUN), engine=inputs.engine)  # whatever the user changes from now on
         for metric in [each.metric for each in request.spec.objectives if each.metric.startswith("val_")]:
@@ -140,7 +138,7 @@ def _about(request: RunRequest, manifest: Manifest, layout: Layout) -> About:
         backend=engine.env.get("KERAS_BACKEND", ""),
         encrypt=request.encrypt,
         digests={name: value_digest(getattr(inputs, name)) for name in _by_value(inputs)},
-        track=tuple(map(without_password, request.track or ())),
+        track=tuple(map(without_passwords, request.track or ())),
     )
 
 
@@ -207,7 +205,7 @@ def go_on(
         if changes.search is not None:
             about, inputs = with_search(layout, about, inputs, changes.search)
         if changes.track is not None:
-            about = msgspec.structs.replace(about, track=tuple(map(without_password, changes.track)))
+            about = msgspec.structs.replace(about, track=tuple(map(without_passwords, changes.track)))
             publish(layout.about, msgspec.json.encode(about))
         states = take_over(layout, about, machine, earlier)
     return drive(

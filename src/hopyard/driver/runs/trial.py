@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from hopyard.checks import one_of
 from hopyard.core.runs.records import TrialRecord
@@ -157,7 +157,13 @@ class Trial:
             raise SpecError(f'checkpoint must be "best" or "last", got {shown(checkpoint)}; {WITH_LABEL}')
         return self._predictor(checkpoint).evaluate(data)
 
-    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Any:
+    @overload
+    def save(self, directory: Path, checkpoint: Literal["best", "last"] = "best") -> Path: ...
+
+    @overload
+    def save(self, directory: str, checkpoint: Literal["best", "last"] = "best") -> Path | str: ...
+
+    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path | str:
         """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, what else the
         model's State has, the pickled recipe and, where the data had one, its pickled transform.
 

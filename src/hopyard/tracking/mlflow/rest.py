@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from hopyard import __version__
-from hopyard.text import one_line
-from hopyard.trackers import without_password
+from hopyard.text import one_line, without_passwords
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.service import DIGEST, EXISTS, MISSING, MODEL, Elsewhere, Model, StoredRun, final
 from hopyard.tracking.mlflow.sheets import Batch
@@ -66,7 +65,7 @@ class Rest:
             valid = False
         if not valid:
             raise Refused(
-                f"{without_password(url)} is no URL of a server; it must be http[s]://[USER[:PASSWORD]@]HOST[:PORT]"
+                f"{without_passwords(url)} is no URL of a server; it must be http[s]://[USER[:PASSWORD]@]HOST[:PORT]"
                 "[/PATH], other characters than ASCII as %XX"
             )
         self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -14,8 +14,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, 
 from mlflow.exceptions import ERROR_CODE_TO_HTTP_STATUS, MlflowException
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from hopyard.text import error_line
-from hopyard.trackers import without_password
+from hopyard.text import error_line, without_passwords
 from hopyard.tracking.follower import Refused
 from hopyard.tracking.mlflow.service import DIGEST, EXISTS, MODEL, Elsewhere, Model, StoredRun, final
 from hopyard.tracking.mlflow.sheets import Batch
@@ -30,7 +29,7 @@ class Store:
     """
 
     def __init__(self, uri: str, environ: Mapping[str, str]) -> None:
-        self._uri, self._shown = uri, without_password(uri)
+        self._uri, self._shown = uri, without_passwords(uri)
         self._made: Any = None
         self._id = environ.get("MLFLOW_EXPERIMENT_ID", "")
         self._name = environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"

@@ -17,8 +17,8 @@ import msgspec
 
 from hopyard.errors import ResourceError, SpecError
 from hopyard.store.layout import Layout
-from hopyard.text import error_line, escaped
-from hopyard.trackers import EXPERIMENT, MLFLOW, REGISTER, with_password, without_password
+from hopyard.text import error_line, escaped, without_passwords
+from hopyard.trackers import EXPERIMENT, MLFLOW, REGISTER, with_password
 from hopyard.tracking.follower import News, Refused
 from hopyard.tracking.mlflow.service import Elsewhere, Service, StoredRun
 from hopyard.tracking.mlflow.sheets import ATTEMPT, POINTS, RUN, TRIAL, Key, Sheet, Sheets
@@ -254,6 +254,6 @@ def connect(target: str, layout: Layout, environ: Mapping[str, str]) -> Mlflow:
         from hopyard.tracking.mlflow.store import Store
     except ImportError as error:
         raise Refused(
-            f"mlflow={without_password(uri)} needs MLflow's client: pip install 'hopyard[mlflow]' ({error})"
+            f"mlflow={without_passwords(uri)} needs MLflow's client: pip install 'hopyard[mlflow]' ({error})"
         ) from None
     return Mlflow(Store(uri, environ), layout, register)

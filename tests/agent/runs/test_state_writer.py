@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hopyard import meter
-from hopyard.agent.runs import checkpoints as keeping
-from hopyard.agent.runs.checkpoints import CheckpointWriter
+from hopyard.agent.runs import state_writer as keeping
+from hopyard.agent.runs.state_writer import StateWriter
 from hopyard.core.messages import NoRoom
 from hopyard.core.runs.events import Durable, Forgotten, StoreAway, StoreBack
 from hopyard.errors import ResourceError
@@ -54,7 +54,7 @@ class Desk:
             settle(where)
 
         self.arena.settle = watched  # type: ignore[assignment, method-assign]
-        self.checkpoints = CheckpointWriter(0, Guarded(lambda: self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type, return-value]
+        self.checkpoints = StateWriter(0, Guarded(lambda: self, "store:"), self.arena, self.tell, stall)  # type: ignore[arg-type, return-value]
 
     def put(self, ref: Ref, data: memoryview) -> None:
         self.puts.append(ref)

@@ -60,7 +60,7 @@ class Pending:
     due: float
 
 
-class CheckpointWriter:
+class StateWriter:
     """Owner of this worker's own States, from when they lie in shared memory until nobody needs them there.
 
     Args:
