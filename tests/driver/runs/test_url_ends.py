@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ from url_drivers import JOB, dispatched, drivers, lose_disk
 
 JOURNAL = "journal.jsonl"
 TAKE_OVER = """
-import os
-os.environ["XDG_CACHE_HOME"] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cache")
 run = hy.resume(sys.argv[1], trust=True, take_over=True, wait=False, engine=hy.Local(workers=1))
 print("taken")
 run.stop()
 """
-"""A driver on another host, which stops soon after it has taken a run over."""
+"""A driver that stops soon after it has taken a run over."""
 
 
 @pytest.fixture
@@ -79,12 +76,13 @@ def test_a_live_driver_that_copies_each_second_is_taken_over(url: str, tmp_path:
     with drivers() as start:
         first = start(script(tmp_path / "job.py", SLOW + JOB), url, "40")
         until(lambda: dispatched(url) > 0)
+        (tmp_path / "link").symlink_to(tmp_path / "bucket")  # another working folder, as on another host
         other = script(tmp_path / "other.py", "import sys, shaky, hopyard as hy\n" + TAKE_OVER)
-        second = start(other, url)
+        second = start(other, f"local://{tmp_path}/link/run")
         out, err = second.communicate(timeout=120)
         assert out == "taken\n", err
         _, told = first.communicate(timeout=60)
-        assert first.returncode == 4 and "has gone on with this run" in told
+        assert first.returncode and "has gone on with this run" in told
 
 
 def test_a_driver_tells_that_its_files_were_removed(
@@ -93,8 +91,8 @@ def test_a_driver_tells_that_its_files_were_removed(
     monkeypatch.setattr(mirror, "BEAT", 0.05)
 
     def removes(config: dict[str, Any]) -> Any:
-        shutil.rmtree(tmp_path / "bucket/run/journal.jsonl", ignore_errors=True)
-        (tmp_path / "bucket/run/driver.json").unlink(missing_ok=True)
+        for name in ("journal.jsonl/00000000", "driver.json"):
+            (tmp_path / "bucket/run" / name).unlink(missing_ok=True)
         time.sleep(0.5)
         return linear(config)
 
