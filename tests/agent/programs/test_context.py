@@ -90,6 +90,17 @@ def test_folders_come_back_as_they_were(ctx: Any, tmp_path: Path) -> None:
     assert [path.name for path in ctx._session.folder.iterdir()] == ["restored"], "a copy of what was stored is left"
 
 
+def test_an_empty_folder_and_what_no_archive_has(ctx: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    ctx.checkpoint(saved, 1)
+    copy, _ = ctx.restored()
+    assert copy.is_dir() and not list(copy.iterdir())
+    os.mkfifo(saved / "pipe")
+    with pytest.raises(SpecError, match="pipe is a pipe, a socket or a link to nothing"):
+        ctx.checkpoint(saved, 2)
+
+
 def test_another_task_reads_it(ctx: Any) -> None:
     ctx.checkpoint({"w": 1}, 7)
     ctx.index = 1

@@ -47,9 +47,7 @@ def coded(table: pa.Table) -> pa.Table:
 
 
 class Exported:
-    """A table of some library: all that is known of it is Arrow's interface, and that it has columns."""
-
-    columns = ("id",)
+    """A table of some library: all that is known of it is Arrow's interface."""
 
     def __init__(self, table: pa.Table, step: int = 77) -> None:
         self._table, self._step = table, step

@@ -143,6 +143,7 @@ def test_a_launch_that_fails_leaves_no_mark(tmp_path: Path) -> None:
         ("nosuch://checkpoints", hy.SpecError, "there is no file system 'nosuch'"),
         ("webhdfs://127.0.0.1:9/checkpoints", hy.SpecError, "nobody listens there"),
         ("", hy.SpecError, "store must be a path or URL"),
+        ("webhdfs://host:1/a?b", hy.SpecError, "for something else"),
     ],
 )
 def test_a_store_is_looked_at_before_anything_starts(

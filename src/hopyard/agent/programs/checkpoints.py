@@ -117,5 +117,11 @@ def _numbered(names: Any) -> dict[int, str]:
 
 def _pack(folder: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:  # not compressed: weights would gain little
+        archive.write(folder, ".")  # drivers of URLs cannot seek in an archive without an entry, which has 22 bytes
         for file in sorted(folder.rglob("*")):
+            if not (file.is_file() or file.is_dir()):
+                raise SpecError(
+                    f"ctx.checkpoint({shown(folder)}): {file.relative_to(folder)} is a pipe, a socket or a link to "
+                    "nothing; leave it out"
+                )
             archive.write(file, file.relative_to(folder))

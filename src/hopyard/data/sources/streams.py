@@ -31,7 +31,7 @@ def has_rows(data: Any) -> bool:
     kind = type(data)
     if any(hasattr(kind, name) for name in _METHODS):
         return True
-    return hasattr(kind, "__arrow_c_stream__") and (hasattr(kind, "columns") or hasattr(kind, "schema"))
+    return hasattr(kind, "__arrow_c_stream__") and not (hasattr(kind, "to_frame") or kind is pa.ChunkedArray)
 
 
 def in_memory(data: Any) -> bool:

@@ -275,6 +275,10 @@ def _role_counts(spec: ProgramSpec) -> str:
 
 def _store(value: str | Path) -> str:
     url = absolute(path("store", value, "a path or URL"))
+    if "://" in url and ("?" in url or "#" in url):
+        raise SpecError(
+            f'store = {shown(url)}: file systems take what follows "?" and "#" for something else; leave it out'
+        )
     if private(url):
         raise SpecError(
             f"store = {shown(url)}: what is there lives in the memory of one process, and each task has a process of "
