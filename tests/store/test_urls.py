@@ -157,7 +157,9 @@ def test_a_segment_is_created_once_and_names_its_writer(bucket: Path) -> None:
     assert found is not None and (found[0].writer.id, found[1]) == ("a", b"x")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}\n", segments.segment(WRITER, 0, b"xyz")[:-1]])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}\n", segments.segment(WRITER, 0, b"xyz")[:-1]], ids=["empty", "no head", "cut off"]
+)
 def test_a_damaged_segment_is_an_error(bucket: Path, damage: bytes) -> None:
     (bucket / "run/journal.jsonl").mkdir(parents=True)
     (bucket / "run/journal.jsonl/00000000").write_bytes(damage)
