@@ -424,7 +424,8 @@ def test_replay_and_resume(monkeypatch):
             hopyard.Timeouts(heartbeat_timeout=30.0, stall_timeout=90.0),
             hopyard.Timeouts(heartbeat_timeout=5.0, unit_timeout=20.0, durable_timeout=60.0),
         ]
-        assert engines[0] == (None, False, False) and engines[1][0].workers == 3 and engines[2] == (None, True, True)
+        assert engines[0] == (None, False, False, False) and engines[1][0].workers == 3
+        assert engines[2] == (None, True, True, False)
     finally:
         signal.signal(signal.SIGTERM, before)
 
