@@ -70,7 +70,7 @@ def test_a_store_that_lies_keeps_states_and_no_runs(url: str, tmp_path: Path) ->
 
 
 def test_a_run_whose_states_are_there(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopyard.agent.runs.checkpoints.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("hopyard.agent.runs.state_writer.FIRST_WAIT", 0.01)
 
     def recipe(config: dict[str, Any]) -> Any:
         faults(tmp_path, fail=0.2, lose=0.2)  # the run has begun
