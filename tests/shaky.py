@@ -53,6 +53,7 @@ def _upload(system: Shaky, path: str, value: bytes, mode: str = "overwrite") -> 
     part.write_bytes(value)
     try:
         path = system._strip_protocol(path)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)  # object stores have no folders
         (os.link if mode == "create" and not system._faults(path).get("lie") else os.replace)(part, path)
     finally:
         part.unlink(missing_ok=True)
