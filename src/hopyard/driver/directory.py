@@ -75,13 +75,13 @@ def seize_url(layout: Layout, lock: Lock, journal: Path) -> None:
                 raise
 
 
-def copy_end(layout: Layout, lock: Lock, path: Path, codec: Codec[Any], take_over: bool = False) -> None:
+def copy_end(layout: Layout, lock: Lock, path: Path, codec: Codec[Any]) -> None:
     """Copy the end of the journal of a run that has ended to its URL, where its driver could not. Raises as
     `claim_url`."""
     copied = working.copied(layout.root, path.name) if layout.url else None
     if copied is None or copied.end >= whole_bytes(path):
         return
-    claim_url(layout, lock, path, take_over)
+    claim_url(layout, lock, path)
     journal = Journal(path, codec, resume=True, mirror=lock.mirror)
     try:
         while not journal.shared(journal.size, 1.0):

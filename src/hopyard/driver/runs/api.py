@@ -239,8 +239,7 @@ def resume(
             seize_url(layout, lock, layout.journal)
         elif layout.url:
             working.fetch(layout.root, driving=True)
-        trust, forced, follow = given["trust"], given["take_over"], requested_trackers()
-        return go_on(layout, lock, engine, given["wait"], changes, trust=trust, follow=follow, forced=forced)
+        return go_on(layout, lock, engine, given["wait"], changes, trust=given["trust"], follow=requested_trackers())
 
 
 def _begin(arguments: dict[str, Any]) -> Run:

@@ -152,7 +152,6 @@ def go_on(
     recovered: tuple[Machine, EarlierDrivers] | None = None,
     trust: bool = False,
     follow: tuple[str, ...] = (),
-    forced: bool = False,
 ) -> Run:
     """Go on with the run in a directory whose lock is ours, from where its journal ends.
 
@@ -163,7 +162,6 @@ def go_on(
         recovered: what `recover` returned, where the journal was read already.
         trust: as for `resume`.
         follow: as in RunRequest.
-        forced: take a run at a URL over from a driver that may live.
     """
     machine, earlier = recovered or recover(layout)
     retries = trials_to_retry(layout, machine, changes.recipe) if changes.failed else ()
@@ -178,7 +176,7 @@ def go_on(
         text = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         log.warning("%s: the run had ended, but %s; what is not there is made again", layout.place, text)
     elif ended:
-        copy_end(layout, lock, layout.journal, CODEC, forced)
+        copy_end(layout, lock, layout.journal, CODEC)
         lock.free()
         more = "; `hopyard resume --failed` tries again what no recipe is to blame for" if retriable(machine) else ""
         log.warning("%s: the run had ended before (%s), nothing was trained%s", layout.place, machine.status, more)
@@ -195,7 +193,7 @@ def go_on(
     check_workers(members or machine.spec.members, selected)
     _compare_threads(layout, about, selected, machine.spec.exact)
     manifest = same_data(layout, inputs.data) if data is None else data[1]
-    claim_url(layout, lock, layout.journal, forced)
+    claim_url(layout, lock, layout.journal)
     with room(layout.root):
         sweep_parts(layout.root)
         if data is not None:

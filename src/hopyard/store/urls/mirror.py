@@ -173,8 +173,10 @@ class Mirror:
         """Whether people were told that the URL cannot be written to."""
         self._behind = False
         """Whether people were told that the run waits for the copy of its journal."""
-        self._beaten = self._removed = False
+        self._beaten = False
         """Whether this driver has written `driver.json`."""
+        self._removed = False
+        """Whether people were told that files of the run were removed."""
         self._complete = False
         """Whether the last copies of logs, report and charts were made."""
         self._files: dict[Path, tuple[int, int]] = {}
