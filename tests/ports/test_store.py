@@ -197,7 +197,7 @@ def test_a_full_disk_is_a_resource_error_and_leaves_nothing(
         if isinstance(own, LocalStore):
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr(own._directory._system, "pipe_file", full)
+            patch.setitem(vars(own._directory._system), "pipe_file", full)
         with pytest.raises(ResourceError, match=rf"State 3-12-1 \(5 bytes\) in .* \({re.escape(os.strerror(code))}\)$"):
             own.put(REF, memoryview(b"12345"))
     assert own.refs() == set()
@@ -211,7 +211,7 @@ def test_other_errors_come_through(own: LocalStore | FsspecStore, monkeypatch: p
     if isinstance(own, LocalStore):
         monkeypatch.setattr(os, "fsync", broken)
     else:
-        monkeypatch.setattr(own._directory._system, "pipe_file", broken)
+        monkeypatch.setitem(vars(own._directory._system), "pipe_file", broken)
     with pytest.raises(OSError, match="broken") as caught:
         own.put(REF, memoryview(b"12345"))
     assert not isinstance(caught.value, ResourceError)

@@ -27,6 +27,7 @@ from xml.sax.saxutils import escape
 import fsspec
 import pytest
 
+from jobs import until
 from stores.packages import DATANODE, JAVA, NAMENODE, class_path
 
 BUCKET = "hopyard"
@@ -243,7 +244,10 @@ def s3(folder: Path, kind: str = "seaweedfs") -> Iterator[S3]:
             connection.request("PUT", f"/{BUCKET}")
             assert connection.getresponse().read() is not None
             connection.close()
-        yield S3(endpoint, daemon, environment)
+        server = S3(endpoint, daemon, environment)
+        with client(server):  # seaweedfs answers before it has made the bucket
+            until(lambda: fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True).exists(BUCKET))
+        yield server
     finally:
         daemon.kill()
 
