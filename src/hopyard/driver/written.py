@@ -15,7 +15,7 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 def is_picture(path: Path) -> bool:
-    """Whether the name of the file is that of an image; otherwise it is an HTML page."""
+    """Return whether the suffix is that of an image. Any other file is an HTML page."""
     return path.suffix.lower() in PICTURES
 
 

@@ -1,4 +1,4 @@
-"""What file systems raise, as errors that name the URL, the cause and the next step.
+"""Errors of file systems, converted into errors that name the URL, the cause and the next step.
 
 Drivers raise errors of many kinds: an ImportError where a package is missing, Java's OSErrors, errors of `requests` or
 `botocore` around that of a socket, hdfs-native's RuntimeErrors with the text of the NameNode. `exists`, `isdir` and
@@ -115,7 +115,7 @@ _TEXTS = (
         "check that the DataNodes run and can be reached from this host, and try again",
     ),
 )
-"""What the errors of botocore, hdfs-native and WebHDFS say, whose classes do not tell them apart."""
+"""Patterns in the text of errors of botocore, hdfs-native and WebHDFS, whose classes are too general."""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -64,7 +64,7 @@ class InputRows:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the rows are identified by reading them."""
+        """Return whether computing the identity reads all rows."""
         return self._digest_while_reading
 
     def code(self) -> str:
@@ -141,7 +141,7 @@ class LocalRows:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the identity of the rows is known only once they were prepared."""
+        """Return whether the rows must be prepared before their identity is known."""
         return any(rows.is_streamed for rows in (self.rows, self.second) if rows is not None)
 
     def prepare(self, limit: int, root: Path | None = None) -> Manifest:

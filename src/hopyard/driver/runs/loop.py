@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 GLANCE = 1.0
 """Seconds after which views get the run again even if nothing happened."""
 LONG_LOOKS = 5
-"""Looks, each of `GLANCE` seconds, after which people are told that the end of the run is not at its URL yet."""
+"""Waits of `GLANCE` seconds for the end of the journal to reach the URL, before a warning."""
 
 
 class Handle:
