@@ -530,18 +530,23 @@ def begun(machine: Machine) -> bool:
 # ------------------------------------------------------------------------------------------ a store that is away
 
 
-def test_while_the_store_is_away_the_journal_goes_on_and_nothing_is_deleted(
-    machines: Any, bucket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def deletions_of(journal: Journal[Line]) -> tuple[Deletions, list[Ref]]:
+    """The deletions of a driver, and the States that they have deleted."""
     deleted = list[Ref]()
 
     class Store:
         def delete(self, ref: Ref) -> None:
             deleted.append(ref)
 
+    return Deletions(Store(), journal), deleted  # type: ignore[arg-type]
+
+
+def test_while_the_store_is_away_the_journal_goes_on_and_nothing_is_deleted(
+    machines: Any, bucket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(mirror, "BYTES", 1000)
     driver = machines().begin()
-    deletions = Deletions(Store(), driver.journal)  # type: ignore[arg-type]
+    deletions, deleted = deletions_of(driver.journal)
     driver.append(0)
     deletions.add(Ref(0, 1, 1))
     until(lambda: deleted == [Ref(0, 1, 1)])
@@ -575,17 +580,11 @@ def test_a_store_that_does_not_answer_is_told(
 
 
 def test_a_driver_whose_run_another_one_has_deletes_nothing(machines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    deleted = list[Ref]()
-
-    class Store:
-        def delete(self, ref: Ref) -> None:
-            deleted.append(ref)
-
     monkeypatch.setattr(mirror, "BEAT", 0.05)
     first = machines().begin()
     assert first.stored()
     monkeypatch.setattr(mirror, "pace", lambda number: 3600.0)  # so it is the other one that creates the next segment
-    deletions = Deletions(Store(), first.journal)  # type: ignore[arg-type]
+    deletions, deleted = deletions_of(first.journal)
     first.append(1)
     deletions.add(Ref(0, 1, 1))
     machines().begin()
