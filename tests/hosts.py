@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from hopyard.data.manifest import Manifest
+from hopyard.system.processes import children_of
 
 NAMES = ("alpha", "beta")
 FIVE = (*NAMES, "gamma", "delta", "epsilon")
@@ -286,7 +287,7 @@ class Hosts:
 
     def init(self, name: str) -> int:
         """The process, as this host counts, that is number 1 on a host."""
-        (child,) = self._children(self.processes[name].pid)
+        (child,) = children_of(self.processes[name].pid)
         return child
 
     def run(self, name: str, *words: str) -> str:
@@ -311,9 +312,9 @@ class Hosts:
     def tree(self, name: str) -> dict[str, int]:
         """What runs on a host for a run of one worker there → its process."""
         found = self.hopyard(name)
-        (host,) = (pid for pid in found if self._parent(pid) not in found and self._children(pid))
-        (supervisor,) = self._children(host)
-        (agent,) = (pid for pid in self._children(supervisor) if pid in found)
+        (host,) = (pid for pid in found if self._parent(pid) not in found and children_of(pid))
+        (supervisor,) = children_of(host)
+        (agent,) = (pid for pid in children_of(supervisor) if pid in found)
         return {"sshd": self._login(host), "host process": host, "supervisor": supervisor, "agent": agent}
 
     def _login(self, pid: int) -> int:
@@ -330,7 +331,7 @@ class Hosts:
         """The processes of Hopyard on a host, as this host counts → their command lines."""
         found, pending = {}, [self.init(name)]
         while pending:
-            for child in self._children(pending.pop()):
+            for child in children_of(pending.pop()):
                 pending.append(child)
                 try:
                     words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -355,10 +356,3 @@ class Hosts:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self.network.close()
-
-    @staticmethod
-    def _children(pid: int) -> list[int]:
-        try:
-            return [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
-        except OSError:
-            return []

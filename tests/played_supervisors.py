@@ -11,6 +11,7 @@ from hopyard import __version__
 from hopyard.engines.supervisors.messages import SupervisorHello, line_of, order_of
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import PYTHON
+from hopyard.system.processes import children_of
 
 TOKEN = "the token"
 KEYS = dict.fromkeys(("server_key", "public_key", "secret_key"), "0" * 40)
@@ -67,14 +68,6 @@ class Played:
             cls.all.pop().leave()
 
 
-def children(process: int) -> list[int]:
-    try:
-        files = list(Path(f"/proc/{process}/task").glob("*/children"))
-        return [int(pid) for file in files for pid in file.read_text().split()]
-    except OSError:
-        return []
-
-
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -90,7 +83,7 @@ def command(process: int) -> bytes:
 def agents_of(supervisor: int) -> list[int]:
     """The agents below a supervisor, or below a template of it."""
     found = []
-    for child in children(supervisor):
+    for child in children_of(supervisor):
         is_template = b"\0template\0" in command(child)
-        found += [pid for pid in (children(child) if is_template else [child]) if b"hopyard.agent" in command(pid)]
+        found += [pid for pid in (children_of(child) if is_template else [child]) if b"hopyard.agent" in command(pid)]
     return found

@@ -18,9 +18,10 @@ pytest.importorskip("pyspark")
 from hopyard.engines.spark.engine import Spark
 from hopyard.engines.supervisors import roster as module
 from hopyard.ports.engines import LaunchInfo
+from hopyard.system.processes import children_of
 from jobs import alive, gone, until
 from played_spark import Session
-from played_supervisors import CARD, KEYS, agents_of, children
+from played_supervisors import CARD, KEYS, agents_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ class Placed:
     def look(self) -> dict[int, int]:
         """Sitter → its agent, of those that are there; asks the agents as the driver's loop does."""
         self.agents.lost()
-        supervisors = [pid for task in self.session.sparkContext.tasks for pid in children(task.pid)]
+        supervisors = [pid for task in self.session.sparkContext.tasks for pid in children_of(task.pid)]
         found = {supervisor: agent for supervisor in supervisors for agent in agents_of(supervisor)}
         self.pids |= {*found, *found.values()}
         return found
@@ -107,7 +108,7 @@ def test_a_new_agent_comes_only_when_the_old_one_is_gone(placed: Placed) -> None
 def test_a_worker_that_is_frozen_while_its_supervisor_is_killed(placed: Placed) -> None:
     """Its job does not end, though its supervisor is gone."""
     supervisor, agent = next(iter(placed.up(2).items()))
-    task = next(one for one in placed.session.sparkContext.tasks if supervisor in children(one.pid))
+    task = next(one for one in placed.session.sparkContext.tasks if supervisor in children_of(one.pid))
     slot = next(slot for slot in range(2) if _is_of(placed, slot, supervisor))
     os.kill(task.pid, signal.SIGSTOP)
     os.kill(supervisor, signal.SIGKILL)

@@ -25,8 +25,9 @@ from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.supervisor import PYTHON, dial
 from hopyard.engines.supervisors.ticket import Ticket, write
 from hopyard.engines.supervisors.ticket import line_of as ticket_line
+from hopyard.system.processes import children_of
 from jobs import alive, gone, until
-from played_supervisors import KEYS, TASK, TOKEN, agents_of, children
+from played_supervisors import KEYS, TASK, TOKEN, agents_of
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,7 @@ class Placed:
         """The supervisor and its agent, once both are there."""
 
         def there() -> list[tuple[int, int]]:
-            return [(one, agent) for one in children(self.process.pid) for agent in agents_of(one)]
+            return [(one, agent) for one in children_of(self.process.pid) for agent in agents_of(one)]
 
         return until(there)[0]
 

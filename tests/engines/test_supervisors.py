@@ -48,8 +48,9 @@ from hopyard.engines.supervisors.ticket import Ticket
 from hopyard.errors import ResourceError
 from hopyard.ports.engines import OutOfMemory
 from hopyard.system import oom
+from hopyard.system.processes import children_of
 from jobs import alive, gone, until
-from played_supervisors import CARD, TASK, TOKEN, Played, children, command
+from played_supervisors import CARD, TASK, TOKEN, Played, command
 
 
 @pytest.fixture
@@ -440,7 +441,7 @@ def sitting(
     thread = threading.Thread(
         target=attend, args=(ticket, dial(ticket), Holder(os.getpid(), its, "executor", "Spark task"), [])
     )
-    before = set(children(os.getpid()))
+    before = set(children_of(os.getpid()))
     counts = threading.Event()
     watch = oom.Kills.watch
 
@@ -453,7 +454,7 @@ def sitting(
     supervisors.start(7)
     thread.start()
     assert counts.wait(60)  # from now on a kill is one of this agent
-    (pid,) = until(lambda: {one for one in set(children(os.getpid())) - before if b"hopyard.agent" in command(one)})
+    (pid,) = until(lambda: {one for one in set(children_of(os.getpid())) - before if b"hopyard.agent" in command(one)})
     with task:
         yield supervisors, pid
     supervisors.close()
@@ -602,8 +603,8 @@ class Placed:
         self.task.stdin.write(json.dumps([supervisors.port, TOKEN, CARD, self.executor.pid]).encode() + b"\n")
         self.task.stdin.close()
         until(lambda: not supervisors.waits(slot))
-        (self.supervisor,) = until(lambda: children(self.task.pid))
-        (self.agent,) = until(lambda: [pid for pid in children(self.supervisor) if b"hopyard.agent" in command(pid)])
+        (self.supervisor,) = until(lambda: children_of(self.task.pid))
+        (self.agent,) = until(lambda: [pid for pid in children_of(self.supervisor) if b"hopyard.agent" in command(pid)])
 
     def kill(self, what: str) -> None:
         whom = getattr(self, what)
@@ -661,7 +662,7 @@ def test_whatever_is_killed(placed: Placed, supervisors: Supervisors, what: str)
     assert gone([placed.agent])
     if what == "agent":
         supervisors.start(4)
-        until(lambda: [pid for pid in children(placed.supervisor) if b"hopyard.agent" in command(pid)])
+        until(lambda: [pid for pid in children_of(placed.supervisor) if b"hopyard.agent" in command(pid)])
     else:
         assert gone([placed.supervisor, placed.task.pid])
 

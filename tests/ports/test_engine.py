@@ -22,12 +22,13 @@ from hopyard.engines.local import Processes
 from hopyard.engines.supervisors.ticket import new, write
 from hopyard.errors import ResourceError
 from hopyard.ports.engines import Agents, GivesBack, LaunchInfo, ReleasesCores, is_engine, starts_agents
+from hopyard.system.processes import children_of
 from hosts import played_ssh
 from jobs import alive, free_port, gone, until
 from kube.kubelet import missing
 from kube.lab import Lab
 from played_spark import Session
-from played_supervisors import children, command, parent
+from played_supervisors import command, parent
 
 pytestmark = pytest.mark.cold
 
@@ -206,7 +207,7 @@ def test_ended_for_good_is_not_lost(agents: Agents) -> None:
 def workers_below(process: int) -> set[int]:
     """Workers and their companions among the descendants of a process; forks have the command of their template."""
     below, template = set(), b"\0template\0" in command(process)
-    for child in children(process):
+    for child in children_of(process):
         if b"hopyard.agent" in command(child) and (template or b"\0template\0" not in command(child)):
             below.add(child)
         below |= workers_below(child)

@@ -143,7 +143,7 @@ def descendants(process: int) -> set[int]:
     children = None if _PROC and _lists_children() else _children()
     while pending:
         parent = pending.pop()
-        for child in _children_of(parent) if children is None else children.get(parent, ()):
+        for child in children_of(parent) if children is None else children.get(parent, ()):
             if child not in result and child != os.getpid():
                 result.add(child)
                 pending.append(child)
@@ -155,7 +155,8 @@ def _lists_children() -> bool:
     return Path("/proc/self/task", str(os.getpid()), "children").exists()
 
 
-def _children_of(parent: int) -> list[int]:
+def children_of(parent: int) -> list[int]:
+    """Return the children of a process, of all its threads, where the kernel lists them."""
     children = []
     for thread in _numbers(f"/proc/{parent}/task"):
         with contextlib.suppress(OSError):

@@ -23,8 +23,9 @@ from hopyard.engines.supervisors import ticket as tickets
 from hopyard.engines.supervisors.messages import Prepare
 from hopyard.engines.supervisors.pool import Supervisors
 from hopyard.engines.supervisors.ticket import Ticket
+from hopyard.system.processes import children_of
 from jobs import alive, gone, until
-from played_supervisors import KEYS, TOKEN, Played, agents_of, children
+from played_supervisors import KEYS, TOKEN, Played, agents_of
 
 HERE = socket.gethostname()
 FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -131,13 +132,13 @@ class Pod:
             text=True,
             env=os.environ | {"HOPYARD_NODE": node},
         )
-        self.first = self.process.pid if way == "a process" else until(lambda: children(self.process.pid))[0]
+        self.first = self.process.pid if way == "a process" else until(lambda: children_of(self.process.pid))[0]
         self.seen: set[int] = set()
         driver.pods.append(self)
 
     def pairs(self) -> dict[int, int]:
         """Supervisor → its agent."""
-        found = {one: agent for one in children(self.first) for agent in agents_of(one)}
+        found = {one: agent for one in children_of(self.first) for agent in agents_of(one)}
         self.seen |= {*found, *found.values()}
         return found
 
@@ -292,7 +293,7 @@ def test_orphans_are_reaped(driver: Driver, way: str) -> None:
     supervisors.start(4)
     ((successor, _),) = until(lambda: pod.pairs().items())
     assert successor != supervisor
-    until(lambda: children(pod.first) == [successor])
+    until(lambda: children_of(pod.first) == [successor])
 
 
 @pytest.mark.slow
@@ -333,7 +334,7 @@ def test_orphans_end_in_a_pod_that_was_cut_off(driver: Driver) -> None:
             assert any(line == "1\n" for line in process.stdout)
             inside = ["nsenter", "--target", str(pod.first), "--pid"]
             subprocess.run([*inside, "sh", "-c", "setsid sleep 600 &"], check=True)
-            (orphan,) = until(lambda: [pid for pid in children(pod.first) if "sleep" in command_of(pid)])
+            (orphan,) = until(lambda: [pid for pid in children_of(pod.first) if "sleep" in command_of(pid)])
             time.sleep(host.ORPHANED_SECONDS + host.LOOK_SECONDS + 0.5)
             assert alive([orphan])
         finally:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import join, quote
 
+from hopyard.system.processes import children_of
 from hosts import code_elsewhere
 from kube.node.cgroups import Cgroup
 from kube.node.identities import Identity
@@ -111,7 +112,7 @@ class Sandbox:
                 self._process.kill()
                 self._process.wait()
                 raise
-        (self.pid,) = _children(self._process.pid) or [0]
+        (self.pid,) = children_of(self._process.pid) or [0]
         # The network lasts until `close`, as that of a real pod does: what was sent at the end arrives.
         self._network = os.open(f"/proc/{self._process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -142,7 +143,7 @@ class Sandbox:
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
                 words = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                pending += _children(process)
+                pending += children_of(process)
                 if state not in "ZX":
                     found[process] = words.strip()
         return found
@@ -291,12 +292,3 @@ def _closed() -> list[Path]:
         for folder in folders
         if folder.stat().st_mode & 0o005 != 0o005 and not any(path in (folder, *folder.parents) for path in bound)
     )
-
-
-def _children(process: int) -> list[int]:
-    """Return the children of a process."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            children += map(int, (thread / "children").read_text().split())
-    return children
