@@ -23,14 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import hopyard as hy
 from hopyard.data.shared.fetch import fetch, load
 from hopyard.data.shared.segments import infos, ranges
-from hopyard.filesystems import Directory, open_url
+from hopyard.filesystems import open_url
 from hopyard.spec import Ref
 from hopyard.store.states import FsspecStore
 from stores.servers import client, hdfs, s3
 
 MIB = 1 << 20
 STATE = 64 * MIB
-RANGE = 8 * MIB
 REPEATS = 9
 WIDTH = 256
 ROWS = 2 * STATE // (4 * WIDTH)
@@ -50,7 +49,7 @@ def compare(name: str, ours: Callable[[int], Any], bare: Callable[[int], Any], l
 
 
 def measure(url: str) -> None:
-    """Compare States and ranges of partitions at a URL."""
+    """Compare States at a URL."""
     kind = url.partition("://")[0]
     data = os.urandom(STATE)
     store, (system, root) = FsspecStore(f"{url}/states"), open_url(f"{url}/bare")
@@ -65,15 +64,6 @@ def measure(url: str) -> None:
         f"{kind}: a State of 64 MB, get",
         lambda turn: store.get(Ref(0, turn, 1)),
         lambda turn: system.cat_file(f"{root}/{turn}"),
-        "at most 1.25",
-    )
-    directory = Directory(f"{url}/bare")
-    spans = [(at, at + RANGE) for at in range(0, STATE, RANGE)]
-    names = [f"{root}/1"] * len(spans)
-    compare(
-        f"{kind}: 8 ranges of 8 MB",
-        lambda turn: directory.ranges([("1", *span) for span in spans]),
-        lambda turn: system.cat_ranges(names, *map(list, zip(*spans, strict=True))),
         "at most 1.25",
     )
 

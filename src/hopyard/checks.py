@@ -283,7 +283,8 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     value = scalar(value)
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         *first, last = (f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in allowed)
-        raise SpecError(f"{name} must be {', '.join(first)} or {last}, got {shown(value)}")
+        allowed_text = f"{', '.join(first)} or {last}" if first else last
+        raise SpecError(f"{name} must be {allowed_text}, got {shown(value)}")
     return value
 
 

@@ -39,7 +39,7 @@ def test_what_is_missing(directory: Directory) -> None:
     reads: list[Any] = [
         directory.get,
         lambda name: list(directory.blocks(name, 9)),
-        lambda name: directory.ranges([(name, 0, 1)]),
+        lambda name: directory.range(name, 0, 1),
     ]
     for read in reads:
         with pytest.raises(FileNotFoundError):
@@ -53,7 +53,7 @@ def test_pieces_of_files(directory: Directory) -> None:
     directory.put("b", b"rows")
     assert b"".join(directory.blocks("a", 1000)) == data
     assert all(len(block) <= 1000 for block in directory.blocks("a", 1000))
-    assert directory.ranges([("a", 100, 300), ("b", 1, 3), ("a", 0, 1)]) == [data[100:300], b"ow", data[:1]]
+    assert directory.range("a", 100, 300) == data[100:300] and directory.range("b", 1, 3) == b"ow"
 
 
 def test_when_files_were_written(directory: Directory) -> None:

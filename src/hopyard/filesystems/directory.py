@@ -6,7 +6,7 @@ import errno
 import posixpath
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -159,11 +159,9 @@ class Directory:
             while block := file.read(size):
                 yield block
 
-    def ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the bytes of each (name, start, stop); object stores are asked for all of them at once."""
-        names, starts, stops = (list(each) for each in zip(*ranges, strict=True))
-        blocks = self._system.cat_ranges([self._path(name) for name in names], starts, stops, on_error="raise")
-        return [bytes(block) for block in blocks]
+    def range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a file from `start` to before `stop`. Raises FileNotFoundError."""
+        return bytes(self._system.cat_file(self._path(name), start, stop))
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each file, by name, from one fresh listing."""

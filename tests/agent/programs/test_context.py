@@ -55,6 +55,17 @@ def test_the_last_one_written_comes_back_also_when_steps_begin_again(ctx: Any) -
     assert names(ctx) == {"000000004-2.safetensors", "000000005-3.safetensors"}
 
 
+@pytest.mark.parametrize("step", ["5", 5.0, None])
+def test_a_step_that_is_no_integer(ctx: Any, step: Any) -> None:
+    with pytest.raises(SpecError, match=r"ctx\.checkpoint\(step=\) must be an integer"):
+        ctx.checkpoint({}, step)
+
+
+def test_a_role_that_the_program_does_not_have(ctx: Any) -> None:
+    with pytest.raises(SpecError, match=r'ctx\.restored\(role=\) must be "worker", got \'chief\''):
+        ctx.restored("chief")
+
+
 def test_a_step_may_be_written_twice_and_be_of_any_size(ctx: Any) -> None:
     for value, step in ((1, 5), (2, 5), (3, 10**13), (4, -1)):
         ctx.checkpoint({"value": value}, step)

@@ -149,7 +149,7 @@ def test_runs_are_aligned_and_follow_from_the_counts(folder: Directory) -> None:
     for run in range(6):
         for count, start, stop in ranges(kinds, segment, run):
             assert start % 64 == 0
-            (data,) = folder.ranges([(segment.name, start, stop)])
+            data = folder.range(segment.name, start, stop)
             x, y, names = views(kinds, count, np.frombuffer(data, np.uint8))
             assert x.shape == (count, 3) and y.shape == (count,)
             assert np.array_equal(x[:, 0].astype(np.int16), y)
@@ -292,7 +292,7 @@ def test_a_folder_keeps_files_by_name(folder: Directory) -> None:
     folder.put("a", b"12345")
     folder.put("a", b"123")
     assert folder.get("a") == b"123" and folder.has("a") and folder.sizes() == {"a": 3}
-    assert folder.ranges([("a", 0, 2), ("a", 2, 3)]) == [b"12", b"3"]
+    assert folder.range("a", 0, 2) == b"12" and folder.range("a", 2, 3) == b"3"
     folder.drop()
     assert folder.has("a")
     folder.remove("a")

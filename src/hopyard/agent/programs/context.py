@@ -241,10 +241,12 @@ class ProgramContext:
             step: of the training.
 
         Raises:
-            SpecError: this host does not see the program's directory, so what is kept here would be lost to others.
+            SpecError: the step is no integer; this host does not see the program's directory, so what is kept here
+                would be lost to others.
             ResourceError: no room there, or it cannot be reached.
         """
-        self._checkpoints(self.role, self.index).put(content, operator.index(step))
+        plain = operator.index(step) if hasattr(step, "__index__") else step  # frameworks have integers of their own
+        self._checkpoints(self.role, self.index).put(content, whole("ctx.checkpoint(step=)", plain))
 
     def restored(self, role: str | None = None, index: int = 0) -> tuple[Any, int] | None:
         """Return (content, step) of the last `checkpoint` of this task; None when there is none. A folder is returned

@@ -210,9 +210,9 @@ class WriteTask:
         file = self.drawing.copies
         if file is None or number >= file.tasks:  # a partition that was not there before; the driver sees that
             return Copies(by_content=self.drawing.by_content)
-        lines = [(file.name, 8 * file.names * line, 8 * file.names * (line + 1)) for line in (0, number + 1)]
+        folder, line = shared_directory(self.url), 8 * file.names
         with reaching(self.url, "read"):
-            known, first = shared_directory(self.url).ranges(lines)
+            known, first = (folder.range(file.name, at * line, (at + 1) * line) for at in (0, number + 1))
         return Copies((np.frombuffer(known, "<u8").astype(np.uint64), np.frombuffer(first, "<u8").astype(np.uint64)))
 
     def validation_rows(self, batch: Any, origin: RowOrigin, names: Names) -> Array | None:

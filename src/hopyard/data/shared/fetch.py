@@ -5,7 +5,9 @@ rows, writes .npy.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -22,14 +24,15 @@ from hopyard.data.npy import OPEN_FILES, Appender
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
 from hopyard.data.shared.storage import shared_directory
-from hopyard.data.sources.paths import read_ahead
 from hopyard.errors import DataError, HopyardError
 from hopyard.filesystems import Directory
 from hopyard.formats.arrow import Array
 from hopyard.spec import RowKind
 
-_BYTES = 32 << 20
-"""About how many bytes are read at once. Two such batches are in memory: one is being read, one is being used."""
+_BYTES = 64 << 20
+"""About how many bytes are asked for and not used yet."""
+_REQUESTS = 32
+"""The most ranges that are read at once."""
 
 _Piece = tuple[Segment, int, int, int]
 """(segment, rows, first byte, end)."""
@@ -128,7 +131,7 @@ def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo])
         for piece in ranges(layout, segment, run)
     ]
     hasher, rows_left = blake3(), 0
-    with closing(read_ahead(_read(shared_directory(url), pieces))) as chunks:
+    with closing(_read(shared_directory(url), pieces)) as chunks:
         for (segment, rows, _, _), data in chunks:
             rows_left = rows_left or segment.rows(run)
             meter.advance(len(data))
@@ -145,19 +148,31 @@ def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo])
 
 
 def _read(folder: Directory, pieces: list[_Piece]) -> Generator[tuple[_Piece, bytes], None, None]:
-    start = 0
-    while start < len(pieces):
-        stop, size = start, 0
-        while stop < len(pieces) and (stop == start or size < _BYTES):
-            size += pieces[stop][3] - pieces[stop][2]
-            stop += 1
-        batch = pieces[start:stop]
-        try:
-            chunks = folder.ranges([(segment.name, first, end) for segment, _, first, end in batch])
-        except Exception as error:
-            raise _missing(folder.url, batch[0][0].name, error) from error
-        for piece, data in zip(batch, chunks, strict=True):
-            if len(data) != piece[3] - piece[2]:
-                raise DataError(f"{folder.url}/{piece[0].name} is damaged: it ends too early; {_AGAIN}")
-            yield piece, data
-        start = stop
+    """Yield the bytes of each piece in order, while those of the next ones are on their way."""
+    coming: deque[tuple[_Piece, Future[bytes]]] = deque()
+    size = 0
+    pool = ThreadPoolExecutor(_REQUESTS, "hopyard-read")
+    try:
+        for piece in pieces:
+            segment, _, first, end = piece
+            coming.append((piece, pool.submit(folder.range, segment.name, first, end)))
+            size += end - first
+            while size > _BYTES or len(coming) > 2 * _REQUESTS:
+                oldest, data = _arrived(folder, *coming.popleft())
+                size -= len(data)
+                yield oldest, data
+        for each in coming:
+            yield _arrived(folder, *each)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _arrived(folder: Directory, piece: _Piece, answer: Future[bytes]) -> tuple[_Piece, bytes]:
+    segment, _, first, end = piece
+    try:
+        data = answer.result()
+    except Exception as error:
+        raise _missing(folder.url, segment.name, error) from error
+    if len(data) != end - first:
+        raise DataError(f"{folder.url}/{segment.name} is damaged: it ends too early; {_AGAIN}")
+    return piece, data
