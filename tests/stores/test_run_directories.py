@@ -33,13 +33,15 @@ def test_a_run_goes_on_from_a_url(url: str) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("kills", [5])
+@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.campaign)])
 def test_a_driver_that_loses_its_disk_goes_on_to_the_same_bits(tmp_path: Path, url: str, kills: int) -> None:
-    lives_through_lost_disks(tmp_path, url, kills, epochs=4)
+    lives_through_lost_disks(tmp_path, url, kills, epochs=4 if kills < 10 else 16)
 
 
 @LONG
-@pytest.mark.parametrize("race", range(5))
+@pytest.mark.parametrize(
+    "race", [*range(5), *(pytest.param(race, marks=pytest.mark.campaign) for race in range(5, 100))]
+)
 def test_a_driver_that_was_stopped_ends_when_another_one_has_gone_on(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: int
 ) -> None:
