@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hopyard as hy
 import hopyard.cli as cli
 from hopyard.data.dataset import Dataset
 from hopyard.data.manifest import FILE
 from hopyard.data.shared.needed import need
+from hopyard.store.lock import Lock
+from hopyard.store.urls import working
 from hopyard.system import scratch
 from hopyard.views import words
+from jobs import digests, select
 from spark_rows import NAME, spark_rows
 
 
@@ -154,3 +158,23 @@ def test_ages_that_are_none(home: Path, text: str) -> None:
     found = call("--older-than", text)
     assert found.exit_code == 2
     assert "--older-than must be" in found.stderr and f"got {text!r}" in found.stderr
+
+
+def test_clean_removes_copies_of_runs_at_urls_that_the_urls_have_whole(home: Path) -> None:
+    url = f"local://{home}/bucket/run"
+    (home / "bucket").mkdir()
+    trained = digests(select(url))
+    journal = working.folder_of(url) / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b"\n")
+    call("--yes")
+    assert journal.exists()
+    (item,) = (item for item in json.loads(call("--json").stdout)["items"] if item["kind"] == "copy of a run")
+    assert "may lack its end" in item["kept"]
+    journal.write_bytes(whole)
+    lock = Lock(journal.parent / "lock")
+    assert "a driver is at work there" in call("--yes").stdout and journal.exists()
+    lock.free()
+    call("--yes")
+    assert not any((home / "cache" / "hopyard" / "urls").iterdir())
+    assert digests(hy.load(url)) == trained

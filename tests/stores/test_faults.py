@@ -1,4 +1,4 @@
-"""Runs whose States are on HDFS and S3, while workers, drivers and the servers themselves are killed."""
+"""Runs with their States, or all, on HDFS and S3: workers, drivers and the servers themselves are killed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from hopyard.store.states import open_store
 from jobs import SLOW, agents, digests, driver, gone, journal, script, select, states, until
 from stores.proxy import proxy
 from stores.servers import client, hdfs, s3
+from url_drivers import final, lose_disk
 
 pytestmark = pytest.mark.slow
 
@@ -97,28 +98,51 @@ OUTAGES = {
 }
 
 
+HELD = pytest.mark.parametrize("held", ["States", "all"])
+"""What of a run is on the server."""
+
+
+def begun(server: Any, held: str, folder: Path) -> hy.Run:
+    """A run of which the server has the States, or all, and which has trained a unit."""
+    name = uuid.uuid4().hex
+    directory, store = (folder / "run", f"{server.url}/{name}") if held == "States" else (f"{server.url}/{name}", None)
+    run = select(directory, engine=hy.Local(2), store=store, wait=False)
+    until(lambda: any(isinstance(line, Done) for line in journal(run.directory)))
+    return run
+
+
+def check_whole(run: hy.Run, undisturbed: list[str]) -> None:
+    """Check a run that has ended, by what the server has of it."""
+    assert digests(run) == undisturbed and run.status == "completed"
+    assert len(states(run.directory).refs()) >= len(run.trials)
+    if run.url:
+        lose_disk(run.url)
+        assert final(run.url) == undisturbed
+
+
 @pytest.mark.long
+@HELD
 @pytest.mark.parametrize("outage", OUTAGES.values(), ids=OUTAGES)
 def test_a_server_that_is_away_for_a_while(
-    outage: Outage, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+    outage: Outage, held: str, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with outage.start(tmp_path) as server, client(server):
-        daemon, store = getattr(server, outage.process), f"{server.url}/states"
-        run = select(tmp_path / "run", engine=hy.Local(2), store=store, wait=False)
-        until(lambda: any(isinstance(line, Done) for line in journal(run.directory)))
+        daemon, run = getattr(server, outage.process), begun(server, held, tmp_path)
         getattr(daemon, outage.fault)()
         time.sleep(outage.seconds)
         assert run.status == "running", "its last States are not stored yet"
         daemon.start(wait=False)
-        assert digests(run.wait()) == undisturbed and run.status == "completed"
-        assert len(states(run.directory).refs()) >= len(run.trials)
-    check_said(caplog, outage.cause)
+        run.wait()
+        daemon.wait()
+        check_whole(run, undisturbed)
+    check_said(caplog, outage.cause, held)
 
 
-def check_said(caplog: pytest.LogCaptureFixture, cause: str) -> None:
+def check_said(caplog: pytest.LogCaptureFixture, cause: str, held: str) -> None:
     said = [record.getMessage() for record in caplog.records if "waits for the store" in record.getMessage()]
     assert 1 <= len(said) <= 2, "one sentence of each worker"
     assert all(cause in text for text in said), said
+    assert caplog.text.count("deletes nothing") == (held == "all"), caplog.text
 
 
 @pytest.mark.long
@@ -137,35 +161,33 @@ def test_a_name_node_in_safe_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@HELD
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_server_that_answers_with_errors(
-    status: int, s3: Any, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+    status: int, held: str, s3: Any, tmp_path: Path, undisturbed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A third of its answers, and all of them for 40 s."""
     with proxy(s3) as (server, faults), client(server):
         faults.status, faults.share = status, 0.3
-        store = f"{server.url}/{uuid.uuid4().hex}/states"
-        run = select(tmp_path / "run", engine=hy.Local(2), store=store, wait=False)
-        until(lambda: any(isinstance(line, Done) for line in journal(run.directory)))
+        run = begun(server, held, tmp_path)
         faults.share = 1.0
         time.sleep(40)
         faults.share = 0.3
-        assert digests(run.wait()) == undisturbed and run.status == "completed"
+        run.wait()
         faults.share = 0.0
-        assert len(states(run.directory).refs()) >= len(run.trials)
+        check_whole(run, undisturbed)
     assert faults.refused > 20
-    check_said(caplog, "the service is overloaded, or has failed")
+    check_said(caplog, "the service is overloaded, or has failed", held)
 
 
 @pytest.mark.long
-def test_a_server_that_answers_slowly(s3: Any, tmp_path: Path, undisturbed: list[str]) -> None:
+@HELD
+def test_a_server_that_answers_slowly(held: str, s3: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     with proxy(s3) as (server, faults), client(server):
         faults.delay = 2.0
-        store = f"{server.url}/{uuid.uuid4().hex}/states"
-        run = select(tmp_path / "run", engine=hy.Local(2), store=store)
-        assert digests(run) == undisturbed and run.status == "completed"
+        run = begun(server, held, tmp_path).wait()
         faults.delay = 0.0
-        assert len(states(run.directory).refs()) >= len(run.trials)
+        check_whole(run, undisturbed)
 
 
 @pytest.mark.parametrize("daemon", ["namenode", pytest.param("datanode", marks=pytest.mark.long)])

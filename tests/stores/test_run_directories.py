@@ -1,17 +1,15 @@
-"""Run directories on real HDFS and S3: drivers killed with their disks, drivers that race, servers that go away."""
+"""Run directories on real HDFS and S3: drivers that are killed with their disks, and drivers that race."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import hopyard as hy
-from jobs import digests, linear, select, until
+from jobs import digests, select
 from stores.servers import URLS, client, s3
-from url_drivers import dispatched, final, is_overtaken, lives_through_lost_disks, lose_disk
+from url_drivers import final, is_overtaken, lives_through_lost_disks, lose_disk
 
 pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
@@ -46,39 +44,6 @@ def test_a_driver_that_was_stopped_ends_when_another_one_has_gone_on(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: int
 ) -> None:
     is_overtaken(tmp_path, url, monkeypatch, race)
-
-
-@LONG
-def test_a_server_that_is_stopped_for_a_while_costs_nothing(
-    s3: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = f"{s3.url}/{tmp_path.name}/run"
-
-    def slow(config: dict[str, Any]) -> Any:
-        model = linear(config)
-        train = model.train
-
-        def slowly(batch: Any) -> Any:
-            import time
-
-            time.sleep(0.1)
-            return train(batch)
-
-        model.train = slowly
-        return model
-
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(select(url, slow, store=tmp_path / "states")))
-    thread.start()
-    until(lambda: dispatched(url))
-    s3.daemon.kill()
-    until(lambda: "deletes nothing" in caplog.text, 120.0)
-    s3.daemon.start()
-    thread.join(120)
-    assert not thread.is_alive()
-    lose_disk(url)
-    assert final(url) == digests(outcome[0]) == digests(select(tmp_path / "here"))
-    assert caplog.text.count("deletes nothing") == 1
 
 
 def test_a_store_that_lets_two_writers_win_is_refused(tmp_path: Path) -> None:

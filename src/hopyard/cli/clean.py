@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -68,10 +69,11 @@ def clean(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List what runs have left here (cached rows, temporary files, shared memory), and remove it with --yes. Rows that
-    an unfinished run needs are kept while its directory is where it was: not those of a run that was moved."""
+    """List what runs have left here (cached rows, copies of runs at URLs, temporary files, shared memory), and remove
+    it with --yes. Rows that an unfinished run needs are kept while its directory is where it was: not those of a run
+    that was moved."""
     age, now = 0.0 if older_than is None else seconds(older_than), time.time()
-    items = [*_cache_items(), *_row_items(paths or [], older_than is None), *_leftovers()]
+    items = [*_cache_items(), *_row_items(paths or [], older_than is None), *_copies(), *_leftovers()]
     selected = [
         item for item in items if not item.kept and (age == 0 or (item.used is not None and now - item.used >= age))
     ]
@@ -221,6 +223,35 @@ def _folder(url: str, keep_young: bool) -> Item:
         return True
 
     return Item("rows", url, sum(sizes.values()), used, reason, remove)
+
+
+def _copies() -> Iterator[Item]:
+    """Yield the copies on this host of runs whose directory is a URL. One that is ahead of its URL stays."""
+    from hopyard.store.lock import locked
+    from hopyard.store.urls import working
+
+    for root in working.folders():
+        reason = "" if working.is_whole(root) else f"{working.url_of(root)} may lack its end; hopyard resume copies it"
+        reason = "a driver is at work there" if locked(root / "lock") else reason
+        used = (root / working.URL).stat().st_mtime
+        yield Item("copy of a run", str(root), total_bytes(root), used, reason, partial(_remove_copy, root))
+
+
+def _remove_copy(root: Path) -> bool:
+    from hopyard.store.lock import Lock
+
+    try:
+        lock = Lock(root / "lock")
+    except (HopyardError, OSError):
+        return False
+    try:
+        shutil.rmtree(root, ignore_errors=True)
+        root.parent.rmdir()
+    except OSError:
+        return False
+    finally:
+        lock.free()
+    return True
 
 
 def _leftovers() -> Iterator[Item]:

@@ -248,7 +248,9 @@ class Mirror:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._abandoned.set()
-        if self._over is None and (self._stored < self._size or not self._complete):
+        if self._complete and self._stored == self._size:
+            working.note(self._root, self._path.name, Copied(self._first, self._number, self._stored))
+        elif self._over is None:
             log.warning(
                 "%s lacks the end of this run; it is in %s, and `hopyard resume` on this host copies it",
                 *(self.url, self._root),

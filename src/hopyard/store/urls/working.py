@@ -129,6 +129,18 @@ def made(url: str) -> Path:
     return root
 
 
+def folders() -> list[Path]:
+    """Return this user's working folders, sorted."""
+    return sorted(path.parent for path in (cache_folder() / "urls").glob(f"*/*/{URL}") if url_of(path.parent))
+
+
+def is_whole(root: Path) -> bool:
+    """Return True if the journals here are known to be at the URL to their end."""
+    journals = _fetched(root).journals
+    sizes = {name: (root / name).stat().st_size for name in JOURNALS if (root / name).exists()}
+    return all(name in journals and journals[name].end == size for name, size in sizes.items())
+
+
 def fetch(root: Path, driving: bool = False) -> None:
     """Bring a working folder up to date. A folder in which a driver is at work is left as it is.
 
