@@ -161,7 +161,7 @@ class Directory:
 
     def range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a file from `start` to before `stop`. Raises FileNotFoundError."""
-        return bytes(self._system.cat_file(self._path(name), start, stop))
+        return bytes(self._system.cat_file(self._path(name), start=start, end=stop))
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each file, by name, from one fresh listing."""
