@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,13 +30,14 @@ JOB = """
 import shaky
 run = hy.select(
     slow, None, dataset(rows=800), search=hy.Configs(CONFIGS), epochs=int(sys.argv[2]), metric="val_loss", mode="min",
-    seed=1, engine=hy.Local(workers=2), directory=sys.argv[1], resume=True, trust=True,
+    seed=1, engine=eval(sys.argv[3]), directory=sys.argv[1], resume=True, trust=True,
 )
 print(run.status)
 """
 OTHER = "from hopyard.store.urls import working\nworking.LOOK = 1.0\n"
 """Before the same job: a driver that soon takes another one, which was stopped, for dead."""
-EPOCHS = "4"
+WORKERS, INLINE = "hy.Local(workers=2)", "hy.Inline()"
+EPOCHS = {WORKERS: "4", INLINE: "2"}
 """So many that a driver which is to be stopped is not done before, however busy the machine is."""
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -44,8 +47,8 @@ def drivers() -> Iterator[Start]:
     """Starts drivers that end with the test, whatever becomes of it."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(job: Path, *arguments: str) -> subprocess.Popen[str]:
-        started.append(driver([str(job), *arguments], job.parent))
+    def start(job: Path, url: str, epochs: str, engine: str = WORKERS) -> subprocess.Popen[str]:
+        started.append(driver([str(job), url, epochs, engine], job.parent))
         return started[-1]
 
     try:
@@ -110,7 +113,17 @@ def lives_through_lost_disks(folder: Path, url: str, kills: int, epochs: int) ->
     assert sum(isinstance(line, Resumed) for line in journal(find(url).root)) == kills
 
 
-def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: int) -> None:
+@functools.cache
+def undisturbed(engine: str) -> list[str]:
+    """The digests of the job that nobody disturbs."""
+    with tempfile.TemporaryDirectory() as folder, drivers() as start:
+        start(script(Path(folder, "job.py"), SLOW + JOB), f"{folder}/run", EPOCHS[engine], engine).communicate(
+            timeout=300
+        )
+        return digests(hy.load(f"{folder}/run"))
+
+
+def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: int, engine: str = WORKERS) -> None:
     """Stop a driver (SIGSTOP) at a random moment, let another one on another host go on, and wake the first: it ends
     and says who went on, no line is lost or doubled, and no State of the winner is deleted."""
     job, other = script(folder / "job.py", SLOW + JOB), script(folder / "other.py", SLOW + OTHER + JOB)
@@ -121,7 +134,7 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
 
     with drivers() as start:
         elsewhere("a")
-        first = start(job, url, EPOCHS)
+        first = start(job, url, EPOCHS[engine], engine)
         elsewhere("here")
         until(lambda: dispatched(url))
         time.sleep(moments.random())
@@ -129,16 +142,15 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
         elsewhere("b")
         count = Segments(url, "journal.jsonl").count()
         stored = b"".join(data for _, data in Segments(url, "journal.jsonl").read(0))
-        second = start(other, url, EPOCHS)
+        second = start(other, url, EPOCHS[engine], engine)
         elsewhere("here")
         until(lambda: Segments(url, "journal.jsonl").count() > count)
         time.sleep(2 * moments.random())
         os.kill(first.pid, signal.SIGCONT)
-        out, err = first.communicate(timeout=120)
+        out, err = first.communicate(timeout=300)
         assert not out and f"process {second.pid} on host" in err and "has gone on with this run" in err
-        out, err = second.communicate(timeout=120)
+        out, err = second.communicate(timeout=300)
         assert out == "completed\n", err
-        start(job, str(folder / "local"), EPOCHS).communicate(timeout=120)
     lines = journal(find(url).root)
     assert isinstance(lines[-1], Finished)
     assert find(url).journal.read_bytes().startswith(stored)
@@ -146,4 +158,4 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
     assert [type(line) for line in lines if isinstance(line, (Resumed, Finished))] == [Resumed, Finished]
     leases = [line.unit.lease for line in lines if isinstance(line, Dispatch)]
     assert leases == sorted(set(leases))
-    assert final(url) == digests(hy.load(folder / "local"))
+    assert final(url) == undisturbed(engine)

@@ -138,11 +138,13 @@ def test_a_server_that_is_away_for_a_while(
     check_said(caplog, outage.cause, held)
 
 
-def check_said(caplog: pytest.LogCaptureFixture, cause: str, held: str) -> None:
+def check_said(caplog: pytest.LogCaptureFixture, cause: str, held: str, outages: int = 1) -> None:
+    """Check that each worker said once what it waits for, and the driver at most once an outage."""
     said = [record.getMessage() for record in caplog.records if "waits for the store" in record.getMessage()]
     assert 1 <= len(said) <= 2, "one sentence of each worker"
     assert all(cause in text for text in said), said
-    assert caplog.text.count("deletes nothing") == (held == "all"), caplog.text
+    about_the_journal = caplog.text.count("deletes nothing")
+    assert (about_the_journal > 0) == (held == "all") and about_the_journal <= outages, caplog.text
 
 
 @pytest.mark.long
@@ -177,14 +179,15 @@ def test_a_server_that_answers_with_errors(
         faults.share = 0.0
         check_whole(run, undisturbed)
     assert faults.refused > 20
-    check_said(caplog, "the service is overloaded, or has failed", held)
+    # Of the requests after the long outage, which fail now and then, one may have used up all attempts of its driver.
+    check_said(caplog, "the service is overloaded, or has failed", held, outages=3)
 
 
 @pytest.mark.long
 @HELD
 def test_a_server_that_answers_slowly(held: str, s3: Any, tmp_path: Path, undisturbed: list[str]) -> None:
     with proxy(s3) as (server, faults), client(server):
-        faults.delay = 2.0
+        faults.delay = 2.0 if held == "States" else 0.5  # the last files of a run are copied for 10 s at most
         run = begun(server, held, tmp_path).wait()
         faults.delay = 0.0
         check_whole(run, undisturbed)

@@ -169,6 +169,8 @@ class Mirror:
         self._over: RunDirectoryError | None = None
         self._lags_since = 0.0
         """When the oldest byte began to wait; counts while `_stored` is not `_size`."""
+        self._answered = time.monotonic()
+        """When the URL last took a segment."""
         self._away = False
         """Whether people were told that the URL cannot be written to."""
         self._behind = False
@@ -202,7 +204,7 @@ class Mirror:
                 self._lags_since = now
             self._size = size
             self._changed.notify_all()
-        if (seconds := now - self._lags_since) > max(SILENCE, 2 * pace(self._number)):
+        if (seconds := now - max(self._lags_since, self._answered)) > max(SILENCE, 2 * pace(self._number)):
             self._warn_away(f"has not answered for {seconds:.0f} s; the run goes on and deletes nothing")
 
     def check(self) -> None:
@@ -300,6 +302,7 @@ class Mirror:
                 self._warn_away(f"cannot be written to; the run goes on and deletes nothing: {text}")
                 self._abandoned.wait(pause)
                 pause = min(2 * pause, LONGEST)
+        self._answered = time.monotonic()
         if self._away and not self._abandoned.is_set():
             log.warning("%s can be written to again", self.url)
             self._away = False
@@ -391,7 +394,8 @@ class Mirror:
         directory = Directory(f"{self.url}/{LOGS}") if log else self._directory
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL) if log else 0)
-            directory.make()
+            if log:
+                directory.make()
             directory.put(path.name, file.read())
 
     def _quietly(self, act: Callable[[], object]) -> bool:
