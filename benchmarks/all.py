@@ -16,6 +16,7 @@ ALL = (
     "control",
     "hop",
     "data_vs_limit",
+    "ragged",
     "efficiency",
     "keras_vs_limit",
     "spark_vs_limit",

@@ -33,6 +33,7 @@ INSIDE = {
     "core": [{"keyed"}, {"facts", "liveness", "contention"}, {"runs", "programs"}, {"delivery"}, {"messages"}],
     "data": [
         {"manifest", "assignment", "columns"},
+        {"ragged"},
         {"npy", "options", "keywords"},
         {"rows"},
         {"sources", "encoding"},

@@ -403,7 +403,8 @@ class RecipeContext:
 
     Attributes:
         device: "cpu" or "cuda".
-        inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs".
+        inputs: input name → (shape of one row, NumPy dtype name); a single input has the name "inputs". The shape of
+            rows of any length is (None,), and that of their mask.
         classes: number of classes when the label is one column of whole numbers ≥ 0 (largest + 1) or of categories that
             encode= made numbers or one-hot rows of; else None.
         seed: the seed of this trial's build; torch, NumPy and random are already seeded with it.
@@ -414,7 +415,7 @@ class RecipeContext:
     """
 
     device: str
-    inputs: dict[str, tuple[tuple[int, ...], str]]
+    inputs: dict[str, tuple[tuple[Any, ...], str]]
     classes: int | None
     seed: int
     trial: int

@@ -26,6 +26,7 @@ from hopyard.core.messages import Card, framed, pack, unframed, unpack_down, unp
 from hopyard.core.programs.messages import Endpoint
 from hopyard.data.manifest import Manifest
 from hopyard.data.partitions.mapped import open_partition
+from hopyard.data.ragged import Ragged
 from hopyard.driver.runs.about import About
 from hopyard.engines.supervisors import messages as supervisors
 from hopyard.engines.supervisors.ticket import Ticket
@@ -83,6 +84,28 @@ OPTIONS: dict[str, Any] = {
     "encode": {"city": hy.Categories("one-hot", min_frequency=2)},
 }  # fmt: skip
 
+RAGGED = pa.table({
+    "ids": [[5], [6, 7], [8, 9, 10, 11], [12], [13, 14], [15], [16, 17, 18], [19]],
+    "late": [0, 1, 0, 1, 1, 0, 1, 0], "user": list("stuvwxyz"),
+})  # fmt: skip
+SAMPLES: dict[str, tuple[pa.Table, dict[str, Any]]] = {
+    "": (TABLE, OPTIONS),
+    "ragged-": (RAGGED, {
+        "features": {"ids": "ids"}, "label": "late", "key": "user", "seed": 3, "partitions": 2, "validation": 0.4,
+        "ragged": {"ids": "attention_mask"}, "max_length": 3,
+    }),
+}  # fmt: skip
+"""Beginning of the names of files → the rows in them."""
+
+
+def listed(array: Any) -> Any:
+    """Rows as lists."""
+    if isinstance(array, dict):
+        return {name: listed(each) for name, each in array.items()}
+    if isinstance(array, Ragged):
+        return [array[at : at + 1].flat().tolist() for at in range(len(array))]
+    return None if array is None else np.asarray(array).tolist()
+
 
 def values(manifest: Manifest) -> dict[str, Any]:
     """The digest of the data set, and all its rows."""
@@ -91,24 +114,27 @@ def values(manifest: Manifest) -> dict[str, Any]:
         for number in range(len(parts)):
             columns = open_partition(manifest, kind, number)  # type: ignore[arg-type]
             arrays = (columns.inputs, columns.targets, columns.weights)
-            found[f"{kind} {number}"] = [None if array is None else np.asarray(array).tolist() for array in arrays]
+            found[f"{kind} {number}"] = [listed(array) for array in arrays]
     return found
 
 
-def test_an_entry_of_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_an_entry_of_the_cache(tmp_path: Path, sample: str) -> None:
     """It has the name that it had, so it is found and not made again."""
-    (entry,) = (HERE / "cache").iterdir()
+    (entry,) = (HERE / f"{sample}cache").iterdir()
+    table, options = SAMPLES[sample]
     shutil.copytree(entry, tmp_path / entry.name)
     inode = (tmp_path / entry.name / "manifest.json").stat().st_ino
-    manifest = hy.Dataset.arrow(TABLE, **OPTIONS).prepare(tmp_path)
+    manifest = hy.Dataset.arrow(table, **options).prepare(tmp_path)
     assert manifest.key == entry.name and (tmp_path / entry.name / "manifest.json").stat().st_ino == inode
-    assert values(manifest) == json.loads((HERE / "rows.json").read_text())
+    assert values(manifest) == json.loads((HERE / f"{sample}rows.json").read_text())
 
 
-def test_rows_that_spark_wrote(tmp_path: Path) -> None:
-    shutil.copytree(HERE / "rows", tmp_path / "rows")
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_rows_that_spark_wrote(tmp_path: Path, sample: str) -> None:
+    shutil.copytree(HERE / f"{sample}rows", tmp_path / "rows")
     manifest = hy.Dataset.open(tmp_path / "rows").prepare(tmp_path / "cache")
-    assert values(manifest) == json.loads((HERE / "rows.json").read_text())
+    assert values(manifest) == json.loads((HERE / f"{sample}rows.json").read_text())
 
 
 # ------------------------------------------------------------------------------------------ messages
@@ -230,28 +256,36 @@ def test_proofs_of_those_who_exchange_states() -> None:
 
 def freeze(root: Path) -> None:
     """Write all files; `root` is empty, and outside of this folder."""
-    for folder in ("cache", "rows"):
-        shutil.rmtree(HERE / folder, ignore_errors=True)
     (HERE / "state.safetensors").write_bytes(encode(TREE))
     arena = Arena(root / "arena", 7, 1 << 20)
     key = arena.lay(REF, plan({"step": 14}))
     assert key is not None
     file = (root / "arena" / key.partition(".")[0]).read_bytes()
     (HERE / "arena.bin").write_bytes(file.rstrip(b"\0"))
-    manifest = hy.Dataset.arrow(TABLE, **OPTIONS).prepare(root / "cache")
-    shutil.copytree(root / "cache" / manifest.key, HERE / "cache" / manifest.key)
-    _without_path(HERE / "cache" / manifest.key)
-    with hy.spark.session() as session:
-        data = hy.Dataset.spark(session.createDataFrame(TABLE.to_pandas()), path=root / "spark", **OPTIONS)
-        manifest = data.prepare()
-    (HERE / "rows.json").write_text(json.dumps(values(manifest)) + "\n")  # those of the entry too
-    shutil.copytree(str(data.url), HERE / "rows")
-    _without_path(HERE / "rows")
+    for sample in SAMPLES:
+        freeze_rows(root, sample)
     texts = {name: data.hex() for name, data in all_messages().items()}
     (HERE / "messages.json").write_text(json.dumps(texts, indent=1) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         (HERE / "feeds.json").write_text(json.dumps([data.hex() for data in feed(patch)], indent=1) + "\n")
     print(digest(encode(TREE)), key, Credentials("token").mac(b"client", b"s" * 16, b"c" * 16).hex())
+
+
+def freeze_rows(root: Path, sample: str) -> None:
+    """Write the files of a sample of rows."""
+    table, options = SAMPLES[sample]
+    for folder in ("cache", "rows"):
+        shutil.rmtree(HERE / f"{sample}{folder}", ignore_errors=True)
+    manifest = hy.Dataset.arrow(table, **options).prepare(root / "cache")
+    entry = HERE / f"{sample}cache" / manifest.key
+    shutil.copytree(root / "cache" / manifest.key, entry)
+    _without_path(entry)
+    with hy.spark.session() as session:
+        data = hy.Dataset.spark(session.createDataFrame(table.to_pandas()), path=root / "spark", **options)
+        manifest = data.prepare()
+    (HERE / f"{sample}rows.json").write_text(json.dumps(values(manifest)) + "\n")  # those of the entry too
+    shutil.copytree(str(data.url), HERE / f"{sample}rows")
+    _without_path(HERE / f"{sample}rows")
 
 
 def _without_path(folder: Path) -> None:

@@ -31,13 +31,14 @@ class Columns:
     """All rows of one partition (or of what `predict` was given). Arrays are shared: copy before you write.
 
     Attributes:
-        inputs: array of shape (rows, …), or a dict of such by input name.
+        inputs: array of shape (rows, …), or a dict of such by input name, some of them Ragged.
         targets: array of shape (rows, …), a dict of such, or None.
         weights: float32 array of shape (rows,), or None.
         rows: how many.
         source_rows: how many rows `predict` or `evaluate` was given; None for a partition.
         places: int64 array of shape (rows,): the number of the source row of each row; −1 where it is not known. None
             where row i is row i.
+        masks: input that is Ragged → the input of a batch that is its mask.
         pin: keeps the cache entry from eviction for as long as this object lives; None when there is no entry.
     """
 
@@ -48,6 +49,7 @@ class Columns:
     pin: object = field(default=None, repr=False)
     source_rows: int | None = None
     places: Array | None = None
+    masks: dict[str, str] = field(default_factory=dict)
 
 
 def own(part: Any) -> Any:

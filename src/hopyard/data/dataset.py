@@ -16,7 +16,7 @@ from hopyard.data.encoding.transform import Transform
 from hopyard.data.from_spark.source import DataFrameSource, MaterializedSource, from_spark, refuse
 from hopyard.data.keywords import CACHE_BYTES, takes
 from hopyard.data.manifest import Column, Manifest
-from hopyard.data.options import Assign, BuildOptions, columns
+from hopyard.data.options import Assign, BuildOptions, columns, ragged_columns
 from hopyard.data.partitions.cache import default_root
 from hopyard.data.partitions.prepare import InputRows, LocalRows
 from hopyard.data.sources import Source, parquet, tfrecord
@@ -56,6 +56,8 @@ class ColumnOptions(TypedDict, total=False):
     key: str | list[str] | None
     encode: Mapping[str, Any] | None
     impute: Mapping[str, Any] | None
+    ragged: str | Sequence[str] | Mapping[str, str | None] | None
+    max_length: int | None
 
 
 class ItemOptions(ArrayOptions, ColumnOptions):
@@ -251,7 +253,8 @@ class Dataset:
                 or a dict of columns, which `features`, `label` and `weight` then name.
             features: as of the other constructors, where the items are dicts.
         """
-        source, features, label, weight = from_items(items, features, options["label"], options["weight"])
+        lists = ragged_columns(options["ragged"])
+        source, features, label, weight = from_items(items, features, options["label"], options["weight"], lists)
         options.update({"label": label, "weight": weight})
         return cls._of(source, None, features=features, **options)
 
@@ -274,9 +277,9 @@ class Dataset:
         and the order of rows do not matter.
 
         Args:
-            df: columns of numbers, booleans, text (with encode=), arrays of one length, and `ml.linalg` vectors, which
-                are lists of numbers here. Anything else, such as binary files and images, by transform=, which is
-                given all columns and runs in the executors.
+            df: columns of numbers, booleans, text (with encode=), arrays of one length (of any, with ragged=), and
+                `ml.linalg` vectors, which are lists of numbers here. Anything else, such as binary files and images,
+                by transform=, which is given all columns and runs in the executors.
             validation: a fraction, the name of a column of true and false, or a second DataFrame.
             path: a path or fsspec URL that driver and executors share. Default: the user's cache directory, for
                 sessions whose executors run on this host.
@@ -374,7 +377,7 @@ class Dataset:
 
 COLUMNS_SHOWN = 30
 """The most columns that a notebook shows."""
-_COLUMNS = ("features", "label", "weight", "encode", "standardize", "key", "impute")
+_COLUMNS = ("features", "label", "weight", "encode", "standardize", "key", "impute", "ragged", "max_length")
 """The keywords that name columns."""
 
 
@@ -382,7 +385,7 @@ def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: B
     """Return rows as validation rows of a data set with the options `first`. Raise SpecError unless they can be."""
     if not isinstance(rows, LocalRows):
         refuse(rows.url)
-    for name in ("inputs", "targets", "weight", "encode", "key", "impute"):
+    for name in ("inputs", "targets", "weight", "encode", "key", "impute", "ragged", "max_length"):
         mine, theirs = getattr(first.spec, name), getattr(rows.options.spec, name)
         if mine != theirs:
             raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
@@ -394,7 +397,7 @@ def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: B
 def _type_of(column: Column) -> str:
     """Return the type of a column's values, and the shape of a row that has several, for a reader."""
     arrow, _, dtype = column.type.rpartition(":")
-    shape = f" {list(column.shape)}" if column.shape and all(column.shape) else ""
+    shape = f" {list(column.shape)}" if column.shape and 0 not in column.shape else ""
     return f"{arrow if column.encode else dtype}{shape}"
 
 

@@ -48,6 +48,13 @@ OPTIONS = {
         'feature → what stands for its missing values (null, NaN): "mean" of the training rows, or a number; for '
         'columns in encode "most_frequent" of the training rows (of equals the least), or ("constant", value).',
     ),
+    "ragged": Option(
+        None,
+        "feature columns whose rows are lists of integers or floating-point numbers, of any length >= 1; each is an "
+        'input by itself. A batch is padded with zeros to its longest row, and the input "ids" has the mask '
+        '"ids_mask", true where there are values; or column → name of its mask, None for no mask.',
+    ),
+    "max_length": Option(None, "values after which each row of the columns in `ragged` is cut; None: nowhere."),
     "validation": Option(
         0.0,
         "fraction of the rows in [0, 1), the name of a column of true and false (0 is the fraction; where that is the "

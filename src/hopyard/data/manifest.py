@@ -6,6 +6,7 @@ point at the cache entry, and `data.new_rows` needs nothing but the manifest.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ FILE = "manifest.json"
 
 Value = bool | int | float | str
 """A value of a vocabulary."""
+Shape = tuple[int | None, ...]
+"""Shape of one row; None is the axis of rows of any length."""
 Labels = list[Value] | dict[str, list[Value]] | None
 """The values of an encoded label, by their numbers; of several labels, by name."""
 
@@ -44,16 +47,28 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z_-][0-9A-Za-z_.-]{0
 class ArrayInfo(msgspec.Struct, frozen=True):
     """Shape of one row, and NumPy dtype name, of a column array."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether rows have any length."""
+        return None in self.shape
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        size = np.dtype(self.dtype).itemsize
-        for axis in self.shape:
-            size *= axis
-        return size
+        """Bytes of one row; of one value, where rows have any length."""
+        return size_of(self.shape) * np.dtype(self.dtype).itemsize
+
+    def made_up(self, rows: int) -> np.ndarray[Any, Any]:
+        """Return rows of zeros as a batch has them. Rows of any length have three, and a mask that is true."""
+        shape = rows, *(3 if axis is None else axis for axis in self.shape)
+        return np.full(shape, self.is_ragged and self.dtype == "bool", self.dtype)
+
+
+def size_of(shape: Shape) -> int:
+    """Return how many values a row of this shape has; 1 where it has any length."""
+    return math.prod(axis for axis in shape if axis is not None)
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -63,7 +78,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     bytes: int
     digest: str
     files: list[str] = []
-    """BLAKE3 of the data of each of its files, in the order of `file_names`; none where no file is written yet."""
+    """BLAKE3 of the data of each of its files, in the order of `all_files`; none where no file is written yet."""
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -89,7 +104,7 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     type: str
     """Arrow's name of its type, a colon, NumPy's name of its values' dtype (int64 for categories)."""
-    shape: tuple[int, ...]
+    shape: Shape
     """Shape of one row before encoding."""
     encode: Literal["", "one-hot", "index"] = ""
     scaled: bool = False
@@ -97,6 +112,13 @@ class Column(msgspec.Struct, frozen=True):
     """Whether its last category stands for all values that are none of the others."""
     impute: Literal["", "mean", "most_frequent", "constant"] = ""
     """What stands for its missing values; empty: none may be missing."""
+    max_length: int | None = None
+    """Values after which each row is cut, where rows have any length; None: nowhere."""
+
+    @property
+    def size(self) -> int:
+        """Values of one row before encoding."""
+        return size_of(self.shape)
 
     @property
     def is_filled(self) -> bool:
@@ -116,6 +138,13 @@ class Field(msgspec.Struct, frozen=True):
     """NumPy dtype before vocabularies and standardization are applied."""
     dtype: str
     """NumPy dtype that a model sees."""
+    mask: str | None = None
+    """Name of the input that says where rows of any length have values; None: there is none."""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows have any length."""
+        return None in self.columns[0].shape
 
     @property
     def is_final(self) -> bool:
@@ -211,6 +240,11 @@ class Manifest(msgspec.Struct, weakref=True, kw_only=True):
         """Return the manifest of an entry that has this partition alone; key and path are the caller's to fill."""
         train, validate = ([part], []) if kind == "train" else ([], [part])
         return msgspec.structs.replace(self, train=train, validate=validate, stored=None)
+
+    @property
+    def masks(self) -> dict[str, str]:
+        """Input whose rows have any length → the input that is its mask."""
+        return {field.name: field.mask for field in self.fields if field.mask is not None}
 
     def column_names(self, role: Role) -> list[str]:
         """Return the names of the columns that inputs, targets or weights are made of."""
@@ -340,6 +374,17 @@ def file_names(fields: Sequence[Field]) -> list[str]:
     return [file_name(field.role, next(numbers[field.role])) for field in fields]
 
 
+def all_files(fields: Sequence[Field]) -> list[str]:
+    """Return the names of all files of a partition: rows of any length have one more, see `npy.RaggedAppender`."""
+    names = zip(fields, file_names(fields), strict=True)
+    return [each for field, name in names for each in ([name, offsets_name(name)] if field.is_ragged else [name])]
+
+
+def offsets_name(name: str) -> str:
+    """Return the name of the file that says where the rows of an array end."""
+    return f"{name.removesuffix('.npy')}-offsets.npy"
+
+
 def content_digest(manifest: Manifest) -> str:
     """Return the digest of what decides the batches: row shapes, dtypes, digests of partitions, and the encoding."""
     parts = (
@@ -357,10 +402,15 @@ def content_digest(manifest: Manifest) -> str:
                 f.role,
                 f.name,
                 f.matrix,
-                [(c.name, c.shape, c.encode, c.scaled, c.other) for c in f.columns],
+                [(c.name, c.shape, c.encode, c.scaled, c.other, *_length(c)) for c in f.columns],
             )
             for f in manifest.fields
         ],
         manifest.fills,
     )
     return blake3(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+def _length(column: Column) -> tuple[int, ...]:
+    """Return what cuts its rows, where something does: names of rows, which are the digest of a partition, do not."""
+    return () if column.max_length is None else (column.max_length,)

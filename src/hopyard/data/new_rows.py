@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,10 +12,12 @@ import pyarrow as pa
 
 from hopyard.data.columns import Columns, aligned, pack
 from hopyard.data.dataset import Dataset
-from hopyard.data.encoding.encoder import Encoder, RowOrigin, listed
+from hopyard.data.encoding.encoder import Encoder, RowOrigin
+from hopyard.data.encoding.faults import listed
 from hopyard.data.encoding.finalize import FeatureFinalizer
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Field, Manifest
+from hopyard.data.ragged import joined
 from hopyard.data.shared.fetch import fixed_vocabularies
 from hopyard.data.sources import Source, parquet
 from hopyard.data.sources.memory import Arrays, Table
@@ -79,7 +80,7 @@ def apply(
     fields: list[Field] = []
     encoder: Encoder | None = None
     vocabularies = fixed_vocabularies(manifest)
-    blocks: list[list[Array]] = []
+    blocks: list[list[Any]] = []
     finisher: FeatureFinalizer | None = None
     places = RowNumbers()
     rows = 0
@@ -96,7 +97,7 @@ def apply(
             fields = _fields(manifest, batch.schema, str(origin), targets)
             encoder = Encoder(fields, vocabularies, strict=False, drops=drop_invalid)
             finisher = FeatureFinalizer(fields, vocabularies, manifest.standardize, manifest.fills)
-        raw: list[Array] = []
+        raw: list[Any] = []
         valid = np.arange(batch.num_rows)
         while encoder is not None and len(valid):
             raw = encoder.raw(batch.take(pa.array(valid)) if len(valid) < batch.num_rows else batch, origin)
@@ -124,14 +125,19 @@ def apply(
         if not tracker.warned:
             tracker.warned = True
             log.warning(TRUSTED)
-    arrays: dict[str, dict[str, Array]] = {"inputs": {}, "targets": {}, "weights": {}}
+    arrays: dict[str, dict[str, Any]] = {"inputs": {}, "targets": {}, "weights": {}}
     for number, (field, info) in enumerate(zip(finisher.fields, finisher.infos, strict=True)):
-        column_array = aligned((rows, *info.shape), info.dtype)
-        if blocks:
-            np.concatenate([block[number] for block in blocks], out=column_array)
+        parts = [block[number] for block in blocks]
+        if field.is_ragged:
+            arrays[field.role][field.name] = joined(parts, info.dtype)
+            continue
+        shape: Any = info.shape
+        column_array = aligned((rows, *shape), info.dtype)
+        if parts:
+            np.concatenate(parts, out=column_array)
         arrays[field.role][field.name] = column_array
-    parts = (pack(arrays["inputs"], "inputs"), pack(arrays["targets"], "targets"), pack(arrays["weights"], "weights"))
-    return Columns(*parts, rows, source_rows=places.source_rows, places=source_places)
+    packed = (pack(arrays["inputs"], "inputs"), pack(arrays["targets"], "targets"), pack(arrays["weights"], "weights"))
+    return Columns(*packed, rows, source_rows=places.source_rows, places=source_places, masks=manifest.masks)
 
 
 def check_types(manifest: Manifest, schema: pa.Schema, source_label: str) -> None:
@@ -288,7 +294,7 @@ def _split(manifest: Manifest, array: Array) -> dict[str, Array]:
     (field,) = fields
     if not field.matrix:
         return {names[0]: array}
-    widths = [math.prod(column.shape) for column in field.columns]
+    widths = [column.size for column in field.columns]
     if array.ndim != 2 or array.shape[1] != sum(widths):
         raise DataError(f"an array must have shape (rows, {sum(widths)}), for {names}, got {array.shape}")
     columns, start = {}, 0

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard import meter
+from hopyard.data.manifest import Shape, offsets_name, size_of
+from hopyard.data.ragged import Ragged
 from hopyard.formats.arrow import Array
 
 HEADER = 256
@@ -35,7 +38,7 @@ _VERIFIED: dict[tuple[int, int], tuple[int, int]] = {}
 `compare` alone use it."""
 
 
-def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def header(shape: Shape, dtype: np.dtype[Any]) -> bytes:
     """Return the first HEADER bytes of a .npy file, format 1.0."""
     text = f"{{'descr': {np.lib.format.dtype_to_descr(dtype)!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.ljust(HEADER - 11).encode() + b"\n"
@@ -44,19 +47,25 @@ def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 class Appender:
     """Writes one .npy file, rows at a time. Closed between writes unless `keep`: there may be thousands."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, keep: bool) -> None:
-        self.path, self.rows = path, 0
+    def __init__(self, path: Path, shape: Shape, dtype: str, keep: bool) -> None:
+        self.path, self.rows, self.bytes = path, 0, 0
         self._shape, self._dtype, self._keep = shape, np.dtype(dtype), keep
         self._hash = blake3()
         self._file = -1
         self._write([bytes(HEADER)])
 
+    @property
+    def parts(self) -> tuple[Appender, ...]:
+        """The writers of its files."""
+        return (self,)
+
     def append(self, rows: Array) -> None:
-        """Appends C-contiguous rows of shape (n, *shape)."""
-        data = rows.reshape(-1).view(np.uint8).data
+        """Appends rows of shape (n, *shape)."""
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         self._hash.update(data)
         self._write([data])
         self.rows += len(rows)
+        self.bytes += len(data)
 
     def finish(self) -> str:
         """Writes the header, closes the file and returns the BLAKE3 of the data."""
@@ -85,6 +94,42 @@ class Appender:
                 unwritten = unwritten[os.write(self._file, unwritten) :]
         if not self._keep:
             self.close()
+
+
+class RaggedAppender:
+    """Writes rows of any length: their values, and in a file beside it 0 and then where each row ends."""
+
+    def __init__(self, path: Path, dtype: str, keep: bool) -> None:
+        self.rows = 0
+        self._values = Appender(path, (), dtype, keep)
+        self._offsets = Appender(path.with_name(offsets_name(path.name)), (), "int64", keep)
+        self._offsets.append(np.zeros(1, np.int64))
+
+    @property
+    def parts(self) -> tuple[Appender, ...]:
+        """The writers of its files."""
+        return self._values, self._offsets
+
+    def append(self, rows: Ragged) -> None:
+        """Appends rows."""
+        self._offsets.append(np.cumsum(rows.lengths, dtype=np.int64) + self._values.rows)
+        self._values.append(rows.flat())
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Closes the files; may be called twice."""
+        for part in self.parts:
+            part.close()
+
+
+def appender(path: Path, shape: Shape, dtype: str, keep: bool) -> Any:
+    """Return an Appender of rows of this shape, or a RaggedAppender."""
+    return RaggedAppender(path, dtype, keep) if None in shape else Appender(path, shape, dtype, keep)
+
+
+def parts_of(files: Iterable[Any]) -> list[Appender]:
+    """Return the writers of all files of what `appender` made."""
+    return [part for file in files for part in file.parts]
 
 
 def compare(path: Path, digest: str) -> None:
@@ -116,17 +161,20 @@ def _inode_and_version(file: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
 
 
-def map_npy(path: Path, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Maps the rows of a file that Appender wrote, privately: shape (rows, *shape), 64-byte aligned. The array holds no
-    open file.
+def map_npy(path: Path, rows: int, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    """Maps the rows of a file that `appender` wrote, privately: shape (rows, *shape), 64-byte aligned, or Ragged. They
+    hold no open file.
 
     Raises:
         OSError: no such file, or it cannot be mapped.
         ValueError: its size or header is wrong.
     """
+    if None in shape:
+        offsets = map_npy(path.with_name(offsets_name(path.name)), rows + 1, (), np.dtype(np.int64))
+        return Ragged(map_npy(path, int(offsets[-1]), (), dtype), offsets[:-1], offsets[1:])
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        expected = HEADER + rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        expected = HEADER + rows * size_of(shape) * dtype.itemsize
         if (size := os.fstat(file).st_size) != expected:
             raise ValueError(f"{path.name} has {size} bytes, not {expected}")
         memory = _map(file, expected, path)

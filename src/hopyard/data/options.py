@@ -94,6 +94,11 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     """Columns whose values decide where a row goes; none: the row's number, or its features."""
     impute: dict[str, Fill] = {}
     """Replacements for the missing values of columns; {}: none may be missing."""
+    ragged: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET
+    """Inputs whose rows have any length → their masks; None: no mask. Where it is unset, the names of entries are as
+    they were before there was such an input."""
+    max_length: int | msgspec.UnsetType = msgspec.UNSET
+    """Values after which these rows are cut."""
 
     @property
     def counted(self) -> set[str]:
@@ -112,7 +117,9 @@ class ColumnSpec(msgspec.Struct, frozen=True):
         """Return how a column becomes numbers, in words; "" where it stays as it is."""
         scaled = name in (self.standardize if isinstance(self.standardize, list) else self.features)
         encoding, fill = self.encode.get(name), self.impute.get(name)
-        how = encoding.kind if encoding else "standardized" if self.standardize and scaled else ""
+        ragged = any(self.inputs[each] == name for each in self.ragged or ())
+        other = "any length" if ragged else "standardized" if self.standardize and scaled else ""
+        how = encoding.kind if encoding else other
         return ", ".join(filter(None, [how, f"missing: {fill.strategy}" if fill else ""]))
 
     @property
@@ -178,13 +185,17 @@ def columns(
     standardize: Any = False,
     key: Any = None,
     impute: Any = None,
+    ragged: Any = None,
+    max_length: Any = None,
 ) -> ColumnSpec:
     """Checks what the user wrote and returns it in one form.
 
     Raises:
         SpecError: names the argument, its value and what is allowed.
     """
-    inputs = _named("features", features, "inputs")
+    masks = ragged_columns(ragged)
+    single = column_name(features)
+    inputs = _named("features", features, single if isinstance(single, str) and single in masks else "inputs")
     if not inputs:
         raise SpecError("features names no column; give one name, a list of names or a dict of these")
     targets = {} if label is None else _named("label", label, "targets")
@@ -225,7 +236,60 @@ def columns(
     keys = [] if key is None else _names("key", key)
     keys = [keys] if isinstance(keys, str) else keys
     fills = {} if impute is None else _fills(impute, inputs_columns, targets_columns, encodings)
-    return ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills)
+    spec = ColumnSpec(inputs, targets, weight, validation, encodings, standardize, keys, fills)
+    if not masks:
+        if max_length is not None:
+            raise SpecError(f"max_length = {shown(max_length)} cuts the rows of columns that ragged= names: name them")
+        return spec
+    return msgspec.structs.replace(
+        spec,
+        ragged=_ragged_inputs(masks, spec),
+        max_length=msgspec.UNSET if max_length is None else whole("max_length", max_length, 1),
+    )
+
+
+def ragged_columns(ragged: Any) -> dict[str, str | None]:
+    """Return column → name of its mask, as the user wrote it: "" where its input's name decides, None for no mask."""
+    if isinstance(ragged, Mapping):
+        masks = {column_name(name): None if mask is None else scalar(mask) for name, mask in ragged.items()}
+        for name, mask in masks.items():
+            if mask is not None and (not isinstance(mask, str) or not mask or not sendable(mask)):
+                raise SpecError(
+                    f"ragged[{name!r}] must be the name of its mask, or None for no mask, got {shown(mask)}"
+                )
+        return masks
+    names = [] if ragged is None else _names("ragged", ragged)
+    return dict.fromkeys([names] if isinstance(names, str) else names, "")
+
+
+def _ragged_inputs(masks: Mapping[str, str | None], spec: ColumnSpec) -> dict[str, str | None]:
+    """Return input → name of its mask, for the inputs that are these columns."""
+    scaled = spec.standardize if isinstance(spec.standardize, list) else []
+    result: dict[str, str | None] = {}
+    for column, mask in masks.items():
+        if column not in spec.features:
+            if column in spec.labels:
+                raise SpecError(f"ragged names {column!r}, a label: the rows of labels have one length; pad them")
+            raise SpecError(f"ragged names {shown(column)}, which is no feature{closest(column, spec.features)}")
+        for argument, others in {"encode": [*spec.encode], "impute": [*spec.impute], "standardize": scaled}.items():
+            if column in others:
+                raise SpecError(f"ragged names {column!r}, which {argument} names too; leave out one of the two")
+        for name, columns in spec.inputs.items():
+            if not isinstance(columns, str) and column in columns:
+                raise SpecError(
+                    f"ragged names {column!r}, which is in the list {columns!r}, a matrix of rows of one length: make "
+                    f"it an input by itself, features={{{column!r}: {column!r}, …}}"
+                )
+            if columns == column:
+                result[name] = f"{name}_mask" if mask == "" else mask
+    names = [*spec.inputs, *(mask for mask in result.values() if mask is not None)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SpecError(
+            f"ragged: {twice!r} would be two inputs; give the mask another name, ragged={{column: name of its mask}}, "
+            "or no mask, ragged={column: None}"
+        )
+    return result
 
 
 def _flat(named: Mapping[str, Names]) -> list[str]:

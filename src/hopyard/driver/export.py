@@ -50,6 +50,11 @@ def export(path: str | Path, predictor: Predictor) -> Path:
     text = checks.path("path", path)
     target, where = Path(text), f"export({shown(text)})"
     ending = "" if text.endswith("/") else target.suffix
+    if any(field.is_ragged for field in predictor.manifest.fields):
+        raise SpecError(
+            f"{where}: the model reads columns of ragged=, and a model that is exported takes rows of one shape; "
+            "run.best.save(…) writes it with its recipe, and run.best.model() gives the model itself"
+        )
     trainable = predictor.built.trainable
     form = _form(trainable, ending, where)
     encoding = target.with_name(f"{target.name}.json") if ending else target / ENCODING

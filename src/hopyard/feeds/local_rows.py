@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from hopyard.data.partitions.mapped import open_partition
 from hopyard.data.sources.of import named_parts, table_of
+from hopyard.errors import SpecError
 from hopyard.formats.arrow import to_arrow
 
 ROWS = 4096
@@ -24,6 +25,8 @@ def blocks_of(data: Any, parts: int = 1) -> Iterator[Any]:
     """
     if hasattr(data, "prepare"):
         manifest = data.prepare()
+        if any(field.is_ragged for field in manifest.fields):
+            raise SpecError("a Dataset with ragged= cannot be fed: give its rows one length, or read ctx.batches(data)")
         for partition in range(len(manifest.train)):
             columns = open_partition(manifest, "train", partition)
             roles = {"inputs": columns.inputs, "targets": columns.targets, "weights": columns.weights}

@@ -242,15 +242,20 @@ def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def list_lengths(array: Any) -> Array:
+    """Return how many values of `array.flatten()` each row of an array of lists has, an int64 array; 0 where it is
+    null."""
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, np.int64)
+        if array.null_count:
+            lengths[np.asarray(array.is_null().to_numpy(zero_copy_only=False))] = 0
+        return lengths
+    return np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
 def _parents(array: Any) -> Array:
     """Return the row of each value of `array.flatten()`, which leaves out what null rows hold."""
-    if pa.types.is_fixed_size_list(array.type):
-        lengths = np.full(len(array), array.type.list_size)
-    else:
-        lengths = np.array(array.value_lengths().fill_null(0))
-    if array.null_count:
-        lengths[np.asarray(array.is_null().to_numpy(zero_copy_only=False))] = 0
-    return np.repeat(np.arange(len(array)), lengths)
+    return np.repeat(np.arange(len(array)), list_lengths(array))
 
 
 def _equal(lengths: Any, name: str, source_label: str, at: Callable[[int], str] | None, each: int) -> int:
@@ -263,7 +268,7 @@ def _equal(lengths: Any, name: str, source_label: str, at: Callable[[int], str] 
         raise DataError(
             f"column {name!r} of {source_label}: rows differ in length, {sizes[0]} values and then "
             f"{sizes[different[0]]} ({at(row) if at is not None else f'{row} rows later'}); pad or cut them first "
-            f"(a hy.Dataset: transform=)"
+            f"(a hy.Dataset: transform=, or ragged= for a feature)"
         )
     return int(sizes[0])
 

@@ -20,11 +20,15 @@ class PartitionBatches(Protocol):
     rows: int
     sizes: Sequence[int]
     """Rows of each batch; a last batch of one row is joined to the one before."""
-    columns: Any
-    """`.inputs`, `.targets`, `.weights`: memory-mapped arrays (or dicts of arrays) over all rows of the partition."""
     order: Any
     """int64 array of shape (rows,): the visit order; None: as stored."""
     seed: int | None
+
+    @property
+    def columns(self) -> Any:
+        """`.inputs`, `.targets`, `.weights`: memory-mapped arrays (or dicts of arrays) over all rows of the partition,
+        and padded ones where rows have any length."""
+        ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -79,12 +83,12 @@ def goes_whole(trainable: Trainable) -> TypeGuard[SupportsWholePartition]:
 @runtime_checkable
 class SupportsSchema(Protocol):
     """A Trainable that needs the schema of the data before anything else. Array name → (shape of one row, NumPy
-    dtype); a single input is "inputs", a single label "targets"."""
+    dtype); a single input is "inputs", a single label "targets". The shape of rows of any length is (None,)."""
 
     def set_schema(
         self,
-        inputs: Mapping[str, tuple[tuple[int, ...], str]],
-        targets: Mapping[str, tuple[tuple[int, ...], str]],
+        inputs: Mapping[str, tuple[tuple[Any, ...], str]],
+        targets: Mapping[str, tuple[tuple[Any, ...], str]],
     ) -> None:
         """Take the schema."""
         ...

@@ -20,7 +20,7 @@ from typing import Any
 from hopyard.checks import whole
 from hopyard.code.pickling import imports
 from hopyard.core.runs.order import build_seed
-from hopyard.data.manifest import ArrayInfo, Manifest
+from hopyard.data.manifest import ArrayInfo, Manifest, Shape
 from hopyard.errors import SpecError
 from hopyard.frameworks import FRAMEWORKS, imported, runtime, runtimes, seed_all
 from hopyard.logged import Collector
@@ -242,7 +242,7 @@ def _context(plan: Plan, trial: int, seed: int) -> RecipeContext:
     )
 
 
-def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[tuple[int, ...], str]]:
+def _shapes(infos: Mapping[str, ArrayInfo]) -> dict[str, tuple[Shape, str]]:
     return {name: (tuple(info.shape), info.dtype) for name, info in infos.items()}
 
 

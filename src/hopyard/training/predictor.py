@@ -15,6 +15,7 @@ from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Manifest
 from hopyard.data.new_rows import WITH_LABEL, apply
 from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.data.ragged import Ragged
 from hopyard.errors import DataError, HopyardError, SpecError
 from hopyard.formats.arrow import Array
 from hopyard.frameworks import framework_of, model_file
@@ -154,7 +155,14 @@ def answers(trainable: SupportsPredict, columns: Columns, batch_size: int, same_
 def joined(parts: list[Any]) -> Any:
     """Return the outputs of all parts, one after another: arrays of shape (rows, …), or dicts of such."""
     if isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise HopyardError(
+            f"predict(batch) gave answers of shape {shapes[0]} a row for some batches and {shapes[-1]} for others: "
+            "rows of any length are padded to the longest of their batch; give answers of one shape, such as a mean "
+            "over the values that the mask has"
+        )
     return np.concatenate(parts)  # a copy of a single part too, which the model may fill anew
 
 
@@ -192,8 +200,12 @@ def _with_nan(array: Array, same_type: bool) -> Any:
 
 
 def _zeros(columns: Columns) -> Batch:
-    inputs = _each(columns.inputs, lambda array: np.zeros((1, *array.shape[1:]), array.dtype))
-    return Batch(inputs, None, None, 1)
+    def row(array: Any) -> Any:
+        if isinstance(array, Ragged):
+            return Ragged.of(np.zeros(1, array.dtype), np.ones(1, np.int64))
+        return np.zeros((1, *array.shape[1:]), array.dtype)
+
+    return next(iter(PartitionLoader(Columns(_each(columns.inputs, row), None, None, 1, masks=columns.masks), 1)))
 
 
 def _each(value: Any, function: Any) -> Any:

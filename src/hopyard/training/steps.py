@@ -27,9 +27,13 @@ class _CountedBatches:
     """A partition whose batches count as progress when the model iterates over them."""
 
     def __init__(self, batches: PartitionBatches, steps: StepMeter, phase: str) -> None:
-        self.rows, self.sizes, self.columns = batches.rows, batches.sizes, batches.columns
+        self.rows, self.sizes = batches.rows, batches.sizes
         self.order, self.seed = batches.order, batches.seed
         self._batches, self._steps, self._phase = batches, steps, phase
+
+    @property
+    def columns(self) -> Any:
+        return self._batches.columns
 
     def __iter__(self) -> Iterator[Batch]:
         return self._steps.over(self._batches, self._phase)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hopyard.data.manifest import ArrayInfo
+from hopyard.data.ragged import Ragged
 from hopyard.data.rows import order as row_order
 from hopyard.data.rows.order import RowSorter, ordered
 from hopyard.formats.arrow import Array
@@ -59,6 +60,27 @@ def test_rows_come_in_order_and_leave_no_file(tmp_path: Path, memory: int, kinds
     assert targets.tolist() == wanted.tolist()
     if found:
         assert np.array_equal(inputs[:, 2], -wanted.astype(np.float32)) and inputs.flags.c_contiguous
+
+
+@pytest.mark.parametrize("memory", [1, 5_000, 1 << 30])
+def test_rows_of_any_length_come_in_order(tmp_path: Path, memory: int) -> None:
+    rows = 700
+    names, numbers = np.stack(words(rows, (0, 0)), axis=1), np.arange(rows)
+    infos = [ArrayInfo((None,), "int64"), ArrayInfo((), "int64"), ArrayInfo((None,), "float32")]
+    sorter = RowSorter(infos, 2, tmp_path / "order", memory, step=3_000)
+    for start in range(0, rows, 200):
+        mine = numbers[start : start + 200]
+        ragged = Ragged.of(np.repeat(mine, 1 + mine % 5), 1 + mine % 5)
+        sorter.take([ragged, mine, Ragged(ragged.values.astype(np.float32), ragged.starts, ragged.ends)],
+                    names[start : start + 200])  # fmt: skip
+    found = list(sorter.blocks())
+    wanted = np.lexsort(names.T[::-1])
+    assert len(found) > 3
+    assert np.concatenate([targets for _, targets, _ in found]).tolist() == wanted.tolist()
+    for at in (0, 2):
+        assert np.array_equal(np.concatenate([block[at].flat() for block in found]), np.repeat(wanted, 1 + wanted % 5))
+    sorter.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 LARGE = """

@@ -8,20 +8,19 @@ same bits.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
-from hopyard.data.encoding.schema import FLOATS
+from hopyard.data.encoding.faults import Fault
+from hopyard.data.encoding.schema import FLOATS, list_values
 from hopyard.data.manifest import Column, Field, Value
+from hopyard.data.ragged import Ragged
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array, is_untyped, null_rows, to_numpy
+from hopyard.formats.arrow import Array, is_untyped, list_lengths, null_rows, to_numpy
 
 WHOLE = 1 << 53
 """Floating point of 64 bits has all integers up to here."""
@@ -185,59 +184,6 @@ class Vocabulary:
         return bool(count >= self.min_frequency)
 
 
-class Fault(msgspec.Struct):
-    """Values of one column that are null, NaN, infinite or beyond float32."""
-
-    count: int
-    first: str
-
-
-def listed(faults: Mapping[str, Fault]) -> str:
-    """Return a line for each column with bad values."""
-    return "\n".join(
-        f"  column {name!r}: {fault.count} of its rows hold null, NaN, infinity or more than float32 can; "
-        f"the first is {fault.first}"
-        for name, fault in faults.items()
-    )
-
-
-def check(faults: Mapping[str, Fault], fields: list[Field]) -> None:
-    """Raise DataError naming every column of these fields with bad values, if there are any."""
-    if not faults:
-        return
-    columns = {column.name: column for field in fields for column in field.columns}
-    hints = [hint for field in fields for column in field.columns if (hint := _fill_hint(column, field, faults))]
-    fill = f"fill null and NaN of features by impute={{{', '.join(dict.fromkeys(hints))}}}, or " if hints else ""
-    raise DataError(
-        f"the data holds values that cannot be trained on:\n{listed(faults)}\n"
-        f"{fill}drop or fill such values before, or with transform=, for example, to drop those of "
-        f"{next(iter(faults))!r},\n"
-        f"  transform=lambda batch: batch.filter({_good(columns[next(iter(faults))])})"
-    )
-
-
-def _fill_hint(column: Column, field: Field, faults: Mapping[str, Fault]) -> str:
-    """Return what impute= may say of a column with bad values; "": nothing that helps."""
-    number = not column.shape and (field.matrix or field.raw in FLOATS)
-    if column.name not in faults or field.role != "inputs" or column.impute or not (column.encode or number):
-        return ""
-    value = '"?"' if "string" in column.type else "0"
-    return f"{column.name!r}: " + (f'"most_frequent" or ("constant", {value})' if column.encode else '"mean" or 0')
-
-
-def _good(column: Column) -> str:
-    """Return the Python expression for the rows of a batch where a column has good values."""
-    kind, values = column.type.rpartition(":")[0], f"batch[{column.name!r}]"
-    if kind == "double":
-        return f"pyarrow.compute.less_equal(pyarrow.compute.abs({values}), 3.4e38)"
-    if kind in ("float", "halffloat"):
-        return f"pyarrow.compute.is_finite({values})"
-    if not column.shape or "binary" in kind:
-        return f"pyarrow.compute.is_valid({values})"
-    row = "bool((numpy.abs(numpy.array(row, float)) <= 3.4e38).all())"
-    return f"pyarrow.array([{row} for row in {values}.to_pylist()])"
-
-
 class Encoder:
     """Turns batches into the arrays of `fields`. Owns the vocabularies that grow and the faults found so far.
 
@@ -263,25 +209,48 @@ class Encoder:
         self._labels = {column.name for field in fields if field.role == "targets" for column in field.columns}
         self._strict, self._drops = strict, drops
 
-    def raw(self, batch: Any, origin: RowOrigin) -> list[Array]:
-        """Return an array for each field: shape (rows, *raw row shape), dtype `field.raw`; may be views of the batch.
+    def raw(self, batch: Any, origin: RowOrigin) -> list[Any]:
+        """Return an array for each field: shape (rows, *raw row shape), or Ragged; dtype `field.raw`; may be views of
+        the batch.
 
         Bad values are counted in `faults`; once there are any, the list is empty.
         """
         self._counted.clear()
         self._missing.clear()
         self.refused = np.zeros(batch.num_rows, np.bool_)
-        arrays: list[Array | None] = []
+        arrays: list[Any] = []
         error: DataError | None = None
         with np.errstate(over="ignore", invalid="ignore"):
             for field in self.fields:
                 try:
-                    arrays.append(self._raw(field, batch, origin))
+                    arrays.append((self._ragged if field.is_ragged else self._raw)(field, batch, origin))
                 except DataError as caught:
                     error = error or caught
         if error is not None and not (self._drops and self.faults):  # else it may be of a row that is dropped
             raise error
         return [] if self.faults else [array for array in arrays if array is not None]
+
+    def _ragged(self, field: Field, batch: Any, origin: RowOrigin) -> Ragged | None:
+        """Return rows of any length; None: some are bad, or have no values."""
+        (column,) = field.columns
+        array, kind = self._typed(column, batch, origin)
+        array = array.cast(pa.list_(pa.int8())) if is_untyped(kind) else array
+        if list_values(array.type) is None:
+            raise DataError(f"column {column.name!r} of {origin} must have lists of numbers, has type {kind}")
+        array = array.storage if isinstance(kind, pa.FixedShapeTensorType) else array
+        lengths, nulls = list_lengths(array), null_rows(array)
+        bad = lengths == 0 if nulls is None else (lengths == 0) | nulls
+        if not bad.any():
+            rows = Ragged.of(to_numpy(array.flatten(), column.name, str(origin)), lengths)
+            rows = rows if column.max_length is None else rows.cut(column.max_length)
+            values = _cast(rows.values, field.raw, column, origin)
+            rows = Ragged(values, rows.starts, rows.ends)
+            if field.raw in FLOATS:
+                bad[np.repeat(np.arange(len(rows)), rows.lengths)[_bad(values)]] = True
+        if bad.any():
+            self._add_fault(column, bad, origin)
+            return None
+        return rows
 
     def _raw(self, field: Field, batch: Any, origin: RowOrigin) -> Array | None:
         parts = [self._values(column, batch, origin) for column in field.columns]
@@ -311,7 +280,7 @@ class Encoder:
             if (missing := self._missing.get(column.name)) is not None and column.is_filled:
                 array[missing] = np.nan
             return array
-        array = np.empty((batch.num_rows, sum(math.prod(column.shape) for column in field.columns)), field.raw)
+        array = np.empty((batch.num_rows, sum(column.size for column in field.columns)), field.raw)
         flat = [values if values.ndim == 1 else values.reshape(len(values), -1) for values in good]
         fine = True
         for start in range(0, len(array), _STEP):
@@ -326,24 +295,16 @@ class Encoder:
             for column in field.columns:
                 if (missing := self._missing.get(column.name)) is not None and column.is_filled:
                     array[missing, at] = np.nan
-                at += math.prod(column.shape)
+                at += column.size
             return array
         self._count_all_bad(field, parts, origin)
         return None
 
     def _values(self, column: Column, batch: Any, origin: RowOrigin) -> Array | None:
         """Return the values of one column, shape (rows, *column.shape), categories as codes; None: some are bad."""
-        array = batch.column(batch.schema.get_field_index(column.name))
-        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-        expected = column.type.rpartition(":")[0]
-        fits = not self._strict or str(kind) == expected or is_untyped(kind)
-        if column.impute and fits:
+        array, kind = self._typed(column, batch, origin)
+        if column.impute:
             return self._filled(column, array, kind, origin)
-        if not fits:
-            raise DataError(
-                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; "
-                + (ONE_SCHEMA if origin.transformed else "all files, batches and validation data need one schema")
-            )
         bad = null_rows(array)
         if bad is not None:
             values = None if column.encode else to_numpy(array.filter(pa.array(~bad)), column.name, str(origin))
@@ -355,6 +316,7 @@ class Encoder:
             return self._codes(column, array, kind, origin)
         values = to_numpy(array, column.name, str(origin), origin.at)
         if values.dtype.kind not in "biuf":
+            expected = column.type.rpartition(":")[0]
             raise DataError(f"column {column.name!r} of {origin} must have type {expected}, has {array.type}")
         if values.shape[1:] != column.shape:
             if column.name in self.faults:  # of rows that were all null, which gave it no shape
@@ -363,13 +325,25 @@ class Encoder:
             remedy = (
                 f"give one row as an array of shape {(1, *column.shape)}, such as x[None]"
                 if values.shape == column.shape
-                else "pad or cut them with transform="
+                else "pad or cut them with transform=, or name a feature in ragged="
             )
             raise DataError(
                 f"column {column.name!r} of {origin}: rows must have shape {column.shape}, as those before, got "
                 f"{f'shape {values.shape[1:]}' if values.shape[1:] else 'one number each'}; {remedy}"
             )
         return values
+
+    def _typed(self, column: Column, batch: Any, origin: RowOrigin) -> tuple[Any, Any]:
+        """Return a column and the type of its values. Raise DataError where it is not the type of those before."""
+        array = batch.column(batch.schema.get_field_index(column.name))
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        expected = column.type.rpartition(":")[0]
+        if self._strict and str(kind) != expected and not is_untyped(kind):
+            raise DataError(
+                f"column {column.name!r} of {origin} has type {kind}, before it had {expected}; "
+                + (ONE_SCHEMA if origin.transformed else "all files, batches and validation data need one schema")
+            )
+        return array, kind
 
     def _filled(self, column: Column, array: Any, kind: Any, origin: RowOrigin) -> Array | None:
         """Return the values of a column whose missing ones (null, NaN) are filled later: a category as MISSING; a
@@ -429,7 +403,7 @@ class Encoder:
             return
         self._counted.add(column.name)
         if column.name not in self.faults:
-            self.faults[column.name] = Fault(0, origin.at(int(np.argmax(bad))))
+            self.faults[column.name] = Fault(0, origin.at(int(np.argmax(bad))), None in column.shape)
         self.faults[column.name].count += int(bad.sum())
 
 

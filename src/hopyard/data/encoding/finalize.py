@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,14 +53,15 @@ class FeatureFinalizer:
             return raw
         if not field.matrix and field.columns[0].encode == "index":
             return np.asarray(self._ranks[field.columns[0].name][raw])
-        out = np.empty((len(raw), *self.infos[number].shape), field.dtype)
+        shape: Any = self.infos[number].shape
+        out = np.empty((len(raw), *shape), field.dtype)
         if not field.matrix and not field.columns[0].encode:
             self._number(field.columns[0], raw, out)
             return out
         stack = raw.reshape(len(raw), -1)
         start = stop = 0
         for column in field.columns:
-            raw_width, size = math.prod(column.shape), width(column, self.vocabularies)
+            raw_width, size = column.size, width(column, self.vocabularies)
             part = stack[:, start : start + raw_width]
             start += raw_width
             target = out[:, stop : stop + size]
@@ -107,7 +108,7 @@ def measure(moments: dict[str, ExactSums], fields: list[Field], number: int, blo
     stack, stop = block.reshape(len(block), -1), 0
     measured: list[tuple[Column, int, int]] = []
     for column in fields[number].columns:
-        start, stop = stop, stop + math.prod(column.shape)
+        start, stop = stop, stop + column.size
         if is_measured(column):
             measured.append((column, start, stop))
         ends = not is_measured(column) or column is fields[number].columns[-1]
@@ -146,7 +147,7 @@ def count_categories(
     for column in field.columns:
         if column.encode and column.name in columns:
             vocabularies[column.name].count(stack[:, start].astype(np.int64))
-        start += math.prod(column.shape)
+        start += column.size
 
 
 def scales(moments: Mapping[str, ExactSums], fields: list[Field]) -> dict[str, Scale]:

@@ -5,7 +5,6 @@ Knows Arrow's types; reads no data but the widths of variable-length lists in th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
-from hopyard.data.manifest import Column, Field, Role, Value
+from hopyard.data.manifest import Column, Field, Role, Shape, Value
 from hopyard.data.options import ColumnSpec, Names
 from hopyard.errors import DataError
-from hopyard.formats.arrow import is_text, require
+from hopyard.formats.arrow import is_list, is_text, is_untyped, require
 from hopyard.text import shown
 
 FLOATS = {"float16", "float32", "float64"}
@@ -60,7 +59,7 @@ def infer_fields(batch: pa.RecordBatch, spec: ColumnSpec, source_label: str) -> 
     return fields
 
 
-def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> tuple[int, ...]:
+def row_shape(field: Field, vocabularies: Mapping[str, list[Value]]) -> Shape:
     """Return the shape of one row as a model sees it, once all vocabularies are known."""
     if field.matrix:
         return (sum(width(column, vocabularies) for column in field.columns),)
@@ -72,13 +71,13 @@ def width(column: Column, vocabularies: Mapping[str, list[Value]]) -> int:
     """Return how many values one row of `column` has after encoding."""
     if column.encode == "one-hot":
         return len(vocabularies[column.name]) + column.other
-    return math.prod(column.shape)
+    return column.size
 
 
-def raw_shape(field: Field) -> tuple[int, ...]:
+def raw_shape(field: Field) -> Shape:
     """Return the shape of one row before vocabularies are applied: a category is one value."""
     if field.matrix:
-        return (sum(math.prod(column.shape) for column in field.columns),)
+        return (sum(column.size for column in field.columns),)
     return field.columns[0].shape
 
 
@@ -94,6 +93,8 @@ class _Planner:
 
     def field(self, role: Role, name: str, names: Names) -> Field:
         """Plans one array: a matrix for a list of columns, the column itself for one name."""
+        if role == "inputs" and isinstance(names, str) and name in (self.spec.ragged or ()):
+            return self._ragged(name, names)
         matrix = not isinstance(names, str)
         columns = [self.column(column, role) for column in ([names] if isinstance(names, str) else names)]
         has_categories = any(column.encode for column in columns)
@@ -125,6 +126,21 @@ class _Planner:
         elif kind == "float64":
             kind = "float32"
         return Field(role, name, False, [column], kind, kind)
+
+    def _ragged(self, name: str, column: str) -> Field:
+        """Plans an input whose rows have any length."""
+        kind = self.batch.schema.field(column).type
+        if (values := list_values(kind)) is None:
+            raise DataError(
+                f"ragged names {column!r}, and column {column!r} of {self.source_label} has type {kind}: its rows must "
+                "be lists of integers or of floating-point numbers; "
+                + (_UNTYPED if is_untyped(kind) else "make it such lists with transform=, or leave it out of ragged=")
+            )
+        leaf = np.dtype(values.to_pandas_dtype()).name
+        dtype = "float32" if leaf == "float64" else leaf
+        length, masks = self.spec.max_length or None, self.spec.ragged or {}
+        planned = Column(column, f"{kind}:{leaf}", (None,), max_length=length)
+        return Field("inputs", name, False, [planned], dtype, dtype, masks[name])
 
     def column(self, name: str, role: Role) -> Column:
         """Plans one column of the source. Raises DataError when its type cannot be used."""
@@ -203,6 +219,14 @@ def _leaf(array: Any, kind: Any) -> tuple[tuple[int, ...], str]:
         full = array.drop_null()
         return (len(full[0].as_py()) if len(full) else 0,), "bytes?"
     return (), "?"
+
+
+def list_values(kind: Any) -> Any:
+    """Return the type of the numbers in lists of this type; None: it is no type of lists of integers or of
+    floating-point numbers."""
+    lists = kind.storage_type if isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1 else kind
+    values = lists.value_type if is_list(lists) else pa.null()
+    return values if pa.types.is_integer(values) or pa.types.is_floating(values) else None
 
 
 _UNTYPED = f"all its values are null: leave it out, fill it, or {ONE_SCHEMA}"

@@ -26,9 +26,10 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.encoding.column_types import ONE_SCHEMA
-from hopyard.data.encoding.encoder import ONE_HOT_LIMIT, Fault, check, listed
+from hopyard.data.encoding.encoder import ONE_HOT_LIMIT
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.extremes import Extremes
+from hopyard.data.encoding.faults import Fault, check, listed
 from hopyard.data.encoding.finalize import FeatureFinalizer, means, scales
 from hopyard.data.from_spark.task import PROBE, CopiesFile, Drawing, TaskReport, WriteTask, is_category
 from hopyard.data.manifest import FILE, Field, Manifest, PartitionInfo, RowNames, SourceInfo, Stored, Value
@@ -43,7 +44,7 @@ from hopyard.data.partitions.builder import (
 )
 from hopyard.data.rows.copies import first_copies
 from hopyard.data.rows.names import Distinct, added, width
-from hopyard.data.shared.segments import Index
+from hopyard.data.shared.segments import LENGTH, Index
 from hopyard.data.shared.storage import reaching, shared_directory
 from hopyard.errors import DataError
 from hopyard.filesystems import Directory
@@ -256,7 +257,7 @@ def _fields(reports: list[TaskReport], names: list[str], transformed: bool) -> l
     faults: dict[str, Fault] = {}
     for report in reports:
         for column, fault in report.faults.items():
-            faults.setdefault(column, Fault(0, fault.first)).count += fault.count
+            faults.setdefault(column, Fault(0, fault.first, fault.ragged)).count += fault.count
     first, first_name = with_rows[0]
     assert first.fields is not None
     if faults and not transformed:
@@ -326,7 +327,11 @@ def _manifest(options: BuildOptions, fields: list[Field], reports: list[TaskRepo
 def _part(index: Index, kind: RowKind, partition: int, rows: int, finisher: FeatureFinalizer) -> PartitionInfo:
     run = index.run(kind, partition)
     total = added(*(int(segment.sums[run], 16) for segment in index.segments))
-    return named_partition(rows, total, finisher.infos)
+    values = [counts[run] for segment in index.segments for counts in segment.values]
+    size = sum(rows * info.row_bytes for info in finisher.infos if not info.is_ragged)
+    for number, info in enumerate(info for info in finisher.infos if info.is_ragged):
+        size += sum(counts[number] for counts in values) * info.row_bytes + (rows + 1) * LENGTH.row_bytes
+    return named_partition(rows, total, size, [])
 
 
 def _sweep(folder: Directory, token: str, segment_names: set[str]) -> None:

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from hopyard.data.encoding.encoder import Encoder, Fault, RowOrigin
+from hopyard.data.encoding.encoder import Encoder, RowOrigin
 from hopyard.data.encoding.exact_sums import ExactSums, PackedSums
 from hopyard.data.encoding.extremes import Extremes
+from hopyard.data.encoding.faults import Fault
 from hopyard.data.encoding.finalize import is_measured, measure
 from hopyard.data.encoding.schema import infer_fields
 from hopyard.data.encoding.transform import Transform, transformed, validation_column
@@ -166,7 +167,7 @@ class WriteTask:
         return msgspec.structs.replace(
             report,
             fields=encoder.fields,
-            segment=Segment(file.name, writer.bytes, writer.chunks, writer.digests(), sums),
+            segment=Segment(file.name, writer.bytes, writer.chunks, writer.digests(), sums, writer.values),
             moments={name: sums.packed() for name, sums in moments.items()},
             sum=f"{added(*writer.sums) if self.drawing == Drawing() else copies.total:x}",
         )

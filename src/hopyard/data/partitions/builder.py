@@ -21,9 +21,10 @@ import numpy as np
 from blake3 import blake3
 
 from hopyard.data.assignment import Dealer, shares
-from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary, check
+from hopyard.data.encoding.encoder import Encoder, RowOrigin, Vocabulary
 from hopyard.data.encoding.exact_sums import ExactSums
 from hopyard.data.encoding.extremes import Extremes
+from hopyard.data.encoding.faults import check
 from hopyard.data.encoding.finalize import (
     FeatureFinalizer,
     block_bytes,
@@ -46,8 +47,9 @@ from hopyard.data.manifest import (
     file_names,
     folder_name,
 )
-from hopyard.data.npy import OPEN_FILES, Appender, map_npy
+from hopyard.data.npy import OPEN_FILES, appender, map_npy, parts_of
 from hopyard.data.options import BuildOptions, ColumnSpec
+from hopyard.data.ragged import Ragged
 from hopyard.data.rows.names import Distinct, Names, added, unsigned, width
 from hopyard.data.rows.order import ordered
 from hopyard.data.shared import segments
@@ -181,9 +183,9 @@ def _together(key: list[str], distinct: Distinct) -> str:
     return f"rows of equal {together} go together, and there are {distinct} different ones"
 
 
-def named_partition(rows: int, total: int, infos: list[ArrayInfo]) -> PartitionInfo:
+def named_partition(rows: int, total: int, size: int, files: list[str]) -> PartitionInfo:
     """Return a partition whose rows go by name: its digest is the sum of the names, which are hashes of the rows."""
-    return PartitionInfo(rows, rows * sum(info.row_bytes for info in infos), f"{total:032x}")
+    return PartitionInfo(rows, size, f"{total:032x}", files)
 
 
 def make_manifest(
@@ -202,7 +204,7 @@ def make_manifest(
         digest="",
         train=parts["train"],
         validate=parts["validate"],
-        inputs={field.name: info for field, info in arrays if field.role == "inputs"},
+        inputs={name: info for each in arrays if each[0].role == "inputs" for name, info in _inputs(*each).items()},
         targets={field.name: info for field, info in arrays if field.role == "targets"},
         weighted=any(field.role == "weights" for field in finisher.fields),
         classes=classes,
@@ -215,6 +217,11 @@ def make_manifest(
         sources=[],
     )
     return msgspec.structs.replace(manifest, digest=content_digest(manifest))
+
+
+def _inputs(field: Field, info: ArrayInfo) -> dict[str, ArrayInfo]:
+    """Return the array of a field, and its mask where it has one."""
+    return {field.name: info} | ({} if field.mask is None else {field.mask: ArrayInfo((None,), "bool")})
 
 
 class _Writer:
@@ -235,10 +242,11 @@ class _Writer:
         self._dealers = {kind: Dealer(1 if self._contiguous else options.partitions) for kind in KINDS}
         self._rows: dict[RowKind, list[int]] = {kind: [0] * options.partitions for kind in KINDS}
         """Rows of each partition, where names deal them."""
-        self._files: dict[str, list[Appender]] = {}
+        self._files: dict[str, list[Any]] = {}
+        """The `appender` of each field, by folder."""
         self._buffers: dict[int, Array] = {}
 
-    def take(self, raw: list[Array], is_validation: Array | None, rows: int, names: Names | None) -> None:
+    def take(self, raw: list[Any], is_validation: Array | None, rows: int, names: Names | None) -> None:
         """Deals one block of encoded rows."""
         if names is not None:
             self._deal_by_name(raw, is_validation, names)
@@ -261,8 +269,8 @@ class _Writer:
         scaling: dict[str, Scale] = {}
         if self._staged:
             for files in self._files.values():
-                for file in files:
-                    file.finish()
+                for part in parts_of(files):
+                    part.finish()
             scaling, fills = self._fit()
             finisher = FeatureFinalizer(self._fields, self._encoder.vocabularies, scaling, fills)
             rewrite = self._rewrite_by_name if self._words else self._rewrite
@@ -300,14 +308,14 @@ class _Writer:
             for file in files:
                 file.close()
 
-    def _deal(self, kind: RowKind, index: Array | slice, rows: int, arrays: list[Array]) -> None:
+    def _deal(self, kind: RowKind, index: Array | slice, rows: int, arrays: list[Any]) -> None:
         if not rows:
             return
         for partition, selection in self._dealers[kind].deal(index, rows):
             for number, (array, file) in enumerate(zip(arrays, self._open(kind, partition), strict=True)):
                 file.append(self._gather(number, array, selection))
 
-    def _deal_by_name(self, raw: list[Array], is_validation: Array | None, names: Names) -> None:
+    def _deal_by_name(self, raw: list[Any], is_validation: Array | None, names: Names) -> None:
         self._distinct.take(names.words[:, 0])
         for run, selection, total in names.runs(self._options.partitions, is_validation):
             kind: RowKind = "train" if run < self._options.partitions else "validate"
@@ -317,17 +325,16 @@ class _Writer:
             self._rows[kind][partition] += len(selection)
             self._sums[run] = added(self._sums[run], total)
 
-    def _gather(self, number: int, array: Array, index: Array | slice) -> Array:
-        if isinstance(index, slice):
-            picked = array[index]
-            return picked if picked.flags.c_contiguous else np.ascontiguousarray(picked)
+    def _gather(self, number: int, array: Any, index: Array | slice) -> Any:
+        if isinstance(index, slice) or isinstance(array, Ragged):
+            return array[index]
         rows = len(index)
         buffer = self._buffers.get(number)
         if buffer is None or len(buffer) < rows:
             buffer = self._buffers[number] = np.empty((rows, *array.shape[1:]), array.dtype)
         return array.take(index, axis=0, out=buffer[:rows], mode="clip")
 
-    def _open(self, kind: str, partition: int, finisher: FeatureFinalizer | None = None) -> list[Appender]:
+    def _open(self, kind: str, partition: int, finisher: FeatureFinalizer | None = None) -> list[Any]:
         """Return the files of one partition, one per field; without a finisher those of a stage."""
         finisher = finisher or self._finisher
         name = ("stage-" if finisher is None else "") + folder_name(kind, partition)
@@ -338,7 +345,7 @@ class _Writer:
             infos = self._raw if finisher is None else finisher.infos
             names = [*file_names(self._fields), "names.npy"][: len(infos)]
             for file, info in zip(names, infos, strict=True):
-                files.append(Appender(self._directory / name / file, info.shape, info.dtype, keep))
+                files.append(appender(self._directory / name / file, info.shape, info.dtype, keep))
         return self._files[name]
 
     def _close(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
@@ -348,10 +355,12 @@ class _Writer:
 
     def _seal(self, kind: RowKind, partition: int, finisher: FeatureFinalizer) -> PartitionInfo:
         files = self._files.pop(folder_name(kind, partition))
-        digest, size, data = blake3(), 0, [file.finish() for file in files]
-        for field, info, file, part in zip(self._fields, finisher.infos, files, data, strict=True):
-            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{part}\0".encode())
-            size += file.rows * info.row_bytes
+        digest, size, data = blake3(), 0, list[str]()
+        for field, info, file in zip(self._fields, finisher.infos, files, strict=True):
+            parts = [part.finish() for part in file.parts]
+            digest.update(f"{field.role}\0{field.name}\0{info.dtype}\0{info.shape}\0{' '.join(parts)}\0".encode())
+            size += sum(part.bytes for part in file.parts)
+            data += parts
         return PartitionInfo(files[0].rows, size, digest.hexdigest(), data)
 
     def _rewrite(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
@@ -363,13 +372,12 @@ class _Writer:
             begin = start if self._contiguous else 0
             for number, file in enumerate(files):
                 for block in self._stage(kind, stage, number, begin, begin + share):
-                    file.append(np.ascontiguousarray(finisher(number, block)))
+                    file.append(finisher(number, block))
             start += share
             infos.append(self._seal(kind, partition, finisher))
             if not self._contiguous or partition == self._options.partitions - 1:
-                for file in self._files.pop(f"stage-{folder_name(kind, stage)}"):
-                    file.path.unlink()
-                (self._directory / f"stage-{folder_name(kind, stage)}").rmdir()
+                del self._files[f"stage-{folder_name(kind, stage)}"]
+                shutil.rmtree(self._directory / f"stage-{folder_name(kind, stage)}")
         return infos
 
     def _rewrite_by_name(self, kind: RowKind, rows: int, finisher: FeatureFinalizer) -> list[PartitionInfo]:
@@ -380,7 +388,7 @@ class _Writer:
         for partition, count in enumerate(self._rows[kind]):
             name = folder_name(kind, partition)
             *arrays, names = (
-                map_npy(file.path, count, info.shape, np.dtype(info.dtype))
+                map_npy(file.parts[0].path, count, info.shape, np.dtype(info.dtype))
                 for file, info in zip(self._files.pop(f"stage-{name}"), self._raw, strict=True)
             )
             order = ordered([names[:, word] for word in range(self._words)])
@@ -388,18 +396,17 @@ class _Writer:
             files = self._open(kind, partition, finisher)
             for at in range(0, count, step):
                 for number, (file, array) in enumerate(zip(files, arrays, strict=True)):
-                    file.append(np.ascontiguousarray(finisher(number, array.take(order[at : at + step], axis=0))))
+                    file.append(finisher(number, array.take(order[at : at + step], axis=0)))
             sealed = self._seal(kind, partition, finisher)
             total = self._sums[partition + (self._options.partitions if kind == "validate" else 0)]
-            info_by_name = named_partition(count, total, finisher.infos)
-            infos.append(msgspec.structs.replace(info_by_name, files=sealed.files))
+            infos.append(named_partition(count, total, sealed.bytes, sealed.files))
             shutil.rmtree(self._directory / f"stage-{name}")
         return infos
 
-    def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Array]:
+    def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Any]:
         file = self._files[f"stage-{folder_name(kind, stage)}"][number]
         info = self._raw[number]
-        rows = map_npy(file.path, file.rows, info.shape, np.dtype(info.dtype))
+        rows = map_npy(file.parts[0].path, file.rows, info.shape, np.dtype(info.dtype))
         step = max(1, block_bytes([self._fields[number]]) * max(1, len(rows)) // max(1, rows.nbytes))
         for at in range(start, stop, step):
             yield rows[at : min(at + step, stop)]

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from hopyard import meter
-from hopyard.data.manifest import FILE, Manifest, ManifestHead, PartitionInfo, file_names, folder_name, read_manifest
+from hopyard.data.manifest import FILE, Manifest, ManifestHead, PartitionInfo, all_files, folder_name, read_manifest
 from hopyard.data.npy import HEADER, compare
 from hopyard.data.shared.needed import needed
 from hopyard.data.shared.storage import reaching, shared_directory
@@ -317,7 +317,7 @@ def remove_rows(url: str) -> None:
 
 def compare_part(folder: Path, manifest: Manifest, part: PartitionInfo) -> None:
     """Raises as `compare` where a file of a partition does not hold what was written."""
-    for name, digest in zip(file_names(manifest.fields), part.files, strict=True):
+    for name, digest in zip(all_files(manifest.fields), part.files, strict=True):
         compare(folder / name, digest)
 
 

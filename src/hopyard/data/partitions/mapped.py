@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from hopyard.data.partitions.supply import SUPPLIES, bring
 from hopyard.data.shared.fetch import fetch
 from hopyard.errors import DataError, SpecError
 from hopyard.folders import temporary_folder
-from hopyard.formats.arrow import Array
 from hopyard.spec import PartitionRange, RowKind
 
 OPEN = 256
@@ -156,7 +156,9 @@ def _open(manifest: Manifest, kind: RowKind, partition: int) -> Columns:
             if pinned is None:
                 raise DataError(gone(entry))
             compare_part(folder, manifest, parts[number])
-            inputs = _map_all(folder, "inputs", manifest.inputs, rows)
+            masks = manifest.masks
+            arrays = {name: info for name, info in manifest.inputs.items() if name not in masks.values()}
+            inputs = _map_all(folder, "inputs", arrays, rows)
             targets = _map_all(folder, "targets", manifest.targets, rows)
             weights = _map_all(folder, "weights", {"": ArrayInfo((), "float32")} if manifest.weighted else {}, rows)
     except (FileNotFoundError, ValueError) as error:
@@ -164,7 +166,7 @@ def _open(manifest: Manifest, kind: RowKind, partition: int) -> Columns:
             f"{kind} partition {partition} in {folder} is damaged: {error}; call prepare() on the Dataset again, which "
             f"makes it anew"
         ) from error
-    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned)
+    return Columns(pack(inputs, "inputs"), pack(targets, "targets"), pack(weights, ""), rows, pinned, masks=masks)
 
 
 def sees_entry(manifest: Manifest) -> bool:
@@ -205,7 +207,7 @@ def _host_root(preferred: str) -> Path:
     return folder
 
 
-def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Array]:
+def _map_all(folder: Path, role: str, infos: dict[str, ArrayInfo], rows: int) -> dict[str, Any]:
     return {
         name: map_npy(folder / file_name(role, number), rows, info.shape, np.dtype(info.dtype))
         for number, (name, info) in enumerate(infos.items())

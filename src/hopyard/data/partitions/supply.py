@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hopyard import meter
-from hopyard.data.manifest import Manifest, file_names, folder_name
+from hopyard.data.manifest import Manifest, all_files, folder_name
 from hopyard.errors import DataError
 from hopyard.spec import RowKind
 
@@ -42,7 +42,7 @@ def bring(directory: Path, manifest: Manifest, kind: RowKind, partition: int) ->
     get = SUPPLIES[id(manifest)]
     folder = directory / folder_name(kind, 0)
     folder.mkdir()
-    for name in file_names(manifest.fields):
+    for name in all_files(manifest.fields):
         try:
             data = get(f"{folder_name(kind, partition)}/{name}")
         except FileNotFoundError as error:
@@ -68,7 +68,7 @@ def serve(manifest: Manifest, name: str) -> memoryview:
     folder, _, file = name.partition("/")
     folders = {folder_name("train", n) for n in range(len(manifest.train))}
     folders |= {folder_name("validate", n) for n in range(len(manifest.validate))}
-    if folder not in folders or file not in file_names(manifest.fields):
+    if folder not in folders or file not in all_files(manifest.fields):
         raise FileNotFoundError(f"{name!r} is no file of a partition")
     with Path(manifest.path, folder, file).open("rb") as opened:
         return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))

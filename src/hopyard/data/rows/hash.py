@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from hopyard.data.assignment import mix
 from hopyard.errors import DataError
-from hopyard.formats.arrow import Array, is_list, is_text
+from hopyard.formats.arrow import Array, is_list, is_text, list_lengths
 
 WORDS = 2
 """How many words a hash has."""
@@ -218,13 +218,7 @@ def _is_bytes(kind: Any) -> bool:
 
 def _lists(array: Any) -> Pair:
     """Return the words of lists of any kind, nested ones too; a null row has no values here."""
-    if pa.types.is_fixed_size_list(array.type):
-        lengths = np.full(len(array), array.type.list_size, np.int64)
-        if array.null_count:
-            lengths[np.asarray(array.is_null().to_numpy(zero_copy_only=False))] = 0
-    else:
-        lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
-    return _folded(_pair(array.flatten()), lengths)
+    return _folded(_pair(array.flatten()), list_lengths(array))
 
 
 def _tensor(array: Any) -> Pair:

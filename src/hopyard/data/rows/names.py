@@ -16,6 +16,7 @@ import numpy as np
 
 from hopyard.data.assignment import keyed
 from hopyard.data.options import ColumnSpec
+from hopyard.data.ragged import Ragged
 from hopyard.data.rows.hash import WORDS, mixed, row_hashes
 from hopyard.formats.arrow import Array
 
@@ -107,9 +108,15 @@ def added(*sums: int) -> int:
     return sum(sums) % (1 << 128)
 
 
-def unsigned(raw: Sequence[Array]) -> list[Array]:
+def unsigned(raw: Sequence[Any]) -> list[Any]:
     """Return raw arrays with 0.0 for −0.0, so that rows of equal names have equal bits. May overwrite `raw`."""
-    return [np.add(a, 0, out=a if a.flags.writeable else None) if a.dtype.kind == "f" else a for a in raw]
+    return [a if a.dtype.kind != "f" else _unsigned(a) for a in raw]
+
+
+def _unsigned(array: Any) -> Any:
+    if isinstance(array, Ragged):
+        return Ragged(_unsigned(array.values), array.starts, array.ends)
+    return np.add(array, 0, out=array if array.flags.writeable else None)
 
 
 class Distinct:

@@ -1,7 +1,8 @@
 """Sorts any number of rows by their names: rows that do not fit in memory wait in files.
 
     words-0, words-1, …   one word of each row's name
-    rows                  the rows, each in one piece, as they came
+    rows                  the rows, each in one piece, as they came; of those of any length, where they are in
+    values-0, …           the values of such an array
 
 A row takes 32 bytes of memory while the words are sorted, and is then read from the mapped file. Knows nothing of what
 the rows mean.
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hopyard.data.manifest import ArrayInfo
+from hopyard.data.ragged import Ragged, joined
 from hopyard.formats.arrow import Array
 
 MEMORY = 96 << 20
@@ -41,21 +43,29 @@ class RowSorter:
     ) -> None:
         self.rows = 0
         self._folder, self._memory, self._step_bytes = folder, memory, step
-        self._record = np.dtype([(str(at), info.dtype, info.shape) for at, info in enumerate(infos)])
+        self._ragged = {at: info.dtype for at, info in enumerate(infos) if info.is_ragged}
+        self._values = dict.fromkeys(self._ragged, 0)
+        """How many values of each Ragged array are in files."""
+        self._record = np.dtype([
+            (str(at), *(("int64", (2,)) if at in self._ragged else (info.dtype, info.shape)))
+            for at, info in enumerate(infos)
+        ])  # fmt: skip
         self._words = words
-        self._batches: list[tuple[list[Array], Array]] = []
-        self._bytes = 0
+        self._batches: list[tuple[list[Any], Array]] = []
+        self._bytes = self._all_bytes = 0
         self._spilled = False
 
-    def take(self, arrays: list[Array], names: Array) -> None:
-        """Adds arrays of shape (rows, …), and uint64 names of shape (rows, words). Nobody may write to them."""
+    def take(self, arrays: list[Any], names: Array) -> None:
+        """Adds arrays of shape (rows, …), or Ragged, and uint64 names (rows, words). Nobody may write to them."""
         self._batches.append((arrays, names))
-        self._bytes += len(names) * (self._record.itemsize + 8 * self._words)
+        size = sum(array.nbytes for array in arrays)
+        self._bytes += size + names.nbytes
+        self._all_bytes += size
         self.rows += len(names)
         if self._bytes > self._memory:
             self._spill()
 
-    def blocks(self) -> Iterator[list[Array]]:
+    def blocks(self) -> Iterator[list[Any]]:
         """Yield all rows in order, once, as arrays of about `step` bytes of rows."""
         if self._spilled:
             self._spill()
@@ -64,7 +74,10 @@ class RowSorter:
         if not self._batches:
             return
         names = np.concatenate([names for _, names in self._batches])
-        arrays = [np.concatenate(parts) for parts in zip(*(arrays for arrays, _ in self._batches), strict=True)]
+        arrays = [
+            joined(parts, self._ragged[at]) if at in self._ragged else np.concatenate(parts)
+            for at, parts in enumerate(zip(*(arrays for arrays, _ in self._batches), strict=True))
+        ]
         self._batches = []
         order = ordered([names[:, word] for word in range(self._words)])
         step = self._step
@@ -79,7 +92,7 @@ class RowSorter:
 
     @property
     def _step(self) -> int:
-        return max(1, self._step_bytes // max(1, self._record.itemsize))
+        return max(1, self._step_bytes * self.rows // max(1, self._all_bytes))
 
     def _spill(self) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -89,16 +102,28 @@ class RowSorter:
                 _append(self._folder / f"words-{word}", np.ascontiguousarray(names[:, word]))
             records = np.empty(len(names), self._record)
             for at, array in enumerate(arrays):
-                records[str(at)] = array
+                records[str(at)] = self._spilled_values(at, array) if at in self._ragged else array
             _append(self._folder / "rows", records)
         self._batches, self._bytes = [], 0
 
-    def _from_files(self) -> Iterator[list[Array]]:
+    def _spilled_values(self, at: int, rows: Ragged) -> Array:
+        """Append the values of array `at` to their file. Return where each row begins and ends there."""
+        flat = joined([rows], self._ragged[at])
+        _append(self._folder / f"values-{at}", flat.values)
+        places = np.stack([flat.starts, flat.ends], axis=1) + self._values[at]
+        self._values[at] += len(flat.values)
+        return places
+
+    def _from_files(self) -> Iterator[list[Any]]:
         order = ordered([np.memmap(self._folder / f"words-{word}", np.uint64, "r") for word in range(self._words)])
         rows = np.memmap(self._folder / "rows", self._record, "r")
+        values = {at: np.memmap(self._folder / f"values-{at}", kind, "r") for at, kind in self._ragged.items()}
         for start in range(0, self.rows, self._step):
             part = rows[order[start : start + self._step]]
-            yield [np.ascontiguousarray(part[name]) for name in self._record.names or ()]
+            yield [
+                Ragged(values[at], *part[name].T) if at in values else np.ascontiguousarray(part[name])
+                for at, name in enumerate(self._record.names or ())
+            ]
 
 
 def ordered(words: Sequence[Array], rows: Array | None = None) -> Array:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,13 +21,12 @@ from hopyard import meter
 from hopyard.data.encoding.encoder import Vocabulary
 from hopyard.data.encoding.finalize import FeatureFinalizer, block_bytes
 from hopyard.data.manifest import ArrayInfo, Manifest, Stored, file_names, folder_name
-from hopyard.data.npy import OPEN_FILES, Appender
+from hopyard.data.npy import OPEN_FILES, appender, parts_of
 from hopyard.data.rows.order import RowSorter
 from hopyard.data.shared.segments import Index, Segment, infos, ranges, views
 from hopyard.data.shared.storage import shared_directory
 from hopyard.errors import DataError, HopyardError
 from hopyard.filesystems import Directory
-from hopyard.formats.arrow import Array
 from hopyard.spec import RowKind
 
 _BYTES = 64 << 20
@@ -53,19 +53,19 @@ def fetch(directory: Path, manifest: Manifest, kind: RowKind, partition: int) ->
     sorter = RowSorter(layout[:-1], index.words, directory / "order", step=block_bytes(manifest.fields))
     finisher = FeatureFinalizer(manifest.fields, fixed_vocabularies(manifest), manifest.standardize, manifest.fills)
     (directory / folder_name(kind, 0)).mkdir()
-    files: list[Appender] = []
+    files: list[Any] = []
     try:
         for name, info in zip(file_names(manifest.fields), finisher.infos, strict=True):
             keep = len(finisher.infos) <= OPEN_FILES
-            files.append(Appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep))
+            files.append(appender(directory / folder_name(kind, 0) / name, info.shape, info.dtype, keep))
         with closing(_arrays(manifest, index, run, layout)) as arrays:
             for *raw, names in arrays:
                 sorter.take(raw, names)
         for block in sorter.blocks():
             meter.advance()
             for number, (array, file) in enumerate(zip(block, files, strict=True)):
-                file.append(np.ascontiguousarray(finisher(number, array)))
-        digests = [file.finish() for file in files]
+                file.append(finisher(number, array))
+        digests = [part.finish() for part in parts_of(files)]
     finally:
         for file in files:
             file.close()
@@ -120,7 +120,7 @@ def _missing(url: str, name: str, error: Exception) -> DataError:
     )
 
 
-def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo]) -> Generator[list[Array], None, None]:
+def _arrays(manifest: Manifest, index: Index, run: int, layout: list[ArrayInfo]) -> Generator[list[Any], None, None]:
     """Yield the raw arrays and the names of one run, segment by segment."""
     assert manifest.stored is not None
     url = manifest.stored.url

@@ -257,10 +257,11 @@ class Items:
     Args:
         items: the data set.
         head: its item 0, which was read already to see what it is.
+        lists: columns whose arrays have one axis, of any length.
     """
 
-    def __init__(self, items: Any, head: Any) -> None:
-        self._items, self._head = items, [head]
+    def __init__(self, items: Any, head: Any, lists: Collection[str] = ()) -> None:
+        self._items, self._head, self._lists = items, [head], lists
 
     def __iter__(self) -> Iterator[Any]:
         total = len(self._items)
@@ -284,6 +285,9 @@ class Items:
         columns = {}
         for name in rows[0]:
             values = [row[name] for row in rows]
+            if name in self._lists and all(value.ndim == 1 and not np.ma.is_masked(value) for value in values):
+                columns[name] = pa.array(values)
+                continue
             for at, value in enumerate(values):
                 if value.shape != values[0].shape:
                     raise DataError(
@@ -334,7 +338,9 @@ def as_array(value: Any, description: str, objects: bool = True) -> Array:
     return array
 
 
-def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[BatchReader, Any, Any, Any]:
+def from_items(
+    items: Any, features: Any, label: Any, weight: Any, lists: Collection[str] = ()
+) -> tuple[BatchReader, Any, Any, Any]:
     """Return (source, features, label, weight) of a map-style data set: its first item's names, unless it is a dict.
 
     Raises:
@@ -362,5 +368,5 @@ def from_items(items: Any, features: Any, label: Any, weight: Any) -> tuple[Batc
         raise SpecError(f"{arguments}: these name keys of dicts, but the items are no dicts; leave them out")
     if not named:
         features, label, weight = inputs, targets, weights
-    source = BatchReader(Items(items, head), f"{type(items).__name__} of {len(items)} items", again=True)
+    source = BatchReader(Items(items, head, lists), f"{type(items).__name__} of {len(items)} items", again=True)
     return source, features, label, weight

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-Info = Mapping[str, tuple[tuple[int, ...], str]]
+Info = Mapping[str, tuple[tuple[Any, ...], str]]
 """Array name → (shape of one row, NumPy dtype); a single input is "inputs", a single label "targets"."""
 
 
@@ -17,7 +17,10 @@ SINGLE = ("inputs", "targets")
 
 def zeros(info: Info, single: str) -> Any:
     """Return two rows of zeros in the form of the data: an array, a dict of arrays, or None."""
-    arrays = {name: np.zeros((2, *shape), dtype) for name, (shape, dtype) in info.items()}
+    arrays = {
+        name: np.zeros((2, *(3 if axis is None else axis for axis in shape)), dtype)
+        for name, (shape, dtype) in info.items()
+    }
     return None if not arrays else arrays[single] if list(arrays) == [single] else arrays
 
 

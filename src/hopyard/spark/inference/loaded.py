@@ -84,7 +84,9 @@ def predicted(predictor: Predictor, batch: Any, invalid: Invalid = "error") -> t
         DataError: as `encoded`.
         SpecError: the recipe raised, or what it returned cannot predict.
     """
-    least = CHUNK_BYTES // max(1, sum(info.row_bytes for info in predictor.manifest.inputs.values()))
+    infos = predictor.manifest.inputs.values()
+    ragged = any(info.is_ragged for info in infos)  # a batch of many rows would be padded to the longest of them
+    least = 1 if ragged else CHUNK_BYTES // max(1, sum(info.row_bytes for info in infos))
     outputs, masks = [], []
     for columns in encoded(predictor, batch, invalid):
         if invalid == "skip":
@@ -102,7 +104,7 @@ def probe(model: Portable) -> Any:
     Returns:
         Array of shape (2, …), or a dict of such.
     """
-    zeros = {name: np.zeros((2, *info.shape), info.dtype) for name, info in model.about.manifest.inputs.items()}
+    zeros = {name: info.made_up(2) for name, info in model.about.manifest.inputs.items()}
     with undisturbed():
         return predictor_of(model.files).net.predict(Batch(pack(zeros, "inputs"), None, None, 2))
 
@@ -122,9 +124,10 @@ def sample_outputs(model: Portable, rows: Sequence[Any]) -> list[Any]:
     scales = np.logspace(-1, 2, PROBES, dtype=np.float32)
 
     def made_up(info: ArrayInfo) -> Any:
-        if np.dtype(info.dtype).kind != "f":
-            return np.zeros((PROBES, *info.shape), info.dtype)
-        values = rng.standard_normal((PROBES, *info.shape), dtype=np.float32)
+        zeros = info.made_up(PROBES)
+        if zeros.dtype.kind != "f":
+            return zeros
+        values = rng.standard_normal(zeros.shape, dtype=np.float32)
         return (values * scales.reshape(-1, *[1] * len(info.shape))).astype(info.dtype)
 
     inputs = {name: made_up(info) for name, info in model.about.manifest.inputs.items()}

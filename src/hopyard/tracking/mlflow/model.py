@@ -99,5 +99,6 @@ def _columns(columns: list[Column]) -> Iterator[dict[str, Any] | None]:
 def _arrays(columns: list[Column]) -> Iterator[dict[str, Any] | None]:
     names = [{}] if [column.name for column in columns] == ["inputs"] else [{"name": each.name} for each in columns]
     for name, column in zip(names, columns, strict=True):
+        is_tensor = not column.encode and None not in column.shape
         spec = {"dtype": column.type.rpartition(":")[2], "shape": [-1, *column.shape]}
-        yield None if column.encode else {**name, "type": "tensor", "tensor-spec": spec}
+        yield {**name, "type": "tensor", "tensor-spec": spec} if is_tensor else None
