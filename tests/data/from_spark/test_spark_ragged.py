@@ -50,13 +50,13 @@ def test_rows_are_those_of_every_source(spark: Any, tmp_path: Path) -> None:
     pq.write_table(rows, tmp_path / "rows.parquet")
     mine = hy.Dataset.arrow(rows, **OPTIONS).prepare(tmp_path / "mine")
     df = spark.read.parquet(str(tmp_path / "rows.parquet"))
-    for frame in (df.repartition(3), df.orderBy("x").coalesce(1)):
+    for number, frame in enumerate((df.repartition(3), df.orderBy("x").coalesce(1))):
         data = hy.Dataset.spark(frame, path=tmp_path / "store", **OPTIONS)
-        manifest = data.prepare(tmp_path / "cache")
+        manifest = data.prepare(tmp_path / f"cache {number}")
         assert manifest.digest == mine.digest and manifest.bytes == mine.bytes
         assert batches(manifest) == batches(mine)
         assert fetched_bytes(manifest) == manifest.bytes  # so that the cache finds each partition again
-        again = hy.Dataset.open(data.url or "").prepare(tmp_path / "cache")
+        again = hy.Dataset.open(data.url or "").prepare(tmp_path / f"cache {number}")
         assert batches(again) == batches(mine) and fetched_bytes(again) == 0
 
 
