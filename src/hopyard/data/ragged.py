@@ -76,9 +76,8 @@ class Ragged:
         at = np.arange(lengths.max(initial=1))
         padded, mask = (aligned((len(self), len(at)), kind) for kind in (self.dtype, "bool"))
         np.less(at, lengths[:, None], out=mask)
-        if len(self):
-            self.values.take(self.starts[:, None] + at, 0, padded, "clip")
-        np.copyto(padded, 0, where=~mask)
+        padded[...] = 0
+        padded[mask] = self.flat()
         return padded, mask
 
 
