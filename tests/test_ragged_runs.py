@@ -143,6 +143,15 @@ def test_digests_do_not_depend_on_workers(run: hy.Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_members_of_a_gang_learn_what_one_worker_learns(run: hy.Run, tmp_path: Path) -> None:
+    """Each pads its own rows, in pieces of a batch; sums are added in another order."""
+    gang = hy.AllReduce(2, accumulate=2)
+    engine = hy.Local(workers=2, devices=None)
+    both = hy.fit(recipe, {}, dataset(), epochs=3, engine=engine, parallel=gang, directory=tmp_path / "run")
+    assert both.best.metrics["val_loss"] == pytest.approx(run.best.metrics["val_loss"], abs=1e-4)
+
+
+@pytest.mark.long
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")  # Keras' own, of NumPy 2
 def test_keras_has_one_width_a_partition(tmp_path: Path) -> None:
