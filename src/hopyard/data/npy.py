@@ -100,7 +100,7 @@ class RaggedAppender:
     """Writes rows of any length: their values, and in a file beside it 0 and then where each row ends."""
 
     def __init__(self, path: Path, dtype: str, keep: bool) -> None:
-        self.rows = 0
+        self.path, self.rows = path, 0
         self._values = Appender(path, (), dtype, keep)
         self._offsets = Appender(path.with_name(offsets_name(path.name)), (), "int64", keep)
         self._offsets.append(np.zeros(1, np.int64))

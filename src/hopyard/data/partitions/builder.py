@@ -43,6 +43,7 @@ from hopyard.data.manifest import (
     RowNames,
     Scale,
     Value,
+    all_files,
     content_digest,
     file_names,
     folder_name,
@@ -339,7 +340,7 @@ class _Writer:
         finisher = finisher or self._finisher
         name = ("stage-" if finisher is None else "") + folder_name(kind, partition)
         if name not in self._files:
-            keep = len(self._fields) * self._options.partitions * 2 <= OPEN_FILES
+            keep = len(all_files(self._fields)) * self._options.partitions * 2 <= OPEN_FILES
             (self._directory / name).mkdir()
             files = self._files[name] = []
             infos = self._raw if finisher is None else finisher.infos
@@ -388,7 +389,7 @@ class _Writer:
         for partition, count in enumerate(self._rows[kind]):
             name = folder_name(kind, partition)
             *arrays, names = (
-                map_npy(file.parts[0].path, count, info.shape, np.dtype(info.dtype))
+                map_npy(file.path, count, info.shape, np.dtype(info.dtype))
                 for file, info in zip(self._files.pop(f"stage-{name}"), self._raw, strict=True)
             )
             order = ordered([names[:, word] for word in range(self._words)])
@@ -406,7 +407,7 @@ class _Writer:
     def _stage(self, kind: str, stage: int, number: int, start: int, stop: int) -> Iterator[Any]:
         file = self._files[f"stage-{folder_name(kind, stage)}"][number]
         info = self._raw[number]
-        rows = map_npy(file.parts[0].path, file.rows, info.shape, np.dtype(info.dtype))
+        rows = map_npy(file.path, file.rows, info.shape, np.dtype(info.dtype))
         step = max(1, block_bytes([self._fields[number]]) * max(1, len(rows)) // max(1, rows.nbytes))
         for at in range(start, stop, step):
             yield rows[at : min(at + step, stop)]

@@ -80,6 +80,7 @@ class PartitionLoader:
             self._buffers = tuple(_like(part, largest) for part in parts)
         leaves = [leaf for part in parts for leaf in _leaves(part)]
         buffers = [leaf for part in self._buffers for leaf in _leaves(part)]
+        is_ragged = any(isinstance(part, Ragged) for part in _values(parts[0]))
         start, view_rows = 0, -1
         for rows in self.sizes:
             stop = start + rows
@@ -94,7 +95,8 @@ class PartitionLoader:
             else:
                 for array, out in zip(leaves, outs, strict=True):
                     array.take(index, 0, out, "clip")  # "raise" would gather into a buffer of its own first
-            yield Batch(_padded(inputs, masks, index), own(targets), weights, rows, self.seed)
+            x = _padded(inputs, masks, index) if is_ragged else own(inputs)
+            yield Batch(x, own(targets), weights, rows, self.seed)
             start = stop
 
 
@@ -130,8 +132,11 @@ def _like(part: Any, rows: int) -> Any:
 
 def _leaves(part: Any) -> list[Array]:
     """Return the arrays of a part that are not Ragged."""
-    arrays = list(part.values()) if isinstance(part, dict) else [] if part is None else [part]
-    return [array for array in arrays if not isinstance(array, Ragged)]
+    return [array for array in _values(part) if not isinstance(array, Ragged)]
+
+
+def _values(part: Any) -> list[Any]:
+    return list(part.values()) if isinstance(part, dict) else [] if part is None else [part]
 
 
 def _cut(part: Any, rows: int) -> Any:
