@@ -43,7 +43,7 @@ INSIDE = {
         {"dataset"},
         {"new_rows"},
     ],
-    "frameworks": [{"rounds"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
+    "frameworks": [{"rounds", "frozen"}, {"torch"}, {"tree"}, {"tensorflow"}, {""}, {"linear", "keras", "jax"}],
     "agent": [
         {"parent", "progress", "import_hooks"},
         {"connection"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import hopyard as hy
 from gang_identities import UNEVEN, Identities
 from gang_threads import exchanges, partitions, together, trained
 from hopyard.data.partitions.loader import PartitionLoader
+from hopyard.exchange.exchange import GangExchange
 from hopyard.spec import Gang, Outer
 
 
@@ -49,6 +51,39 @@ class TestTorch(Identities):
 
 
 IDENTITIES = TestTorch()
+
+
+@pytest.mark.parametrize("gang", [Gang(2), Gang(2, "parameters", every=2, inner="average")], ids=["reduce", "local"])
+def test_what_is_frozen_is_not_exchanged(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer is given all parameters, or those that are trained."""
+    exchanged: set[int] = set()
+
+    def noted(method: Any) -> Any:
+        def call(self: GangExchange, arrays: Any, *more: Any) -> Any:
+            exchanged.update(array.data_ptr() for array in arrays)
+            return method(self, arrays, *more)
+
+        return call
+
+    for name in ("mean", "average", "broadcast"):
+        monkeypatch.setattr(GangExchange, name, noted(getattr(GangExchange, name)))
+
+    def frozen(every: bool) -> hy.torch.Model:
+        module = net()
+        module.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+        module[0].requires_grad_(False)  # type: ignore[index]
+        optimizer = torch.optim.Adam([each for each in module.parameters() if every or each.requires_grad], lr=0.01)
+        return hy.torch.Model(module, optimizer, torch.nn.functional.cross_entropy, clip_norm=1.0, base=["scale"])
+
+    data = partitions(UNEVEN)
+    results = [trained(partial(frozen, every), data, 6, gang)[0][0] for every in (True, False)]
+    assert IDENTITIES.equal(*results)
+    state = results[0].state()["module"]
+    assert list(state["parameters"]) == ["2.weight", "2.bias"] and not state["buffers"]
+    for module in [model.module for model in results]:
+        assert exchanged.isdisjoint(each.data_ptr() for each in (module[0].weight, module[0].bias, module.scale))
+        assert torch.equal(module[0].weight, net()[0].weight)  # type: ignore[index]
+        assert not torch.equal(module[2].weight, net()[2].weight)  # type: ignore[index]
 
 
 def test_half_precision_loses_what_it_must():

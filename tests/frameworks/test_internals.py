@@ -38,7 +38,9 @@ def test_the_versions_are_known() -> None:
 
 
 def test_only_this_module_names_internals() -> None:
-    private = re.compile(r"keras\.src|tensorflow\.python|_flatten_layers|_symbolic_build|_loss_tracker|_compile_config")
+    private = re.compile(
+        r"keras\.src|tensorflow\.python|_flatten_layers|_symbolic_build|_loss_tracker|_compile_config|\._trainable_var"
+    )
     users = {
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
@@ -94,6 +96,16 @@ def compiled() -> keras.Model:
 def test_layers_are_those_inside_layers_too() -> None:
     kinds = [type(layer).__name__ for layer in keras_internals.layers(compiled())]
     assert sorted(kinds) == ["Dense", "Dense", "Dropout", "Sequential", "Sequential"]
+
+
+def test_kernels_are_what_would_train_also_where_it_is_frozen() -> None:
+    norm = layers.BatchNormalization()
+    frozen = keras.Sequential([layers.Dense(3, trainable=False), norm])
+    model = keras.Sequential([keras.Input((2,)), frozen, layers.Dropout(0.5), layers.Dense(1)])
+    shapes = [tuple(kernel.shape) for kernel in keras_internals.kernels(model)]
+    assert sorted(shapes) == [(1,), (2, 3), (3,), (3,), (3,), (3, 1)]
+    frozen.trainable = False
+    assert len(keras_internals.kernels(model)) == 6 and len(model.trainable_variables) == 2
 
 
 def test_compile_arguments_are_as_they_were_given() -> None:

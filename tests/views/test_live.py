@@ -81,6 +81,15 @@ def test_waiting_trials_and_reasons_are_in_the_table():
     assert len(picture(lines, height=8)) <= 8
 
 
+def test_what_stays_and_what_hops_is_said_once():
+    spec = RunSpec(epochs=1, partitions=2, validation=0, trials=1)
+    checked = Checked(at=0.0, slot=0, trial=0, faults=(), names=("loss",), hop_bytes=1_800_000, frozen_bytes=90_900_000)
+    lines = [Began(at=0.0, spec=spec), Proposed(at=0.0, trial=0, config={}), Joined(at=0.0, slot=0, host="a", pid=1)]
+    console = paper(terminal=False)
+    drive(LiveTable(spec, console), [*lines, Check(at=0.0, slot=0, trial=0), checked])
+    assert told(console)[-1] == "States: 1.8 MB of trial 0 hop, 90.9 MB are frozen and stay"
+
+
 def test_plain_lines_one_an_epoch(rough):
     console = paper(terminal=False)
     table = LiveTable(rough[0].spec, console)

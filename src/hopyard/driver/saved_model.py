@@ -58,7 +58,9 @@ OWN_FILE = ModelFile(
 """How a Trainable of the user's own is saved: its whole State."""
 
 
-def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor) -> Path | str:
+def save(
+    directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | None, predictor: Predictor, base: bool = True
+) -> Path | str:
     """Write the folder; the files of another saved model there are replaced, all at once.
 
     Args:
@@ -67,9 +69,11 @@ def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | No
         record: the trial.
         epoch: the epoch at whose end the model had its weights, from 1; None: they are from the middle of one.
         predictor: the model.
+        base: whether its frozen parameters are written too.
 
     Raises:
         SpecError: what is written does not give the model back: a second build, with the files loaded into it, differs.
+            Models of this framework are written with their frozen parameters only.
         RunDirectoryError: the folder is somebody else's, or cannot be written.
         ResourceError: there is no room. The folder is in all these cases as it was.
     """
@@ -81,11 +85,17 @@ def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | No
     metrics: dict[str, float | None] = {} if epoch is None else dict(record.history.get(epoch - 1, {}))
     trainable = predictor.built.trainable
     framework = framework_of(trainable) or OWN
+    file = _file(framework)
+    if not base:
+        if file.without_base is None:
+            raise SpecError(
+                "save(base=False): frozen parameters can be left out of models of torch only, and this one is "
+                f"{'a Trainable of your own' if framework == OWN else f'of {framework}'}: save it whole"
+            )
+        file = file.without_base
     writing = uploading_files(directory) if isinstance(directory, str) else replacing_files(directory)
     with writing as part:
-        files = _write_model(
-            part, framework, trainable, lambda: _built(replace(plan, threads=0), record.id, record.config)
-        )
+        files = _write_model(part, file, trainable, lambda: _built(replace(plan, threads=0), record.id, record.config))
         functions = {RECIPE: recipe_of(plan.recipe, record.id)}
         if predictor.tracker is not None:
             functions[TRANSFORM] = predictor.tracker.transform
@@ -108,13 +118,16 @@ def save(directory: Path | str, plan: Plan, record: TrialRecord, epoch: int | No
     return directory
 
 
-def _write_model(folder: Path, framework: str, trainable: Any, rebuild: Callable[[], Built]) -> dict[str, bytes]:
+def _file(framework: str) -> ModelFile:
+    return OWN_FILE if framework == OWN else model_file(framework)
+
+
+def _write_model(folder: Path, file: ModelFile, trainable: Any, rebuild: Callable[[], Built]) -> dict[str, bytes]:
     """Write the files with the State of a model; return name → content.
 
     Raises:
         SpecError: another build into which they are loaded is not the same model.
     """
-    file = OWN_FILE if framework == OWN else model_file(framework)
     file.save(trainable, folder / file.name)
     files = {file.name: (folder / file.name).read_bytes()}
     try:
@@ -123,7 +136,7 @@ def _write_model(folder: Path, framework: str, trainable: Any, rebuild: Callable
             if rest := file.rest(trainable, other, files[file.name]):
                 files[STATE] = bytes(encode(lower(rest)))
                 write_whole(folder / STATE, files[STATE])
-            _restore(other, framework, files)
+            _restore(other, file, files)
             place = _difference(_parts(file, trainable), _parts(file, other))
     except (HopyardError, OSError):
         raise
@@ -174,9 +187,8 @@ def _built(plan: Plan, trial: int, config: Config) -> Built:
         ) from error
 
 
-def _restore(trainable: Any, framework: str, files: Mapping[str, bytes]) -> None:
+def _restore(trainable: Any, file: ModelFile, files: Mapping[str, bytes]) -> None:
     """Load the files of a saved model into a model that was just built."""
-    file = OWN_FILE if framework == OWN else model_file(framework)
     file.load(trainable, files[file.name], decode(files[STATE]) if STATE in files else {})
 
 
@@ -208,7 +220,7 @@ def predictor_of(
         function = unpickle(files[RECIPE], f"{root}/{RECIPE}", about.python) if recipe is None else recipe
         built = _built(Plan(function, about.manifest, about.spec, threads=threads), about.trial, about.config)
         try:
-            _restore(built.trainable, about.framework, files)
+            _restore(built.trainable, _file(about.framework), files)
         except Exception as error:
             raise RunDirectoryError(
                 f"{root}: its weights do not fit the model that the recipe builds ({type(error).__name__}: {error}); "
@@ -323,7 +335,8 @@ def load_model(
         trust: open pickles even where others than this user and root may write them, which cannot be seen at a URL.
 
     Raises:
-        RunDirectoryError: not such a folder, or of another Python version; others may write it.
+        RunDirectoryError: not such a folder, or of another Python version; others may write it; it was saved with
+            base=False, and the recipe builds other frozen parameters.
         SpecError: the recipe raised; the cause of the SpecError is what it raised.
     """
     root = place("directory", directory)

@@ -30,6 +30,7 @@ class ModelFile:
             lacks, as tensors or arrays; empty: nothing. `other`: another build, to try what the file restores.
         load: `load(trainable, content, rest)` copies a file's content, and the rest, into a Trainable of the same
             build.
+        without_base: the same for files without the frozen parameters; None: there are none such.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelFile:
     save: Callable[[Any, Path], None]
     rest: Callable[[Any, Any, bytes], Tree]
     load: Callable[[Any, bytes, Tree], None]
+    without_base: ModelFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

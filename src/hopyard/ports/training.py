@@ -153,6 +153,23 @@ class SupportsOutsideState(Protocol):
 
 
 @runtime_checkable
+class SupportsFrozen(Protocol):
+    """A Trainable whose State leaves out what is frozen, and has a digest of it."""
+
+    def frozen_bytes(self) -> int:
+        """Return the bytes of what is frozen; 0: nothing is."""
+        ...
+
+    def changed_frozen(self) -> list[str]:
+        """Return the names of frozen parts that have changed since the model was built. It reads all of them."""
+        ...
+
+    def declared_state(self) -> list[Any]:
+        """Return the parts that training changes though they need no gradients: no two trials may share them."""
+        ...
+
+
+@runtime_checkable
 class SupportsEpochEnd(Protocol):
     """A Trainable that is called at the end of each epoch of its trial (before its State is read)."""
 

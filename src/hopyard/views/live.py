@@ -174,6 +174,9 @@ class LiveTable:
                 if machine.spec.members > 1:
                     slots = f"gangs of {machine.spec.members} workers"
                 self._print(f"training: {self._picture.scale(machine)}, on {slots}")
+                if line.frozen_bytes:
+                    hop, stay = words.size(line.hop_bytes), words.size(line.frozen_bytes)
+                    self._print(f"States: {hop} of trial {line.trial} hop, {stay} are frozen and stay")
         marks, self._marks = self._chart.marks[self._marks :], len(self._chart.marks)
         for mark in marks:
             if mark.what in ("interrupted", "stopped"):

@@ -388,6 +388,59 @@ def test_no_more_models_stay_built_than_allowed(bench: Callable[..., Bench], mon
     assert list(it.worker._models.built) == ["trial 2"]
 
 
+def frozen(config: Any, seed: int = 0) -> Any:
+    """A model with 288 frozen bytes, other ones for another seed, below a layer that is trained."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.nn.Linear(WIDTH, 12, bias=False).requires_grad_(False)
+    first.weight.data.normal_(generator=generator)
+    return torch_model(torch.nn.Sequential(first, torch.nn.Linear(12, 2)))
+
+
+def test_the_limit_of_built_models_counts_what_is_frozen(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = bench(frozen)
+    done = it.train(1, 0)
+    state_bytes = len(it.arena.view(done.memory_key))
+    for limit, count in ((2 * (state_bytes + 288), 2), (2 * (state_bytes + 288) - 1, 1)):
+        monkeypatch.setattr(models, "BUILT_BYTES", limit)
+        for trial in (2, 3):
+            it.train(limit + trial, 0, trial=trial)
+        assert len(it.worker._models.built) == count
+
+
+def test_a_worker_with_another_base_ends_the_trial(bench: Callable[..., Bench]) -> None:
+    one, other = bench(frozen), bench(functools.partial(frozen, seed=1), slot=1)
+    done = one.train(1, 0)
+    same = bench(frozen, slot=2).train(2, 1, start=done, at=Ref(0, 1, 1))
+    assert isinstance(same, Done) and same.hop_bytes == len(one.arena.view(done.memory_key))
+    failed = other.train(3, 1, start=done, at=Ref(0, 1, 1))
+    assert isinstance(failed, Failed) and failed.fault == "user"
+    assert failed.error.startswith("the frozen parameters of the State (digest ")
+
+
+def test_preflight_says_how_many_bytes_hop_and_stay(bench: Callable[..., Bench]) -> None:
+    checked, plain = bench(frozen).check(), bench(slot=1).check()
+    assert (checked.faults, checked.frozen_bytes) == ((), 288)
+    assert 0 < checked.hop_bytes < 4096
+    assert (plain.hop_bytes, plain.frozen_bytes) == (0, 0)
+
+
+def test_preflight_names_what_is_frozen_and_changes_all_the_same(bench: Callable[..., Bench]) -> None:
+    def drift(module: Any, inputs: Any) -> None:
+        module[0].weight.data.mul_(1.01)
+
+    def drifting(config: Any) -> Any:
+        made = frozen(config)
+        made.module.register_forward_pre_hook(drift)
+        return made
+
+    (fault,) = bench(drifting).check().faults
+    assert "changes frozen parameter '0.weight', so" in fault
+
+
 def test_preflight_finds_the_metric_that_nobody_reports(bench: Callable[..., Bench]) -> None:
     it = bench(metric="val_auc")
     checked = it.check()
@@ -454,6 +507,13 @@ def built_outside() -> dict[str, Any]:
         module.weight = torch.nn.Parameter(memory)
         return torch_model(module)
 
+    teacher = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def declared(config: Any) -> Any:
+        module = torch.nn.Sequential(teacher, torch.nn.Linear(WIDTH, 2))
+        optimizer = torch.optim.SGD(module[1].parameters(), lr=0.1)
+        return hy.torch.Model(module, optimizer, torch.nn.functional.cross_entropy, batch_size=16, state=["0.*"])
+
     model = torch_model(torch.nn.Linear(WIDTH, 2))
     own = Linear(WIDTH, 2, lr=0.1, batch_size=16)
     return {
@@ -464,6 +524,7 @@ def built_outside() -> dict[str, Any]:
         "a step of one's own": lambda config: own,
         "a cache": cached,
         "memory": of_the_same_memory,
+        "what state= names": declared,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hopyard import meter
 from hopyard.agent.runs.faults import Blame, HostFault, blame
 from hopyard.agent.runs.members import cannot_train, short_rounds
-from hopyard.agent.runs.models import BuiltModels, info_of
+from hopyard.agent.runs.models import BuiltModels, frozen_bytes, info_of
 from hopyard.agent.runs.reported import check_names, check_sizes, unfit_for
 from hopyard.agent.runs.tracebacks import summary, trace
 from hopyard.core.messages import NoRoom
@@ -19,7 +19,13 @@ from hopyard.data.partitions.loader import PartitionLoader
 from hopyard.frameworks import seed_all
 from hopyard.frameworks.tree import capture, restore
 from hopyard.logged import Collected
-from hopyard.ports.training import ReportsNondeterminism, SupportsLabelCheck, SupportsLossCheck, SupportsOutsideState
+from hopyard.ports.training import (
+    ReportsNondeterminism,
+    SupportsFrozen,
+    SupportsLabelCheck,
+    SupportsLossCheck,
+    SupportsOutsideState,
+)
 from hopyard.spec import SECONDS, Batch, Config, ModelInfo, RowKind
 from hopyard.store.tree import decode, encode
 from hopyard.training.build import Built, Plan
@@ -59,6 +65,7 @@ class TrialCheck:
         blamed = Blame("user")
         model: ModelInfo | None = None
         raised = ""
+        hop_bytes = frozen = 0
         try:
             meter.enter("build")
             built = self._models.call_recipe(trial, config)
@@ -84,6 +91,15 @@ class TrialCheck:
                 sums |= {f"val_{name}": total for name, total in report.items()}
                 if encode(capture(built.trainable)) != trained:
                     faults.append("evaluate changes the State: validation must leave state() as it was")
+            if isinstance(built.trainable, SupportsFrozen) and (changed := built.trainable.changed_frozen()):
+                others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                faults.append(
+                    f"a step changes frozen parameter {changed[0]!r}{others}, so that workers would have different "
+                    "ones: what is frozen is not in the State. The recipe must not freeze what training changes; "
+                    "hy.torch.Model(state=[…]) names what changes without gradients"
+                )
+            if frozen := frozen_bytes(built.trainable):
+                hop_bytes = len(trained)
             names += sums
             partitions = spec.group or (max(spec.partitions, spec.validation) if spec.group_seconds else 1)
             check_sizes([sums] * partitions)
@@ -138,6 +154,8 @@ class TrialCheck:
             device=blamed.device,
             model=model,
             trace=raised,
+            hop_bytes=hop_bytes,
+            frozen_bytes=frozen,
         )
 
     def _label_fault(self, built: Built, batch: Batch) -> str:

@@ -13,13 +13,15 @@ from hopyard import meter
 from hopyard.errors import SpecError
 from hopyard.frameworks import runtimes
 from hopyard.frameworks.tree import capture, restore
+from hopyard.ports.training import SupportsFrozen
 from hopyard.spec import Config, ModelInfo, Ref, Unit
 from hopyard.training.build import Built, Plan, build
 
 BUILT = 32
 """Built models that a worker keeps; the least recently used one is dropped first."""
 BUILT_BYTES = 2 << 30
-"""Bytes of States of the models that it keeps; a model in memory is about as large again."""
+"""Bytes of States of the models that it keeps, and of what is frozen in them; a model in memory is about as large
+again."""
 
 
 class BuiltModels:
@@ -39,7 +41,8 @@ class BuiltModels:
         """Trial → what its recipe returned."""
         self._loaded: dict[str, tuple[Ref, int]] = {}
         """Key → the State that the built model holds now, and whose part of it."""
-        self._state_bytes: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        """Key → the bytes of a State of the built model, and of what is frozen in it."""
 
     def call_recipe(self, trial: int, config: Config) -> Built:
         """Return a model that is new.
@@ -125,7 +128,7 @@ class BuiltModels:
         key = self._key(trial)
         self._loaded[key] = ref, part
         if size is not None:
-            self._state_bytes[key] = size
+            self._bytes[key] = size + (frozen_bytes(self.built[key].trainable) if key in self.built else 0)
             self._evict()
 
     def forget(self, trial: int) -> None:
@@ -140,11 +143,16 @@ class BuiltModels:
     def _evict(self) -> None:
         """Drop the least recently used models beyond the limits."""
         while len(self.built) > 1 and (
-            len(self.built) > BUILT or sum(self._state_bytes.get(key, 0) for key in self.built) > BUILT_BYTES
+            len(self.built) > BUILT or sum(self._bytes.get(key, 0) for key in self.built) > BUILT_BYTES
         ):
             oldest, _ = self.built.popitem(last=False)
             self._loaded.pop(oldest, None)
-            self._state_bytes.pop(oldest, None)
+            self._bytes.pop(oldest, None)
+
+
+def frozen_bytes(trainable: Any) -> int:
+    """Return the bytes that States of a Trainable leave out, as they are frozen."""
+    return trainable.frozen_bytes() if isinstance(trainable, SupportsFrozen) else 0
 
 
 def info_of(built: Built) -> ModelInfo:
@@ -156,4 +164,6 @@ def _parts(trainable: Any) -> list[Any]:
     """Return the Trainable, and what training changes in the nets that it has for attributes."""
     frameworks = runtimes().values()
     attributes = getattr(trainable, "__dict__", {}).values()
-    return [trainable, *(part for value in attributes for each in frameworks for part in each.parameters(value))]
+    declared = trainable.declared_state() if isinstance(trainable, SupportsFrozen) else []
+    parts = [part for value in attributes for each in frameworks for part in each.parameters(value)]
+    return [trainable, *declared, *parts]

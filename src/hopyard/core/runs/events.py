@@ -104,6 +104,10 @@ class Checked(Fact, frozen=True, omit_defaults=True):
     """As in Done."""
     peak_bytes: int = 0
     """As in Done."""
+    hop_bytes: int = 0
+    """Bytes of a State of the trial, where parts of its model are frozen; else 0."""
+    frozen_bytes: int = 0
+    """Bytes of these parts, which are in no State."""
 
 
 EDGES = 2047 * 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from hopyard.checks import one_of
+from hopyard.checks import flag, one_of
 from hopyard.core.runs.records import TrialRecord
 from hopyard.data.encoding.row_tracker import RowTracker
 from hopyard.data.manifest import Labels, Manifest
@@ -158,12 +158,16 @@ class Trial:
         return self._predictor(checkpoint).evaluate(data)
 
     @overload
-    def save(self, directory: Path, checkpoint: Literal["best", "last"] = "best") -> Path: ...
+    def save(self, directory: Path, checkpoint: Literal["best", "last"] = "best", *, base: bool = True) -> Path: ...
 
     @overload
-    def save(self, directory: str, checkpoint: Literal["best", "last"] = "best") -> Path | str: ...
+    def save(
+        self, directory: str, checkpoint: Literal["best", "last"] = "best", *, base: bool = True
+    ) -> Path | str: ...
 
-    def save(self, directory: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path | str:
+    def save(
+        self, directory: str | Path, checkpoint: Literal["best", "last"] = "best", *, base: bool = True
+    ) -> Path | str:
         """Write a folder that `hy.load_model` and `hy.spark.predict` read: `config.json`, the weights, what else the
         model's State has, the pickled recipe and, where the data had one, its pickled transform.
 
@@ -174,6 +178,12 @@ class Trial:
         The last weights of a run that was interrupted may be of the middle of an epoch: `config.json` names no epoch
         then, and no metrics.
 
+        Args:
+            directory: path or URL of the folder.
+            checkpoint: whose weights: of the best epoch, or the last ones.
+            base: whether frozen parameters of a torch model are written too. Without them `hy.load_model` needs the
+                recipe to find them as it does in the run, and compares their digest.
+
         Returns:
             The folder: a Path, or the text of its URL.
 
@@ -183,10 +193,11 @@ class Trial:
             RunDirectoryError: the folder is a run's, a program's or somebody else's, or cannot be written.
             ResourceError: there is no room.
         """
+        base = flag("base", base)
         predictor = self._predictor(checkpoint)
         epochs, remainder = divmod(self._step(checkpoint), self._partitions)
         epoch = None if remainder else epochs
-        return save(place("directory", directory), self._plan, self._record.stored, epoch, predictor)
+        return save(place("directory", directory), self._plan, self._record.stored, epoch, predictor, base)
 
     def export(self, path: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
         """Write the model in a format that runs without the recipe, for any number of rows, with the encoding of its

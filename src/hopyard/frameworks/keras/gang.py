@@ -20,6 +20,7 @@ import numpy as np
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.optimizers import fresh_slots, inner_of, reset_fault, slots_of
 from hopyard.frameworks.keras.rows import RowBatches
+from hopyard.frameworks.keras.state import frozen_in
 from hopyard.frameworks.rounds import Rounds
 from hopyard.ports.states import Tree
 from hopyard.ports.training import Exchange
@@ -215,8 +216,8 @@ class Member:
 
     def _still(self) -> list[Any]:
         """Return what the State of the model has beside the variables that train."""
-        trained = {id(variable) for variable in self._model.trainable_variables}
-        others = [variable for variable in self._model.variables if id(variable) not in trained]
+        apart = {id(each) for each in (*self._model.trainable_variables, *frozen_in(self._model).values())}
+        others = [variable for variable in self._model.variables if id(variable) not in apart]
         return [*others, *self._buffers(self._model)]
 
     def _fractions(self) -> list[Any]:

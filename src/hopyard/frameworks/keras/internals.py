@@ -91,6 +91,12 @@ def layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def kernels(model: keras.Model) -> list[Any]:
+    """Return the weights that train unless they are frozen. Other variables, such as statistics of batch norm, never
+    train."""
+    return [variable for layer in layers(model) for variable in layer._trainable_variables]
+
+
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Return the arguments of `compile`: argument name → value."""
     return dict(model._compile_config.config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ import numpy as np
 
 from hopyard.checks import scalar
 from hopyard.errors import SpecError
+from hopyard.frameworks.frozen import KEY, Frozen, read
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.keras.callbacks import Hooks
 from hopyard.frameworks.keras.checks import SINGLE, Info, arrange, label_fault, misfit, zeros
@@ -31,7 +33,8 @@ from hopyard.frameworks.keras.metrics import (
 )
 from hopyard.frameworks.keras.rows import RowBatches, SingleBatch
 from hopyard.frameworks.keras.sharing import sharing_key
-from hopyard.frameworks.keras.state import load_state, reseed_variables, seed_variables, state_of
+from hopyard.frameworks.keras.state import frozen_in, load_state, reseed_variables, seed_variables, state_of
+from hopyard.frameworks.tree import lower_array
 from hopyard.logged import muted
 from hopyard.ports.states import Tree
 from hopyard.ports.training import Exchange, PartitionBatches
@@ -108,7 +111,8 @@ class Model:
             self._build(self._zeros())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        assert self.sharing_key is not None  # computed now: some metrics have more attributes after a batch
+        # computed now: after a batch some metrics have more attributes, and what is frozen may have changed
+        assert self.sharing_key is not None and self._base
 
     @property
     def sharing_key(self) -> str:
@@ -116,7 +120,7 @@ class Model:
         shared between configurations, see docs/architecture.md."""
         if self._sharing_key is None:
             key = "" if self._hooks else sharing_key(self.model)
-            self._sharing_key = f"{key} {self.class_weight}" if key else ""
+            self._sharing_key = f"{key} {self.class_weight} {self._base[1].digest}".rstrip() if key else ""
         return self._sharing_key
 
     @property
@@ -130,7 +134,8 @@ class Model:
         return () if self._loop is None else tuple(self._loop.nondeterminism)
 
     def state(self) -> dict[str, Any]:
-        """Return every variable of model and optimizer; with callbacks, the epoch too.
+        """Return every variable of model and optimizer that is not frozen, and the digest of those that are; with
+        callbacks, the epoch too.
 
         Raises:
             SpecError: the model has no variables yet.
@@ -140,12 +145,44 @@ class Model:
                 "the model has no variables yet, because it has seen no data: give it a keras.Input, or train on a "
                 "batch first"
             )
-        tree = state_of(self.model, self._host, self._buffers(self.model))
+        frozen, record = self._base
+        tree = state_of(self.model, self._host, self._buffers(self.model), frozen) | record.entry
         if self._hooks:
             tree["epoch"] = self._hooks.state()
         if (gang := self._gang.rounds.state()) is not None:
             tree["gang"] = gang
         return tree
+
+    @cached_property
+    def _base(self) -> tuple[dict[int, Any], Frozen]:
+        """(position → frozen variable, their record), as they were when this was first asked for."""
+        frozen = frozen_in(self.model)
+        return frozen, self._read_frozen(frozen)
+
+    def whole(self) -> dict[str, Any]:
+        """Return every variable of model and optimizer, also those that are frozen."""
+        return state_of(self.model, self._host, self._buffers(self.model))
+
+    def load_whole(self, tree: dict[str, Any]) -> None:
+        """Copy in what `whole` has returned."""
+        load_state(self.model, tree, self._buffers(self.model))
+        vars(self).pop("_base", None)
+
+    def _read_frozen(self, frozen: Mapping[int, Any]) -> Frozen:
+        return read((str(number), lower_array(self._host(each))) for number, each in frozen.items())
+
+    def frozen_bytes(self) -> int:
+        """Return the bytes of what is frozen."""
+        return self._base[1].nbytes
+
+    def changed_frozen(self) -> list[str]:
+        """Return the paths of frozen variables that have other values than when the model was first used."""
+        frozen, record = self._base
+        return [frozen[int(number)].path for number in record.changed(self._read_frozen(frozen))]
+
+    def declared_state(self) -> list[Any]:
+        """Return nothing: of Keras' variables, a recipe declares none."""
+        return []
 
     def gang_fault(self, gang: Gang) -> str:
         """Return why this model cannot be a member of such a gang; "": it can."""
@@ -167,14 +204,21 @@ class Model:
         """Copies a State into the compiled model.
 
         Raises:
-            SpecError: it is of a model that was built differently; this one is then unchanged.
+            SpecError: it is of a model that was built differently, or with other frozen weights; this one is then
+                unchanged.
         """
+        frozen, record = self._base
+        if frozen and KEY not in tree and len(tree["model"]) == len(self.model.variables):  # from before they stayed
+            saved = tree["model"]
+            entry = read((str(number), saved[number]) for number in frozen).entry
+            tree = tree | {"model": [each for number, each in enumerate(saved) if number not in frozen]} | entry
+        record.require(tree.get(KEY, ""))
         if self._hooks and "epoch" not in tree:
             raise SpecError(
                 "the State is of a model without callbacks: the recipe must build the same for the same config"
             )
         own = self._gang.load(tree.get("gang")) or {}
-        load_state(self.model, tree | own, self._buffers(self.model))
+        load_state(self.model, tree | own, self._buffers(self.model), frozen)
         if self._hooks:
             self._hooks.load(tree["epoch"])
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from hopyard.errors import SpecError
+from hopyard.frameworks.frozen import KEY
 from hopyard.frameworks.keras import internals
 from hopyard.frameworks.tree import on_host
 from hopyard.ports.frameworks import Export, ModelFile, Runtime
@@ -131,7 +132,7 @@ def rest(trainable: Any, other: Any, content: bytes) -> Tree:
     """Return what the file does not restore, such as seed generators and buffers of torch modules that are not
     persistent: part of the State → position → values."""
     load(other, content, {})
-    here, there = trainable.state(), other.state()
+    here, there = trainable.whole(), other.whole()
     lost = {
         part: {
             number: value
@@ -149,12 +150,11 @@ def load(trainable: Any, content: bytes, rest: Tree) -> None:
     with scratch_folder("model") as folder:
         (folder / FILE).write_bytes(content)
         trainable.model.load_weights(folder / FILE)
-    if rest:
-        state = trainable.state()
-        for part, values in rest.items():
-            for number, value in values.items():
-                state[part][number] = value
-        trainable.load(state)
+    whole = trainable.whole()
+    for part, values in rest.items():
+        for number, value in values.items():
+            whole[part][number] = value
+    trainable.load_whole(whole)
 
 
 def exports() -> dict[str, Export]:
@@ -173,6 +173,6 @@ RUNTIME = Runtime(
     parameters=parameters,
     snapshot=snapshot,
     restore=restore,
-    file=ModelFile(FILE, PARTS, model, save, rest, load),
+    file=ModelFile(FILE, (*PARTS, KEY), model, save, rest, load),
     exports=exports,
 )

@@ -28,11 +28,14 @@ class Member:
 
     Args:
         parameters: those that the optimizer changes.
+
+    Attributes:
+        parameters: the same; the model takes out what is frozen.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.rounds = Rounds()
-        self._parameters = list(parameters)
+        self.parameters = list(parameters)
         self._buffers: list[torch.Tensor] = []
         self._rows = 0.0
         """Rows that this member has seen in the partition."""
@@ -49,7 +52,7 @@ class Member:
         self._buffers = list(buffers)
         self._rows = 0.0
         if self.rounds.averages:
-            self.rounds.begin(lambda: [parameter.detach().clone() for parameter in self._parameters])
+            self.rounds.begin(lambda: [parameter.detach().clone() for parameter in self.parameters])
 
     def gradients(self, rows: float) -> float:
         """Average the gradients of a step, which this member has of so many rows. Returns the rows of all members, of
@@ -63,7 +66,7 @@ class Member:
             self.rounds.add(rows)
         if exchange is None or exchange.size == 1 or self.rounds.averages:
             return rows
-        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in trained):
             raise SpecError("a gang cannot average sparse gradients: make the embedding with sparse=False")
         device = trained[0].device if trained else None
@@ -99,7 +102,7 @@ class Member:
     def _average(self, optimizer: torch.optim.Optimizer) -> None:
         """End a round."""
         assert self.rounds.exchange is not None
-        self.rounds.mean(self._parameters)
+        self.rounds.mean(self.parameters)
         inner = self.rounds.exchange.gang.inner
         if inner == "reset":
             optimizer.state.clear()
@@ -113,7 +116,7 @@ class Member:
         assert exchange is not None
         own = {
             (number, name): value
-            for number, parameter in enumerate(self._parameters)
+            for number, parameter in enumerate(self.parameters)
             for name, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, torch.Tensor) and value.is_floating_point()
         }
@@ -128,7 +131,7 @@ class Member:
             shape, dtype, kind = shapes[key]
             value = own.get(key)
             if value is None:
-                parameter = self._parameters[key[0]]
+                parameter = self.parameters[key[0]]
                 value = torch.zeros(
                     shape, dtype=getattr(torch, dtype), device="cpu" if kind == "cpu" else parameter.device
                 )
@@ -140,7 +143,7 @@ class Member:
         """Take what the State of a model has for its gang. Returns what this member has of its own; None: what rank 0
         has, which is the model's."""
         return self.rounds.load(
-            tree, lambda values: [_copied(v, p) for v, p in zip(values, self._parameters, strict=True)]
+            tree, lambda values: [_copied(v, p) for v, p in zip(values, self.parameters, strict=True)]
         )
 
 

@@ -1,24 +1,25 @@
 """`Model`: a torch module with its optimizer and loss, as a Trainable.
 
 The loop never waits for the device: losses stay there as tensors until the partition ends. Everything that training
-changes is in the State (see `state`); everything random in training follows the seed that the agent sets before each
-partition.
+changes is in the State (see `state`), what is frozen is not (see `frozen`). Everything random in training follows the
+seed that the agent sets before each partition.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from hopyard.checks import metric_fault, real, scalar
+from hopyard.checks import metric_fault, names, real, scalar
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
+from hopyard.frameworks.torch.frozen import Base, matches
 from hopyard.frameworks.torch.gang import Member, cut
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
@@ -49,6 +50,11 @@ class Model:
             scales the loss.
         augment: `augment(inputs, generator) -> inputs` on the device, before each training step; it must draw from
             `generator`, which is seeded for each partition.
+        base: patterns of names (`fnmatch`) of parameters and buffers that are constant, `["*.qweight"]` for example.
+            Like parameters that need no gradients when the recipe returns they are not in the State: each worker has
+            those that the recipe builds.
+        state: patterns of names of parameters that training changes without gradients, `["teacher.*"]` for example:
+            they are in the State, also where `base` matches them.
 
     Raises:
         SpecError: names the argument, its value, what is allowed.
@@ -71,8 +77,10 @@ class Model:
         clip_norm: float | None = None,
         autocast: Literal["bfloat16", "float16"] | torch.dtype | None = None,
         augment: Callable[[Any, torch.Generator], Any] | None = None,
+        base: Sequence[str] = (),
+        state: Sequence[str] = (),
     ) -> None:
-        for fault in _wrong_types(module, optimizer, metrics):
+        for fault in _wrong_types(module, optimizer, metrics, {"base": base, "state": state}):
             raise SpecError(f"hopyard.torch.Model: {fault}")
         self.module = module
         self.optimizer = optimizer
@@ -84,6 +92,7 @@ class Model:
         self.clip_norm: float | None = None if clip_norm is None else real(clip_norm)
         self.autocast = _HALVES.get(autocast) if isinstance(autocast, str) else autocast
         self.augment = augment
+        self._patterns = names(base) or [], names(state) or []
         for fault in _faults(self, autocast, clip_norm):
             raise SpecError(f"hopyard.torch.Model: {fault}")
         first = next(module.parameters(), None)
@@ -92,7 +101,26 @@ class Model:
         self._gang = Member(self._parameters)
         self._scaler: torch.amp.GradScaler | None = None
         self._generator: tuple[int | None, torch.Generator | None] = (None, None)
+        self._decided: Base | None = None
         self._set_scaler()
+
+    @property
+    def _base(self) -> Base:
+        """What is frozen. It is decided at the first use of the model, as a recipe may freeze what it has given to the
+        model already."""
+        if self._decided is None:
+            self._decided = Base(self._modules, *self._patterns)
+            self._gang.parameters = [each for each in self._parameters if id(each) not in self._decided.ids]
+        return self._decided
+
+    def _renew_base(self) -> None:
+        """Decide anew what is frozen, as its tensors were moved or written to on purpose."""
+        self._decided = None
+
+    @property
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """The modules of which the State has a part, by its name: "module", and "loss" where the loss is one."""
+        return {"module": self.module} | ({"loss": self.loss} if isinstance(self.loss, torch.nn.Module) else {})
 
     def to_device(self, device: str | torch.device) -> None:
         """Moves module, loss and optimizer state to `device`; parameters keep their identity."""
@@ -101,16 +129,21 @@ class Model:
         if isinstance(self.loss, torch.nn.Module):
             self.loss.to(self.device)
         torch_state.move_optimizer(self.optimizer, self.device)
+        self._renew_base()
         self._set_scaler()
 
     def state(self) -> dict[str, Any]:
-        """Return everything that training changes. The tensors are the live ones: copy them before training on."""
+        """Return everything that training changes, and the digest of what is frozen. The tensors are the live ones:
+        copy them before training on.
+
+        Raises:
+            SpecError: a frozen tensor has changed.
+        """
+        self._base.require_unchanged()
         tree: dict[str, Any] = {
-            "module": torch_state.take_module(self.module),
-            "optimizer": torch_state.take_optimizer(self.optimizer),
+            part: torch_state.take_module(module, self._base.names[part]) for part, module in self._modules.items()
         }
-        if isinstance(self.loss, torch.nn.Module):
-            tree["loss"] = torch_state.take_module(self.loss)
+        tree |= {"optimizer": torch_state.take_optimizer(self.optimizer), **self._base.frozen.entry}
         if self.scheduler is not None:
             tree["scheduler"] = torch_state.take_scheduler(self.scheduler)
         if self._scaler is not None:
@@ -136,11 +169,12 @@ class Model:
         """Copies a State (tensors, Leaves or NumPy arrays) into the model.
 
         Raises:
-            SpecError: it is of a model that was built differently; this one is then unchanged or partly changed.
+            SpecError: it is of a model that was built differently, or with another base; this one is then unchanged or
+                partly changed.
         """
-        torch_state.put_module(self.module, tree["module"])
-        if isinstance(self.loss, torch.nn.Module):
-            torch_state.put_module(self.loss, tree["loss"])
+        self._base.require_same(tree)
+        for part, module in self._modules.items():
+            torch_state.put_module(module, tree[part], self._base.names[part])
         own = self._gang.load(tree.get("gang")) or tree
         torch_state.put_optimizer(self.optimizer, own["optimizer"])
         if self.scheduler is not None:
@@ -186,10 +220,21 @@ class Model:
         with torch.inference_mode(), self._precision():
             return outputs_to_numpy(self._forward(tensors(batch.inputs, self.device)))
 
+    def frozen_bytes(self) -> int:
+        """Return the bytes of what is frozen."""
+        return self._base.frozen.nbytes
+
+    def changed_frozen(self) -> list[str]:
+        """Return the names of frozen tensors that have other bits than when the model was first used."""
+        return self._base.changed()
+
+    def declared_state(self) -> list[Any]:
+        """Return what `state=` names."""
+        return list(matches(self._modules, "state", self._patterns[1]).values())
+
     def outside_state(self) -> dict[str, Any]:
         """Return name → value of numbers and tensors (by identity) that modules keep outside of the State."""
-        modules = [module for module in (self.module, self.loss) if isinstance(module, torch.nn.Module)]
-        parts = [(name, part) for module in modules for name, part in module.named_modules()]
+        parts = [(name, part) for module in self._modules.values() for name, part in module.named_modules()]
         return {
             f"{name}.{key}" if name else key: id(value) if isinstance(value, torch.Tensor) else value
             for name, part in parts
@@ -232,7 +277,7 @@ class Model:
         if isinstance(self.loss, torch.nn.Module):
             self.loss.train()
         tally, gang = Tally(self.metrics), self._gang
-        gang.begin(self._buffers())
+        gang.begin(self._buffers())  # and what is frozen is read, before anything can change it
         for batch in batches:
             self.optimizer.zero_grad(set_to_none=True)
             whole = 0.0 if gang.pieces == 1 else _rows_of(batch)
@@ -303,10 +348,8 @@ class Model:
 
     def _buffers(self) -> list[torch.Tensor]:
         """Return the buffers of module and loss, which statistics of batches may change."""
-        modules = [part for part in (self.module, self.loss) if isinstance(part, torch.nn.Module)]
-        return [
-            buffer for module in modules for buffer in torch_state.buffers_of(module).values() if buffer is not None
-        ]
+        buffers = [torch_state.buffers_of(module, self._base.names[part]) for part, module in self._modules.items()]
+        return [buffer for own in buffers for buffer in own.values() if buffer is not None]
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -331,7 +374,7 @@ def _rows_of(batch: Batch) -> float:
     return float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
 
 
-def _wrong_types(module: Any, optimizer: Any, metrics: Any) -> Iterator[str]:
+def _wrong_types(module: Any, optimizer: Any, metrics: Any, patterns: Mapping[str, Any]) -> Iterator[str]:
     """Yield which arguments are nothing that can be looked into."""
     if not isinstance(module, torch.nn.Module):
         yield f"module must be a torch.nn.Module, got {shown(module)}"
@@ -339,6 +382,9 @@ def _wrong_types(module: Any, optimizer: Any, metrics: Any) -> Iterator[str]:
         yield f"optimizer must be a torch optimizer of module.parameters(), got {shown(optimizer)}"
     if metrics is not None and not isinstance(metrics, Mapping):
         yield f"metrics must be a dict from name to metric, or None, got {shown(metrics)}"
+    for keyword, value in patterns.items():
+        if names(value) is None:
+            yield f"{keyword} must be a list of patterns of names, got {shown(value)}"
 
 
 def _faults(model: Model, autocast: Any, clip_norm: Any) -> Iterator[str]:

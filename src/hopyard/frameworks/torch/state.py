@@ -1,9 +1,9 @@
 """The State of a torch model, and how it is copied into a model that is already built.
 
 A State holds everything that training changes: parameters, every buffer (also those that `state_dict` leaves out),
-optimizer state and param groups, scheduler, scaler. It is copied *into* the existing tensors: module and optimizer keep
-their identity, because optimizers and schedulers refer to them, and because `Optimizer.load_state_dict` aliases the
-tensors that it receives, so that two trials would share one memory.
+optimizer state and param groups, scheduler, scaler. What is frozen is left out (see `frozen`). A State is copied *into*
+the existing tensors: module and optimizer keep their identity, because optimizers and schedulers refer to them, and
+because `Optimizer.load_state_dict` aliases the tensors that it receives, so that two trials would share one memory.
 
 Functions here are pairs: `take_*` returns a tree that refers to live tensors (copy it before training goes on), `put_*`
 copies one in.
@@ -11,6 +11,7 @@ copies one in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -26,32 +27,40 @@ _ON_HOST = ("step", "mu_product", "eta", "mu")
 """Scalars that torch's optimizers keep on the host, wherever the parameters are, unless capturable or fused."""
 
 
-def take_module(module: torch.nn.Module) -> Tree:
-    """Return parameters, buffers and extra state; tied ones occur once, under their first name."""
+def take_module(module: torch.nn.Module, without: Collection[str] = ()) -> Tree:
+    """Return parameters, buffers and extra state; tied ones occur once, under their first name.
+
+    Args:
+        module: has them.
+        without: names of parameters and buffers that are left out.
+    """
     extra = {
         name: part.get_extra_state()
         for name, part in module.named_modules()
         if type(part).get_extra_state is not torch.nn.Module.get_extra_state
     }
     tree: Tree = {
-        "parameters": {name: p.detach() for name, p in module.named_parameters()},
-        "buffers": buffers_of(module),
+        "parameters": {name: p.detach() for name, p in module.named_parameters() if name not in without},
+        "buffers": buffers_of(module, without),
     }
     return tree | {"extra": extra} if extra else tree
 
 
-def put_module(module: torch.nn.Module, tree: Tree) -> None:
-    """Copies a State in. Raises SpecError when the module was built with other parameters, shapes or dtypes."""
-    parameters = dict(module.named_parameters())
-    _check_names("parameters", parameters, tree["parameters"])
-    for name, value in tree["parameters"].items():
+def put_module(module: torch.nn.Module, tree: Tree, without: Collection[str] = ()) -> None:
+    """Copies a State in, but for the parameters and buffers of the names in `without`. Raises SpecError when the module
+    was built with other parameters, shapes or dtypes."""
+    parameters = {name: p for name, p in module.named_parameters() if name not in without}
+    saved = {name: value for name, value in tree["parameters"].items() if name not in without}
+    _check_names("parameters", parameters, saved)
+    for name, value in saved.items():
         _check_fits(f"parameter {name!r}", parameters[name], value)
-    buffers = buffers_of(module)
-    _check_names("buffers", buffers, tree["buffers"])
-    for name, value in tree["parameters"].items():
+    buffers = buffers_of(module, without)
+    saved_buffers = {name: value for name, value in tree["buffers"].items() if name not in without}
+    _check_names("buffers", buffers, saved_buffers)
+    for name, value in saved.items():
         copy_into(parameters[name], value)
         parameters[name].grad = None
-    for name, value in tree["buffers"].items():
+    for name, value in saved_buffers.items():
         buffer = buffers[name]
         if buffer is not None and value is not None and _alike(buffer, value):
             copy_into(buffer, value)
@@ -63,8 +72,8 @@ def put_module(module: torch.nn.Module, tree: Tree) -> None:
         module.get_submodule(name).set_extra_state(_copied(value))
 
 
-def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return all buffers by their first name, also those that are None or not persistent."""
+def buffers_of(module: torch.nn.Module, without: Collection[str] = ()) -> dict[str, torch.Tensor | None]:
+    """Return all buffers by their first name, also those that are None or not persistent, but no name in `without`."""
     buffers: dict[str, torch.Tensor | None] = {}
     buffer_ids: set[int] = set()
     for prefix, submodule in module.named_modules():
@@ -72,7 +81,7 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
             if buffer is None or id(buffer) not in buffer_ids:
                 buffer_ids.add(id(buffer))
                 buffers[f"{prefix}.{key}" if prefix else key] = None if buffer is None else buffer.detach()
-    return buffers
+    return {name: buffer for name, buffer in buffers.items() if name not in without}
 
 
 def take_optimizer(optimizer: torch.optim.Optimizer) -> Tree:
