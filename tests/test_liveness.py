@@ -139,7 +139,7 @@ def test_a_crash_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "do"),
     [
-        ("build", "child"),
+        pytest.param("build", "child", marks=pytest.mark.long),
         ("first", "burn"),
         pytest.param("build", "burn", marks=pytest.mark.campaign),
         pytest.param("first", "child", marks=pytest.mark.campaign),

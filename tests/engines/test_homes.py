@@ -95,6 +95,7 @@ def test_a_gang_over_several_hosts_has_no_homes(hosts: Hosts, tmp_path: Path) ->
     assert all({f"train-{n:05d}" for n in range(4)} <= held[name] for name in ("alpha", "beta"))
 
 
+@pytest.mark.long
 def test_hosts_that_join_one_after_another_fetch_nothing_twice(hosts: Hosts, tmp_path: Path) -> None:
     """Each comes when the one before has finished a unit."""
     names, data = FIVE[:3], dataset(partitions=12, rows=4001)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.spark
 pyspark = pytest.importorskip("pyspark")
 
 
+@pytest.mark.long
 def test_spark_connect(tmp_path: Path, undisturbed: list[str]) -> None:
     """A run and a program by a Connect client, then such whose client is killed."""
     pytest.importorskip("grpc_status")

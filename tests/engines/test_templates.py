@@ -388,6 +388,7 @@ def test_a_template_that_cannot_be_forked_is_done_without(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_variable_that_an_import_sets_too_is_that_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -244,7 +244,7 @@ KINDS = ["binary", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sp
 """A binary one has most kinds of metrics."""
 
 
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_partitions_put_together_are_what_evaluate_gives(kind: str) -> None:
     """All metrics at once, after some training."""
     net, kinds = NETS[kind]

@@ -823,6 +823,7 @@ def test_an_out_of_memory_kill_is_reported_as_such() -> None:
     assert blame(caught.value, accelerated=True) == Blame("memory", device=False)
 
 
+@pytest.mark.long
 def test_a_fixed_number_of_rows_in_a_batch() -> None:
     def net() -> keras.Model:
         built = keras.Sequential(

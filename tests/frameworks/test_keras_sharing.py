@@ -141,6 +141,7 @@ def test_trials_that_differ_in_their_rate_share_one_model_and_end_in_the_same_bi
     assert it.state(0) != it.state(1)
 
 
+@pytest.mark.long
 def test_a_preflight_counts_too_and_leaves_nothing_in_the_model(bench: Make) -> None:
     configs = [{"lr": 0.1}, {"lr": 0.01}]
     it = bench(configs)

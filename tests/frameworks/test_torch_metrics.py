@@ -118,6 +118,7 @@ def test_auc_of_probabilities_at_their_ends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ties_of_an_epoch_are_in_the_report(tmp_path: Path) -> None:
     def recipe(config: Any) -> Any:
         net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))

@@ -131,6 +131,7 @@ def test_a_key_gives_the_same_from_spark_files_and_memory(
         assert same(mine, other.prepare())
 
 
+@pytest.mark.long
 def test_partitionby_columns_are_read(spark: Any, store: Path, tmp_path: Path) -> None:
     kind = F.when(F.col("n") % 4 == 0, "a b/c=1").when(F.col("n") % 4 == 1, "é%")
     df = numbered(spark, 200).withColumn("year", 2010 + (F.col("n") % 3).cast("int")).withColumn("kind", kind)
@@ -191,6 +192,7 @@ def test_equal_keys_stay_together(spark: Any, store: Path) -> None:
     assert sum(len(each) for each in seen) == len(set.union(*seen)) == 7
 
 
+@pytest.mark.long
 def test_copies_of_few_different_rows_are_spread(spark: Any, store: Path) -> None:
     """Bug: all rows of a kind and a label validated, or none, and most partitions had none of them."""
     kind, held = "IF(id % 3 = 0, 'x', 'y') AS kind", "id % 9 = 1 AS held"

@@ -99,6 +99,7 @@ print("equal")
     assert cell(tmp_path, code) == "equal"
 
 
+@pytest.mark.long
 def test_workers_get_what_the_directory_has(tmp_path: Path) -> None:
     """Bug: a run in the background pickled its recipe a second time, when the user had gone on."""
     code = """

@@ -141,6 +141,7 @@ def without_folder(config: dict[str, Any]) -> Linear:
     return linear_of(config, take_away)
 
 
+@pytest.mark.long
 def test_a_folder_of_states_that_is_away_for_seconds_costs_nothing(tmp_path: Path) -> None:
     configs = [{**config, "folder": str(tmp_path)} for config in CONFIGS]
     run = select(tmp_path / "run", without_folder, configs, engine=hy.Local(workers=2), epochs=3)
@@ -295,6 +296,7 @@ def test_memory_that_runs_out_once_costs_a_worker(tmp_path: Path) -> None:
     assert len([line for line in lines if isinstance(line, Lost)]) == 1
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_twice_ends_the_trial_until_it_is_asked_for_again(tmp_path: Path) -> None:
     for config in (configs := [{**config, "folder": str(tmp_path), "times": 0} for config in CONFIGS]):
         config["times"] = 0

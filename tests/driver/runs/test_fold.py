@@ -202,6 +202,7 @@ def read_until_over(run: Run, path: Path, errors: list[BaseException], counts: l
 MANY: dict[str, Any] = {"search": hy.Random(40), "epochs": 2, "stop": hy.ASHA()}
 
 
+@pytest.mark.long
 def test_a_run_may_be_read_while_it_goes_on(tmp_path: Path) -> None:
     """Bug: RuntimeError, "dictionary changed size during iteration", while the sampler proposed trials."""
     errors, counts = list[BaseException](), list[int]()

@@ -33,7 +33,7 @@ def job(folder: Path, what: str) -> Path:
     return script(folder / "job.py", BODY.format(configs=configs))
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), pytest.param("SIGTERM", 143, marks=pytest.mark.long)])
 def test_a_signal_ends_a_run_cleanly(tmp_path: Path, undisturbed: list[str], name: str, code: int) -> None:
     process = driver(["-m", "hopyard", "run", str(job(tmp_path, f"driver {name}"))], tmp_path)
     _, err = process.communicate(timeout=60)

@@ -135,7 +135,7 @@ def alone(folder: Path, gate: Gate) -> list[str]:
     return digests(hy.load(folder / "alone"))
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [pytest.param(kills, marks=pytest.mark.long) for kills in (1, 10)])
 def test_a_driver_in_the_cluster_goes_on_in_another_pod(lab: Lab, tmp_path: Path, kills: int) -> None:
     """Its pod is killed, deleted or evicted at random. What it was is what a run on this host is."""
     gate, directory = Gate(lab), f"runs/{kills}"

@@ -129,6 +129,7 @@ class TestRowsThatCannotBeEncoded:
         assert rest.num_rows == 12 - len(bad)
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_fail_before_the_framework_is_imported(self, tmp_path: Path) -> None:
         def recipe(config: dict[str, Any]) -> Any:
             import torch

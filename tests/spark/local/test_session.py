@@ -371,6 +371,7 @@ def test_without_java_there_is_a_session_and_nothing_on_the_screen(bare):
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_spark_that_does_not_start_says_so(bare):
     found = python(
         """
