@@ -145,6 +145,9 @@ def test_masks_have_the_names_that_the_model_wants(table: pa.Table, cache: Path)
     items = [(np.array(tokens(n)), n) for n in range(9)]
     (batch,) = batches(hy.Dataset.torch(items, ragged={"inputs": None}, partitions=1).prepare(cache), 9)
     assert batch.inputs.shape == (9, 7)
+    manifest = hy.Dataset.torch(items, ragged="inputs", partitions=1).prepare(cache)
+    (batch,) = batches(manifest, 9)
+    assert list(batch.inputs) == list(manifest.inputs) and check(batch, "inputs", "inputs_mask")
 
 
 def test_members_of_a_gang_pad_their_own_rows(table: pa.Table, cache: Path) -> None:
