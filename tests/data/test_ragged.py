@@ -113,6 +113,14 @@ def test_equal_rows_of_every_source_are_equal_data(table: pa.Table, tmp_path: Pa
     assert all([batch.inputs["ids"].tobytes() for batch in batches(other)] == first for other in manifests[1:])
 
 
+def test_tensors_with_an_order_of_their_axes(cache: Path) -> None:
+    """As `from_numpy_ndarray` makes them. Bug: PyArrow could not make an empty batch of such a column."""
+    ids = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(4, 3))
+    manifest = hy.Dataset.arrow(pa.table({"ids": ids}), features="ids", ragged="ids", partitions=1).prepare(cache)
+    (batch,) = PartitionLoader(open_partition(manifest, "train", 0), 4)
+    assert batch.inputs["ids"].tolist() == np.arange(12).reshape(4, 3).tolist()
+
+
 def test_items_of_any_length(cache: Path) -> None:
     items = [({"ids": np.array(tokens(n))}, n) for n in range(ROWS)]
     manifest = hy.Dataset.torch(items, ragged="ids", partitions=1).prepare(cache)
