@@ -133,6 +133,7 @@ def test_rows_are_cut(table: pa.Table, cache: Path, key: Any) -> None:
         return hy.Dataset.arrow(table, **OPTIONS, key=key, max_length=max_length).prepare(cache)
 
     assert sorted(n for batch in batches(cut(3)) for n in check(batch, longest=3)) == list(range(ROWS))
+    assert sorted(n for batch in batches(cut((1 << 64) - 1)) for n in check(batch)) == list(range(ROWS))
     assert len({cut(length).digest for length in (1, 3, None)}) == 3  # also where rows go by the names of whole rows
     (part,) = batches(hy.Dataset.arrow(table, **{**OPTIONS, "partitions": 1, "validation": 0.0}).prepare(cache), 99)
     new = apply(cut(3), table.slice(0, 9))
