@@ -140,6 +140,12 @@ def test_rows_are_cut(table: pa.Table, cache: Path, key: Any) -> None:
     assert check(next(iter(PartitionLoader(new, 9))), longest=3) == list(range(9)) and part.inputs["ids"].shape[1] == 7
 
 
+def test_validation_rows_are_cut_as_training_rows(table: pa.Table) -> None:
+    whole = hy.Dataset.arrow(table, **{**OPTIONS, "validation": 0.0})
+    with pytest.raises(SpecError, match="with other columns: max_length None, here 3"):
+        hy.Dataset.arrow(table, **{**OPTIONS, "validation": whole}, max_length=3)
+
+
 def test_masks_have_the_names_that_the_model_wants(table: pa.Table, cache: Path) -> None:
     features = {"input_ids": "ids", "scores": "scores"}
     options = {**OPTIONS, "features": features, "ragged": {"ids": "attention_mask", "scores": None}}

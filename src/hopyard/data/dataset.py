@@ -388,7 +388,7 @@ def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: B
     if not isinstance(rows, LocalRows):
         refuse(rows.url)
     for name in ("inputs", "targets", "weight", "encode", "key", "impute", "ragged", "max_length"):
-        mine, theirs = getattr(first.spec, name), getattr(rows.options.spec, name)
+        mine, theirs = (getattr(spec, name) or None for spec in (first.spec, rows.options.spec))
         if mine != theirs:
             raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
     if rows.options.validates:
