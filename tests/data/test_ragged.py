@@ -113,6 +113,14 @@ def test_equal_rows_of_every_source_are_equal_data(table: pa.Table, tmp_path: Pa
     assert all([batch.inputs["ids"].tobytes() for batch in batches(other)] == first for other in manifests[1:])
 
 
+def test_tensors_with_an_order_of_their_axes(cache: Path) -> None:
+    """As `from_numpy_ndarray` makes them. Bug: PyArrow could not make an empty batch of such a column."""
+    ids = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(4, 3))
+    manifest = hy.Dataset.arrow(pa.table({"ids": ids}), features="ids", ragged="ids", partitions=1).prepare(cache)
+    (batch,) = PartitionLoader(open_partition(manifest, "train", 0), 4)
+    assert batch.inputs["ids"].tolist() == np.arange(12).reshape(4, 3).tolist()
+
+
 def test_items_of_any_length(cache: Path) -> None:
     items = [({"ids": np.array(tokens(n))}, n) for n in range(ROWS)]
     manifest = hy.Dataset.torch(items, ragged="ids", partitions=1).prepare(cache)
@@ -125,10 +133,17 @@ def test_rows_are_cut(table: pa.Table, cache: Path, key: Any) -> None:
         return hy.Dataset.arrow(table, **OPTIONS, key=key, max_length=max_length).prepare(cache)
 
     assert sorted(n for batch in batches(cut(3)) for n in check(batch, longest=3)) == list(range(ROWS))
+    assert sorted(n for batch in batches(cut((1 << 64) - 1)) for n in check(batch)) == list(range(ROWS))
     assert len({cut(length).digest for length in (1, 3, None)}) == 3  # also where rows go by the names of whole rows
     (part,) = batches(hy.Dataset.arrow(table, **{**OPTIONS, "partitions": 1, "validation": 0.0}).prepare(cache), 99)
     new = apply(cut(3), table.slice(0, 9))
     assert check(next(iter(PartitionLoader(new, 9))), longest=3) == list(range(9)) and part.inputs["ids"].shape[1] == 7
+
+
+def test_validation_rows_are_cut_as_training_rows(table: pa.Table) -> None:
+    whole = hy.Dataset.arrow(table, **{**OPTIONS, "validation": 0.0})
+    with pytest.raises(SpecError, match="with other columns: max_length None, here 3"):
+        hy.Dataset.arrow(table, **{**OPTIONS, "validation": whole}, max_length=3)
 
 
 def test_masks_have_the_names_that_the_model_wants(table: pa.Table, cache: Path) -> None:
@@ -145,6 +160,9 @@ def test_masks_have_the_names_that_the_model_wants(table: pa.Table, cache: Path)
     items = [(np.array(tokens(n)), n) for n in range(9)]
     (batch,) = batches(hy.Dataset.torch(items, ragged={"inputs": None}, partitions=1).prepare(cache), 9)
     assert batch.inputs.shape == (9, 7)
+    manifest = hy.Dataset.torch(items, ragged="inputs", partitions=1).prepare(cache)
+    (batch,) = batches(manifest, 9)
+    assert list(batch.inputs) == list(manifest.inputs) and check(batch, "inputs", "inputs_mask")
 
 
 def test_members_of_a_gang_pad_their_own_rows(table: pa.Table, cache: Path) -> None:

@@ -321,7 +321,9 @@ class Dataset:
         second = _validating(validation.rows, build) if isinstance(validation, Dataset) else None
         fields = []
         if schema is not None and options["transform"] is None:
-            fields = infer_fields(pa.RecordBatch.from_pylist([], schema=plain_schema(schema)), build.spec, repr(source))
+            plain = plain_schema(schema)
+            empty = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in plain.types], schema=plain)
+            fields = infer_fields(empty, build.spec, repr(source))
         types = {column.name: _type_of(column) for field in fields for column in field.columns}
         rows = InputRows(source, options["transform"], types)
         return cls(LocalRows(rows, build, second), options["cache_bytes"])
@@ -386,7 +388,7 @@ def _validating(rows: LocalRows | DataFrameSource | MaterializedSource, first: B
     if not isinstance(rows, LocalRows):
         refuse(rows.url)
     for name in ("inputs", "targets", "weight", "encode", "key", "impute", "ragged", "max_length"):
-        mine, theirs = getattr(first.spec, name), getattr(rows.options.spec, name)
+        mine, theirs = (getattr(spec, name) or None for spec in (first.spec, rows.options.spec))
         if mine != theirs:
             raise SpecError(f"validation= is a Dataset with other columns: {name} {theirs!r}, here {mine!r}")
     if rows.options.validates:

@@ -65,7 +65,9 @@ class Ragged:
         return np.asarray(self.values[np.repeat(first, lengths) + np.arange(lengths.sum())])
 
     def cut(self, length: int) -> Ragged:
-        """Return the first `length` values of each row."""
+        """Return the first `length` values of each row: these rows where none has more."""
+        if not (self.lengths > length).any():
+            return self
         lengths = np.minimum(self.lengths, length)
         return Ragged.of(Ragged(self.values, self.starts, self.starts + lengths).flat(), lengths)
 

@@ -12,7 +12,7 @@ import numpy as np
 from hopyard.checks import whole
 from hopyard.core.runs.order import shard
 from hopyard.data.assignment import permutation
-from hopyard.data.columns import Columns, aligned, own
+from hopyard.data.columns import Columns, aligned, own, pack
 from hopyard.data.ragged import Ragged
 from hopyard.formats.arrow import Array
 from hopyard.spec import Batch
@@ -110,16 +110,14 @@ def _share(whole_sizes: Sequence[int], rank: int, size: int) -> tuple[Array, lis
 
 def _padded(inputs: Any, masks: Mapping[str, str], rows: Any) -> Any:
     """Return inputs, in a new dict, with these rows of each that is Ragged, padded, and with their masks."""
-    if not isinstance(inputs, dict):
-        return inputs[rows].padded()[0] if isinstance(inputs, Ragged) else inputs
     result = {}
-    for name, part in inputs.items():
+    for name, part in (inputs if isinstance(inputs, dict) else {"inputs": inputs}).items():
         result[name] = part
         if isinstance(part, Ragged):
             result[name], mask = part[rows].padded()
             if name in masks:
                 result[masks[name]] = mask
-    return result
+    return pack(result, "inputs")
 
 
 def _like(part: Any, rows: int) -> Any:

@@ -292,7 +292,7 @@ class Items:
                 if value.shape != values[0].shape:
                     raise DataError(
                         f"item {start + at}: {name!r} has shape {value.shape}, the ones before have {values[0].shape}; "
-                        f"all items need one shape"
+                        f"all items need one shape, or one axis where ragged= names it"
                     )
             columns[name] = to_arrow(_stacked(values), name)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
