@@ -93,7 +93,10 @@ def torch_model(**named: Any) -> Any:
     optimizer = torch.optim.SGD.__new__(torch.optim.SGD)  # its __init__ imports torch's compiler, for a second
     optimizer.param_groups = [{"params": list(net.parameters())}]
     model = hy.torch.Model(net, optimizer, torch.nn.functional.mse_loss, **named)
-    return [getattr(model, name) for name in ("batch_size", "clip_norm", "scheduler_every", "autocast", "metrics")]
+    return [
+        getattr(model, name)
+        for name in ("batch_size", "accumulate", "clip_norm", "scheduler_every", "autocast", "metrics")
+    ]
 
 
 def hosts(hosts: Any = ("a",), **named: Any) -> Any:
@@ -259,7 +262,7 @@ CALLS = {
     ),
     "torch.Model": Call(
         torch_model,
-        {"batch_size": 8, "clip_norm": 1.0, "scheduler_every": "batch", "autocast": "bfloat16"},
+        {"batch_size": 8, "accumulate": 2, "clip_norm": 1.0, "scheduler_every": "batch", "autocast": "bfloat16"},
         rest="module optimizer loss scheduler augment metrics",
         of=hy.torch.Model,
     ),

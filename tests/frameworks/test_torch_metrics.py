@@ -197,7 +197,7 @@ def tally(metrics: dict[str, Any], sizes: list[int], weighted: bool = False) -> 
         weight = None if weights is None else weights[cut]
         rows = float(size) if weight is None else float(weight.double().sum())
         target = targets[cut].clone()
-        made.add(torch.tensor(float(size)), rows, outputs[cut], target, weight)
+        made.add(torch.tensor(float(size)), rows, rows, outputs[cut], target, weight)
         target.fill_(99)  # the feed uses its buffer again
     return made.sums(), outputs, targets, weights
 
@@ -237,11 +237,11 @@ def test_chunks_are_bounded_and_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_outputs_that_cannot_be_joined_are_counted_apart() -> None:
     made = Tally({"m": lambda outputs, targets: outputs["x"].flatten(1).sum(1)})
     for width in (3, 3, 5, 5, 4):
-        made.add(torch.tensor(0.0), 2.0, {"x": torch.ones(2, width), "aside": torch.tensor(1.0)}, (None,), None)
+        made.add(torch.tensor(0.0), 2.0, 2.0, {"x": torch.ones(2, width), "aside": torch.tensor(1.0)}, (None,), None)
     assert made.sums()["m"] == (2 * (3 + 3 + 5 + 5 + 4), 10.0)
     made = Tally({"m": lambda outputs, targets: outputs[0].sum(1) + targets["t"]})
     for width in (3, 3, 5):
-        made.add(torch.tensor(0.0), 2.0, (torch.ones(2, width), [torch.ones(2)]), {"t": torch.ones(2)}, None)
+        made.add(torch.tensor(0.0), 2.0, 2.0, (torch.ones(2, width), [torch.ones(2)]), {"t": torch.ones(2)}, None)
     assert made.sums()["m"] == (2 * (3 + 3 + 5) + 6, 6.0)
 
 
@@ -293,7 +293,7 @@ def test_metrics_of_several_outputs_over_a_partition(sk: Any) -> None:
     for start in range(0, 64, 16):
         cut = slice(start, start + 16)
         outputs = {"late": logits[cut], "delay": torch.zeros(16, 3)}
-        tally.add(torch.tensor(1.0), 16.0, outputs, {"late": targets[cut], "delay": torch.zeros(16)}, None)
+        tally.add(torch.tensor(1.0), 16.0, 16.0, outputs, {"late": targets[cut], "delay": torch.zeros(16)}, None)
     sums = tally.sums()
     assert F1().result(np.array(sums["f1"][0])) == pytest.approx(sk.f1_score(targets, logits > 0))
     assert sums["auc"][0] == AUC().update(logits, targets).tolist()

@@ -304,7 +304,7 @@ def test_state_of_a_loss_and_extra_state_are_kept() -> None:
     one, two = build(), build()
     one.train_partition(rows(1))
     restore(two, decode(encode(capture(one))))
-    assert bits(one) == bits(two) and two.loss.notes == {"seen": 4}  # type: ignore[attr-defined]
+    assert bits(one) == bits(two) and two.loss.notes == {"seen": 4}  # type: ignore[union-attr]
     one.train_partition(rows(2))
     two.train_partition(rows(2))
     assert bits(one) == bits(two)

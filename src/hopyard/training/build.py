@@ -214,6 +214,7 @@ def build(plan: Plan, trial: int, config: Config) -> Built:
             runtime(framework).after_recipe()
         if imported() == before:
             break  # else it imported its framework itself, too late to be seeded: build once more
+    install(plan)  # again: the recipe may have imported torch's compiler, which has a flag of its own
     for framework in before:
         trainable = runtime(framework).adopt(trainable)
     missing = [name for name in NEEDED if not callable(getattr(trainable, name, None))]

@@ -118,6 +118,7 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor | None:
     try:
         with torch.enable_grad():
             value = _call(loss, map_tensors(outputs, leaf), map_tensors(targets, torch.Tensor.clone))
+            value = value[0] / value[1] if isinstance(value, tuple) else value  # of a loss over tokens
             torch.autograd.grad(value.sum(), leaves, allow_unused=True)
             return value.detach().reshape(-1)  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 - the user's own loss may refuse by any: the real step will say so

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hopyard.frameworks.torch.losses import outputs_of
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
 from hopyard.ports.frameworks import Export
 
@@ -93,8 +94,8 @@ def _quiet_log() -> Iterator[None]:
 
 def _net(trainable: Any) -> Net:
     """Return the module of a `Model`, called as the Model calls it, in the precision of its parameters."""
-    module = trainable.module
-    return Net(module, lambda inputs: module(**inputs) if isinstance(inputs, dict) else module(inputs))
+    module, loss = trainable.module, trainable.loss
+    return Net(module, lambda inputs: outputs_of(module, inputs, loss))
 
 
 EXPORTS = {

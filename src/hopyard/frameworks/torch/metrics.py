@@ -301,22 +301,27 @@ class Tally:
     """The sums of one partition. It owns the collected batches of the current chunk; nothing waits for the device until
     a chunk is full or the partition ends.
 
-    The loss of a batch is a mean; its sum is loss · rows, added up in float64, so that batches and partitions of
-    different sizes are weighted by their rows.
+    The loss of a batch is a mean; its sum is loss · weight, added up in float64, so that batches and partitions of
+    different sizes count by what they weigh: by rows, or by tokens.
     """
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = metrics
         self._losses: list[torch.Tensor] = []
+        self._weights: list[float] = []
         self._rows: list[float] = []
         self._chunk: list[tuple[Any, Any, torch.Tensor | None]] = []
         self._chunk_rows: list[float] = []
         self._chunk_bytes = 0
         self._totals: dict[str, Any] = {}
 
-    def add(self, loss: torch.Tensor, rows: float, outputs: Any, targets: Any, weights: torch.Tensor | None) -> None:
-        """Adds one batch; `rows` is the sum of its weights if it has some. Copies what the loader will overwrite."""
+    def add(
+        self, loss: torch.Tensor, weight: float, rows: float, outputs: Any, targets: Any, weights: torch.Tensor | None
+    ) -> None:
+        """Adds one batch; `weight` is that of the loss, `rows` the sum of the rows' weights if they have some. Copies
+        what the loader will overwrite."""
         self._losses.append(loss.detach())
+        self._weights.append(weight)
         self._rows.append(rows)
         if not self._metrics:
             return
@@ -337,8 +342,9 @@ class Tally:
         """Return metric name → (sum over rows, rows); an additive array is a list."""
         self._count()
         losses = torch.stack(self._losses).double().cpu().tolist() if self._losses else []
+        total = math.fsum(mean * weight for mean, weight in zip(losses, self._weights, strict=True))
+        sums: Sums = {"loss": (total, math.fsum(self._weights))}
         rows = math.fsum(self._rows)
-        sums: Sums = {"loss": (math.fsum(mean * count for mean, count in zip(losses, self._rows, strict=True)), rows)}
         for name, total in self._totals.items():
             sums[name] = (total.tolist() if isinstance(total, np.ndarray) else total, rows)
         return sums

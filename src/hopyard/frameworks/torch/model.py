@@ -1,50 +1,54 @@
 """`Model`: a torch module with its optimizer and loss, as a Trainable.
 
-The loop never waits for the device: losses stay there as tensors until the partition ends. Everything that training
-changes is in the State (see `state`), what is frozen is not (see `frozen`). Everything random in training follows the
-seed that the agent sets before each partition.
+The loop never waits for the device, unless a loss over tokens leaves their number there: losses stay there as tensors
+until the partition ends. Everything that training changes is in the State (see `state`), what is frozen is not (see
+`frozen`). Everything random in training follows the seed that the agent sets before each partition.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from hopyard.checks import metric_fault, names, real, scalar
+from hopyard.checks import names, real, scalar, whole
 from hopyard.errors import SpecError
 from hopyard.frameworks.torch import state as torch_state
+from hopyard.frameworks.torch.arguments import HALVES, faults, wrong_types
 from hopyard.frameworks.torch.checks import label_fault, loss_fault
 from hopyard.frameworks.torch.frozen import Base, matches
 from hopyard.frameworks.torch.gang import Member, cut
+from hopyard.frameworks.torch.losses import outputs_and_loss, outputs_of
 from hopyard.frameworks.torch.metrics import AUC, F1, Tally, accuracy
 from hopyard.frameworks.torch.tensors import outputs_to_numpy, tensors
 from hopyard.ports.states import Tree
 from hopyard.ports.training import Exchange, PartitionBatches
 from hopyard.spec import Batch, Sums, Values
-from hopyard.text import shown
 
 __all__ = ["AUC", "F1", "Model", "accuracy"]
-
-_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Model:
     """The Trainable that a recipe returns for torch.
 
     Args:
-        module: called as `module(inputs)`, or `module(**inputs)` when inputs are a dict.
+        module: called as `module(inputs)`, or `module(**inputs)` when inputs are a dict. One from `torch.compile` has
+            the State of the module that was compiled, under the same names.
         optimizer: an optimizer of the module's parameters.
         loss: `loss(outputs, targets)`, the mean of a batch; one value per row (`reduction="none"`) when rows have
-            weights, then the batch's loss is Σ w·l / Σ w.
+            weights, then the batch's loss is Σ w·l / Σ w. Over tokens: a tuple (sum, how many), and batches count by
+            how many. "model": the module is called with `labels=` too, one a row, and returns an object with `loss`
+            and `logits`, which are its outputs, as models of transformers do.
         metrics: name → `f(outputs, targets) -> one value per row`, or an object with `update` and `result` (`AUC`).
         scheduler: a scheduler of `optimizer`'s learning rate.
         scheduler_every: "epoch" or "batch": when it steps.
         batch_size: rows of a batch; None: the config's `batch_size`, else 32.
+        accumulate: pieces into which a batch is cut, which take turns in memory; their gradients are added up. Batch
+            norm, dropout and `augment` see pieces; else the step is that of the whole batch, up to rounding. Pieces of
+            `hy.AllReduce(accumulate=)` are cut further.
         clip_norm: the largest norm of all gradients together.
         autocast: "bfloat16" or "float16" (or torch's dtype): runs forward and loss in mixed precision. float16 on CUDA
             scales the loss.
@@ -68,34 +72,38 @@ class Model:
         self,
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[..., torch.Tensor],
+        loss: Callable[..., Any] | Literal["model"],
         metrics: Mapping[str, Any] | None = None,
         *,
         scheduler: Any = None,
         scheduler_every: Literal["epoch", "batch"] = "epoch",
         batch_size: int | None = None,
+        accumulate: int = 1,
         clip_norm: float | None = None,
         autocast: Literal["bfloat16", "float16"] | torch.dtype | None = None,
         augment: Callable[[Any, torch.Generator], Any] | None = None,
         base: Sequence[str] = (),
         state: Sequence[str] = (),
     ) -> None:
-        for fault in _wrong_types(module, optimizer, metrics, {"base": base, "state": state}):
+        for fault in wrong_types(module, optimizer, metrics, {"base": base, "state": state}):
             raise SpecError(f"hopyard.torch.Model: {fault}")
-        self.module = module
+        self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
+        self._called = module
+        """The module, or what `torch.compile` has made of it: a module of its own, with other names."""
         self.optimizer = optimizer
         self.loss = loss
         self.metrics = {scalar(name): metric for name, metric in (metrics or {}).items()}
         self.scheduler = scheduler
         self.scheduler_every = scalar(scheduler_every)
         self.batch_size: int | None = scalar(batch_size)
+        self.accumulate = whole("hopyard.torch.Model: accumulate", accumulate, 1)
         self.clip_norm: float | None = None if clip_norm is None else real(clip_norm)
-        self.autocast = _HALVES.get(autocast) if isinstance(autocast, str) else autocast
+        self.autocast = HALVES.get(autocast) if isinstance(autocast, str) else autocast
         self.augment = augment
         self._patterns = names(base) or [], names(state) or []
-        for fault in _faults(self, autocast, clip_norm):
+        for fault in faults(self, autocast, clip_norm):
             raise SpecError(f"hopyard.torch.Model: {fault}")
-        first = next(module.parameters(), None)
+        first = next(self.module.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._gang = Member(self._parameters)
@@ -201,9 +209,8 @@ class Model:
                 if not rows:
                     continue
                 with self._precision():
-                    outputs = self._forward(inputs)
-                    loss = self._mean(outputs, targets, weights, batch.rows)
-                tally.add(loss, rows, outputs, targets, weights)
+                    outputs, loss, weight = outputs_and_loss(self._called, inputs, targets, self.loss, weights, rows)
+                tally.add(loss, weight, rows, outputs, targets, weights)
             return tally.sums()
 
     def train(self, batch: Batch) -> Sums:
@@ -259,14 +266,16 @@ class Model:
 
     def label_fault(self, batch: Batch, low: float, high: float) -> str:
         """Return what is wrong with a label column of [low, high], tried with one batch; "" when nothing is."""
-        whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
+        are_whole = isinstance(batch.targets, np.ndarray) and batch.targets.dtype.kind in "iu"
         self.module.eval()
         with torch.inference_mode():
             outputs = self._forward(tensors(batch.inputs, self.device))
-        return label_fault(outputs, low, high, self.loss, whole)
+        return label_fault(outputs, low, high, None if isinstance(self.loss, str) else self.loss, are_whole)
 
     def loss_fault(self, batch: Batch, label: str) -> str:
         """Return why the loss does not take outputs and labels as they are, tried with one batch; "" when it does."""
+        if isinstance(self.loss, str):
+            return ""
         self.module.eval()
         with torch.no_grad(), self._precision():
             outputs = self._forward(tensors(batch.inputs, self.device))
@@ -280,30 +289,45 @@ class Model:
         gang.begin(self._buffers())  # and what is frozen is read, before anything can change it
         for batch in batches:
             self.optimizer.zero_grad(set_to_none=True)
-            whole = 0.0 if gang.pieces == 1 else _rows_of(batch)
-            rows = sum([self._backward(piece, whole, tally) for piece in cut(batch, gang.pieces)])
-            if gang.gradients(rows):
+            weight = 0.0
+            for piece in cut(batch, self.accumulate * gang.pieces):
+                weight += self._backward(piece, weight, tally)
+            if gang.gradients(weight):
                 self._step()
             gang.stepped(self.optimizer)
         gang.end(self.optimizer)
         return tally.sums()
 
-    def _backward(self, batch: Batch, whole: float, tally: Tally) -> float:
-        """Add the gradients of a batch, or of a piece of one of `whole` rows. Returns the rows, or what they weigh."""
+    def _backward(self, batch: Batch, before: float, tally: Tally) -> float:
+        """Take a batch, or a piece of one, into the mean gradients of the pieces so far. Returns its weight.
+
+        The weight of a whole batch is not known before its last piece: only the loss counts tokens.
+
+        Args:
+            batch: the batch or piece.
+            before: the weight of the pieces so far.
+            tally: takes loss and outputs.
+        """
         inputs, targets, weights, rows = self._on_device(batch)
         if not rows:
             return 0.0  # all weights are 0: nothing to learn, and no mean
         if self.augment is not None and batch.seed is not None:
             inputs = self.augment(inputs, self._generator_of(batch.seed))
         with self._precision():
-            outputs = self._forward(inputs)
-            loss = self._mean(outputs, targets, weights, batch.rows)
-        part = loss * (rows / whole) if whole else loss
-        if self._scaler is not None:
-            part = self._scaler.scale(part)
-        part.backward()  # type: ignore[no-untyped-call]
-        tally.add(loss, rows, outputs, targets, weights)
-        return rows
+            outputs, loss, weight = outputs_and_loss(self._called, inputs, targets, self.loss, weights, rows)
+        if weight:  # else it has no tokens
+            part = loss
+            if before:
+                share = weight / (before + weight)
+                part = loss * share
+                for parameter in self._parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(1 - share)
+            if self._scaler is not None:
+                part = self._scaler.scale(part)
+            part.backward()  # type: ignore[no-untyped-call]
+        tally.add(loss, weight, rows, outputs, targets, weights)
+        return weight
 
     def _on_device(self, batch: Batch) -> tuple[Any, Any, torch.Tensor | None, float]:
         """Return (inputs, targets, weights, rows) on the device; rows is the sum of the weights if there are some."""
@@ -311,25 +335,7 @@ class Model:
         return tensors(batch.inputs, device), tensors(batch.targets, device), tensors(batch.weights, device), rows
 
     def _forward(self, inputs: Any) -> Any:
-        return self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
-
-    def _mean(self, outputs: Any, targets: Any, weights: torch.Tensor | None, rows: int) -> torch.Tensor:
-        """Return the loss of a batch, a tensor without axes."""
-        loss = self.loss(outputs, targets)
-        if not isinstance(loss, torch.Tensor):
-            raise SpecError(f"loss must give a tensor, gave {shown(loss)}")
-        if weights is None and loss.ndim == 0:
-            return loss
-        if loss.numel() != rows or loss.ndim == 0:
-            allowed = (
-                "its mean or one value per row" if weights is None else "one value per row where rows have weights"
-            )
-            raise SpecError(
-                f"loss must give {allowed}, gave shape {tuple(loss.shape)} for {rows} rows"
-                '; torch\'s losses give one per row with reduction="none"'
-            )
-        values = loss.reshape(-1)
-        return values.mean() if weights is None else (values * weights).sum() / weights.sum()
+        return outputs_of(self._called, inputs, self.loss)
 
     def _step(self) -> None:
         """Take a step along the gradients. Those of a gang were averaged before they are unscaled: so that what is not
@@ -372,82 +378,3 @@ class Model:
 def _rows_of(batch: Batch) -> float:
     """Return the rows of a batch, or the sum of their weights."""
     return float(batch.rows) if batch.weights is None else float(np.sum(batch.weights, dtype=np.float64))
-
-
-def _wrong_types(module: Any, optimizer: Any, metrics: Any, patterns: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which arguments are nothing that can be looked into."""
-    if not isinstance(module, torch.nn.Module):
-        yield f"module must be a torch.nn.Module, got {shown(module)}"
-    if isinstance(optimizer, type) or not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
-        yield f"optimizer must be a torch optimizer of module.parameters(), got {shown(optimizer)}"
-    if metrics is not None and not isinstance(metrics, Mapping):
-        yield f"metrics must be a dict from name to metric, or None, got {shown(metrics)}"
-    for keyword, value in patterns.items():
-        if names(value) is None:
-            yield f"{keyword} must be a list of patterns of names, got {shown(value)}"
-
-
-def _faults(model: Model, autocast: Any, clip_norm: Any) -> Iterator[str]:
-    """Yield what is wrong with the arguments."""
-    lazy = [name for name, p in model.module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
-    if lazy:
-        yield f"module: parameter {lazy[0]!r} has no shape yet; call the module once on a row of the data"
-    if isinstance(model.optimizer, torch.optim.LBFGS):
-        yield "optimizer: LBFGS calls the loss several times for a step; write a Trainable of your own for it"
-    own = {id(parameter) for parameter in model.module.parameters()}
-    if own and not any(id(p) in own for group in model.optimizer.param_groups for p in group["params"]):
-        yield "optimizer: none of its parameters is one of the module's; give it module.parameters()"
-    if isinstance(model.loss, type):
-        yield f"loss is the class {model.loss.__name__}; give an instance: {model.loss.__name__}()"
-    if not callable(model.loss):
-        yield f"loss must be a function loss(outputs, targets), got {shown(model.loss)}"
-    for name, metric in model.metrics.items():
-        if name == "loss":
-            yield 'metrics: "loss" is always there; give yours another name'
-        if fault := metric_fault(name):
-            yield f"metrics[{name!a}]: {fault}"
-        if isinstance(metric, type):
-            yield f"metrics[{name!r}] is the class {metric.__name__}; give an instance: {metric.__name__}()"
-        elif hasattr(metric, "update") and not hasattr(metric, "result"):
-            yield (
-                f"metrics[{name!r}] has update and no result, as metrics of torchmetrics, which keep their sums to "
-                "themselves; write update(outputs, targets) -> array, which is added up, and result(total) -> float"
-            )
-        elif not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "result")):
-            yield (
-                f"metrics[{name!r}] must be a function f(outputs, targets) -> one value per row, or an object with "
-                f"update and result, got {shown(metric)}"
-            )
-    if model.scheduler is not None and not (
-        hasattr(model.scheduler, "step") and hasattr(model.scheduler, "state_dict")
-    ):
-        yield (
-            f"scheduler must be one of torch.optim.lr_scheduler, got {shown(model.scheduler)}; "
-            'scheduler_every="epoch" or "batch" says when it steps'
-        )
-    if isinstance(model.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        yield (
-            "scheduler: ReduceLROnPlateau needs a metric before the next epoch, but validation of an epoch may overlap "
-            "training of the next; use one that counts steps or epochs"
-        )
-    if getattr(model.scheduler, "optimizer", model.optimizer) is not model.optimizer:
-        yield "scheduler: it was made over another optimizer"
-    if not isinstance(model.scheduler_every, str) or model.scheduler_every not in ("epoch", "batch"):
-        yield f'scheduler_every must be "epoch" or "batch", got {shown(model.scheduler_every)}'
-    size = model.batch_size
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        yield f"batch_size must be an integer >= 1, or None, got {shown(size)}"
-    if model.clip_norm is not None and not model.clip_norm > 0:
-        yield f"clip_norm must be a number > 0, or None, got {shown(clip_norm)}"
-    if autocast is not None and not any(model.autocast is half for half in _HALVES.values()):
-        yield f'autocast must be "bfloat16", "float16" or None, got {shown(autocast)}'
-    if model.augment is not None and not _takes_two(model.augment):
-        yield f"augment must be a function augment(inputs, generator) -> inputs, got {shown(model.augment)}"
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError, RecursionError):  # the last from the repr of what is no function
-        return False
-    return True
