@@ -95,7 +95,7 @@ def torch_model(**named: Any) -> Any:
     model = hy.torch.Model(net, optimizer, torch.nn.functional.mse_loss, **named)
     return [
         getattr(model, name)
-        for name in ("batch_size", "accumulate", "clip_norm", "scheduler_every", "autocast", "metrics")
+        for name in ("batch_size", "accumulate", "clip_norm", "scheduler_every", "autocast", "metrics", "_patterns")
     ]
 
 
@@ -113,7 +113,7 @@ KEYED = {"key": ["a", "b"]}
 FEATURES = {"features": ["a", "b"], "label": "y", "partitions": 1}
 TRIALS = {"trials": 5, "seed": 3}
 BOUNDS = {"low": 0.5, "high": 2.0, "grid": 3}
-PLACES = "transform encode impute key"
+PLACES = "transform encode impute key ragged max_length"
 CALLS = {
     "uniform": Call(hy.uniform, BOUNDS),
     "loguniform": Call(hy.loguniform, BOUNDS),
@@ -230,6 +230,12 @@ CALLS = {
         {**FEATURES, "features": ["a", "c"], "encode": {"c": "one-hot"}},
         of=False,
     ),
+    "Dataset.arrow, ragged": Call(
+        rows(hy.Dataset.arrow, pa.table({"ids": [[1], [2, 3]] * 2, "y": [0, 1, 0, 1]})),
+        {"ragged": ["ids"], "max_length": 2},
+        {"features": "ids", "label": "y", "partitions": 1, "ragged": ["ids"]},
+        of=False,
+    ),
     "Dataset.pandas": Call(
         rows(hy.Dataset.pandas, TABLE.to_pandas()), TABLES, FEATURES, f"frame {PLACES}", hy.Dataset.pandas
     ),
@@ -262,7 +268,10 @@ CALLS = {
     ),
     "torch.Model": Call(
         torch_model,
-        {"batch_size": 8, "accumulate": 2, "clip_norm": 1.0, "scheduler_every": "batch", "autocast": "bfloat16"},
+        {
+            **{"batch_size": 8, "accumulate": 2, "clip_norm": 1.0, "scheduler_every": "batch"},
+            **{"autocast": "bfloat16", "base": ["*.scale"], "state": ["teacher.*"]},
+        },
         rest="module optimizer loss scheduler augment metrics",
         of=hy.torch.Model,
     ),
