@@ -84,9 +84,9 @@ def proxy(server: S3) -> Iterator[tuple[S3, Faults]]:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         endpoint = f"http://127.0.0.1:{listener.server_port}"
-        yield (
-            replace(server, endpoint=endpoint, environment={**server.environment, "AWS_ENDPOINT_URL": endpoint}),
-            faults,
-        )
-        listener.shutdown()
-        thread.join()
+        environment = {**server.environment, "AWS_ENDPOINT_URL": endpoint}
+        try:
+            yield replace(server, endpoint=endpoint, environment=environment), faults
+        finally:
+            listener.shutdown()
+            thread.join()
