@@ -47,7 +47,7 @@ def drivers() -> Iterator[Start]:
     """Starts drivers that end with the test, whatever becomes of it."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(job: Path, url: str, epochs: str, engine: str = WORKERS) -> subprocess.Popen[str]:
+    def start(job: Path, url: str, epochs: str = "1", engine: str = WORKERS) -> subprocess.Popen[str]:
         started.append(driver([str(job), url, epochs, engine], job.parent))
         return started[-1]
 
