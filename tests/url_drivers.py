@@ -148,7 +148,7 @@ def is_overtaken(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, race: 
         time.sleep(2 * moments.random())
         os.kill(first.pid, signal.SIGCONT)
         out, err = first.communicate(timeout=300)
-        assert not out and f"process {second.pid} on host" in err and "has gone on with this run" in err
+        assert not out and f"process {second.pid} on host" in err and "has gone on with this run" in err, err
         out, err = second.communicate(timeout=300)
         assert out == "completed\n", err
     lines = journal(find(url).root)
