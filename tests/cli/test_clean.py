@@ -175,6 +175,14 @@ def test_clean_removes_copies_of_runs_at_urls_that_the_urls_have_whole(home: Pat
     lock = Lock(journal.parent / "lock")
     assert "a driver is at work there" in call("--yes").stdout and journal.exists()
     lock.free()
+    (home / "bucket").rename(home / "away")
+    call("--yes")
+    assert journal.exists(), "the last copy of the run"
+    (home / "away").rename(home / "bucket")
+    (journal.parent / ".earlier-1").mkdir()
+    call("--yes")
+    assert journal.exists(), "a copy of an earlier run"
+    (journal.parent / ".earlier-1").rmdir()
     call("--yes")
     assert not any((home / "cache" / "hopyard" / "urls").iterdir())
     assert digests(hy.load(url)) == trained

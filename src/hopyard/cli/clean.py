@@ -238,16 +238,22 @@ def _copies() -> Iterator[Item]:
 
 
 def _remove_copy(root: Path) -> bool:
+    """Remove a copy that its URL still has whole: a driver may have been at work since, or the URL may have lost it."""
     from hopyard.store.lock import Lock
+    from hopyard.store.urls import working
 
     try:
         lock = Lock(root / "lock")
     except (HopyardError, OSError):
         return False
     try:
-        shutil.rmtree(root, ignore_errors=True)
+        working.fetch(root, driving=True)
+        if not working.is_whole(root):
+            return False
+        shutil.rmtree(root)
         root.parent.rmdir()
-    except OSError:
+    except (HopyardError, OSError) as error:
+        say(str(error))
         return False
     finally:
         lock.free()

@@ -52,7 +52,7 @@ class ArrayInfo(msgspec.Struct, frozen=True):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether rows have any length."""
+        """True if rows may have any length."""
         return None in self.shape
 
     @property
@@ -143,7 +143,7 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether rows have any length."""
+        """True if rows may have any length."""
         return None in self.columns[0].shape
 
     @property

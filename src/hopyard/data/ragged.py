@@ -45,7 +45,7 @@ class Ragged:
 
     @property
     def dtype(self) -> Any:
-        """That of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property

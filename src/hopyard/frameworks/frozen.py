@@ -43,7 +43,7 @@ class Frozen:
 
     @property
     def entry(self) -> dict[str, str]:
-        """What a State has of it."""
+        """The entry of a State that holds the digest; empty where nothing is frozen."""
         return {KEY: self.digest} if self.digests else {}
 
     def require(self, digest: str, remedy: str = "") -> None:

@@ -17,7 +17,7 @@ class Fault(msgspec.Struct):
     count: int
     first: str
     ragged: bool = False
-    """Whether rows without values count."""
+    """True if rows without values are faults."""
 
 
 def listed(faults: Mapping[str, Fault]) -> str:

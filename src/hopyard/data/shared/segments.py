@@ -47,7 +47,7 @@ class Segment(msgspec.Struct, frozen=True):
     sums: list[str]
     """The sum of the names of the rows of each run, in hexadecimal."""
     values: list[list[list[int]]] = []
-    """Of each run of each chunk, the values of each field whose rows have any length; empty: there is no such field."""
+    """Number of values by chunk, run and ragged field; empty without ragged fields."""
 
     def rows(self, run: int) -> int:
         """Rows of one run."""

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a `Model`."""
+"""Checks of the arguments of a `Model`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def outputs_and_loss(
 
 
 def takes_labels(module: torch.nn.Module) -> bool:
-    """Whether a module can be called with `labels=`."""
+    """Return True if a module can be called with `labels=`."""
     parameters = inspect.signature(module.forward).parameters.values()
     return any(each.name == "labels" or each.kind is each.VAR_KEYWORD for each in parameters)
 

@@ -25,7 +25,7 @@ import msgspec
 from hopyard.errors import HopyardError, JournalError, RunDirectoryError, SpecError
 from hopyard.filesystems import Directory, absolute, reaching
 from hopyard.folders import cache_folder
-from hopyard.store.journal import retire, room, write_whole
+from hopyard.store.journal import retire, retired, room, write_whole
 from hopyard.store.lock import locked
 from hopyard.store.urls.segments import Segments, Writer, patiently
 from hopyard.text import shown
@@ -36,6 +36,8 @@ URL = ".url"
 """The file of a working folder that names its URL; locked while somebody fetches."""
 FROM = ".from"
 """The file that names the URL of an earlier run, in the folder into which its copy was moved."""
+EARLIER = ".earlier-"
+"""Prefix of the folders with copies of earlier runs, which the URL has no longer."""
 ID = ".id"
 """The file with the random id of a working folder: hosts may have equal names, and equal paths of their caches."""
 FETCHED = ".fetched"
@@ -135,9 +137,11 @@ def folders() -> list[Path]:
 
 
 def is_whole(root: Path) -> bool:
-    """Return True if the journals here are known to be at the URL to their end."""
+    """Return True if the journals here are known to be at the URL to their end, and no earlier ones are kept here."""
     journals = _fetched(root).journals
     sizes = {name: (root / name).stat().st_size for name in JOURNALS if (root / name).exists()}
+    if any(root.glob(f"{EARLIER}*")) or any(retired(root / name) for name in JOURNALS):
+        return False
     return all(name in journals and journals[name].end == size for name, size in sizes.items())
 
 
@@ -268,7 +272,7 @@ def _alone(journal: Path, first: str) -> bool:
 
 def _set_aside(root: Path, url: str) -> None:
     """Move what is here into a folder of its own: the URL has another run by now."""
-    aside = root / f".earlier-{secrets.token_hex(4)}"
+    aside = root / f"{EARLIER}{secrets.token_hex(4)}"
     with room(root):
         aside.mkdir(mode=0o700)
         write_whole(aside / FROM, url.encode())
